@@ -128,7 +128,6 @@ QUANTITIES: dict[str, list[Line]] = {
         *after_moves(limits.MOVED_RATIO, limits.MOVED_SHIFT, "richer guide"),
         UNVISITED,
         ("different restarts", "shown where restarts may differ", "", "compare"),
-        ("latent numbers in matrices", "perhaps weights of a network", "", "score predictions"),
     ],
     "engines": [
         ("residual", "largest change by a further sweep", "given to the engine", "run longer"),

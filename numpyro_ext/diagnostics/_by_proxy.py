@@ -41,11 +41,8 @@ def proxy_of(obj: Any, proxy: Any) -> TaylorProxy | None:
 def by_proxy(
     fit: Fit, obj: Any, proxy: TaylorProxy | None, rng_key: Array
 ) -> tuple[Fit, list[Row]]:
-    """The fit with a model of some rows that stand in for all, and a line that says so.
-
-    The fit as it is, if there are no more rows, or if the proxy is too noisy at its draws. A proxy
-    of other data is an error; that of the loss is a line, and the fit is judged by its own rows.
-    """
+    """The fit with a model of some rows that stand in for all, and a line that says so; the fit as
+    it is, where its own rows are to be taken."""
     if proxy is None or fit.model is None:
         return fit, []
     model = obj.sampler.model if isinstance(obj, MCMC) else obj.model
@@ -117,12 +114,8 @@ def on_rows(model: Model, proxy: TaylorProxy) -> Model:
 
 
 def stand_in(model: Model, proxy: TaylorProxy) -> Model:
-    """The model with the log likelihood of its rows by a proxy and :data:`ROWS` of them. Its latent
-    sites are those of the model, and its arguments too.
-
-    The rows are the same in every run, so it is a density of its own, whose logarithm differs from
-    that of all rows by a function of the latent sites.
-    """
+    """The model with the log likelihood of its rows by a proxy and the same :data:`ROWS` of them in
+    every run, whose log density differs from that of all rows by a function of the latent sites."""
     some = on_rows(model, proxy)
 
     def of_rows(site: Site) -> bool:

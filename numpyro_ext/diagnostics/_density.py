@@ -1,6 +1,6 @@
 """The density of a guide: what those of its sites add up to, and its log weights."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 import math
 from typing import Any
 
@@ -9,140 +9,94 @@ from jax import Array, lax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
-from numpyro.ops.provenance import eval_provenance
+from numpyro.infer.autoguide import (
+    AutoContinuous,
+    AutoGuide,
+    AutoGuideList,
+    AutoNormal,
+    AutoSemiDAIS,
+)
 
+from numpyro_ext._model.arguments import without_handlers
 from numpyro_ext._model.density import log_prob, row_log_prob, scaled
 from numpyro_ext._model.implicit import has_density
-from numpyro_ext._model.read import (
-    Site,
-    base_distribution,
-    is_delta,
-    latent_sites,
-    sample_sites,
-)
+from numpyro_ext._model.read import Site, is_delta, latent_sites, sample_sites
 from numpyro_ext._model.units import Layout
-from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext._typing import Trace
 
-__all__ = ["coordinates", "density_of", "log_weight", "reference_of", "total_of", "total_parts"]
+__all__ = [
+    "coordinates",
+    "declare",
+    "density_of",
+    "log_weight",
+    "reference_of",
+    "total_of",
+    "total_parts",
+]
 __all__ += ["union"]
 
 Reference = tuple[dict[str, Array], dict[str, Array]]
 """Log probabilities of the sites of the model and of the guide at one draw, row by row."""
 
-Rerun = Callable[[Params, Sites], Trace]
-"""Trace of a guide with these parameters, and these values of its auxiliary sites."""
 
-
-def density_of(rerun: Rerun, params: Params, guide_trace: Trace, model_trace: Trace) -> str:
+def density_of(guide: Any, guide_trace: Trace, model_trace: Trace) -> tuple[str, list[str]]:
     r"""``"exact"``, ``"bound"`` or ``"none"``: the sum of the log densities of a guide's sites is
-    the density of its draws, that of the draws and of auxiliary variables, or neither.
-
-    It follows from the program alone, never from the numbers of a draw:
+    the density of its draws, that of the draws and of auxiliary variables, or neither. And the
+    ``Delta`` sites of which nobody has said that they state their Jacobian.
 
     - An ``Implicit`` site has no density: ``"none"``.
     - Every latent site of the model is drawn from a distribution: ``"exact"``, or ``"bound"`` if
       the guide has auxiliary sites besides, because the sum is then the density of both.
-    - Some are a ``Delta``, a function of auxiliary sites. Its density is accounted for if its
-      ``log_density`` depends on anything or is not 0 (so the guide states a Jacobian), or if the
-      values are the auxiliary ones, moved to other places or shifted (so the Jacobian is 1). Then
-      it is ``"exact"`` if there are as many auxiliary coordinates as coordinates of the ``Delta``
-      sites, and ``"bound"`` if there are more. Otherwise a ``factor`` of the guide has to account
-      for it, ``"bound"``, and without one, or for a ``Delta`` of no auxiliary site, it is
-      ``"none"``.
+    - Some are a ``Delta``, a function of auxiliary sites. NumPyro's guides, and their subclasses,
+      state the Jacobian of that function in the ``log_density`` of the ``Delta``; other guides
+      declare it by ``infer={"states_jacobian": True}`` at the site. Then it is ``"exact"`` if there
+      are as many auxiliary coordinates as coordinates of the ``Delta`` sites and none that is
+      discrete, and ``"bound"`` if there are more. Without a declaration it is ``"none"``.
     """
     latents = list(latent_sites(guide_trace))
     if not all(has_density(site["fn"]) for site in latents):
-        return "none"
+        return "none", []
     drawn = [site for site in latents if site["name"] not in model_trace and not is_delta(site)]
     points = [site for site in latents if site["name"] in model_trace and is_delta(site)]
     if not points:
-        return "bound" if drawn else "exact"
-
-    noise, discrete = _values_of(drawn, discrete=False), _values_of(drawn, discrete=True)
-    names = [site["name"] for site in points]
-
-    def deltas(params: Params, noise: Sites, discrete: Sites) -> dict[str, tuple[Any, Any]]:
-        trace = rerun(params, {**noise, **discrete})
-        fns = {name: base_distribution(trace[name]["fn"]) for name in names}
-        return {name: (trace[name]["value"], fn.log_density) for name, fn in fns.items()}
-
-    sources = eval_provenance(deltas, params=_shapes(params), noise=noise, discrete=discrete)
-    if not all("noise" in value for value, _ in sources.values()):
-        return "none"
-    supports = {name: model_trace[name]["fn"].support for name in names}
-    free = sum(coordinates(site["fn"].support, site) for site in drawn if site["name"] in noise)
-    free -= sum(coordinates(supports[site["name"]], site) for site in points)
+        return ("bound" if drawn else "exact"), []
+    continuous = [site for site in drawn if not site["fn"].support.is_discrete]
+    free = sum(coordinates(site["fn"].support, site) for site in continuous)
+    free -= sum(coordinates(model_trace[site["name"]]["fn"].support, site) for site in points)
     if free < 0:
-        return "none"
-    silent = [name for name in names if not sources[name][1]]
-    if silent:  # a Jacobian that is the same everywhere is a number in the program
-        stated = jax.jit(lambda *args: {name: deltas(*args)[name][1] for name in silent})
-        found = stated(*_zeros((_shapes(params), noise, discrete)))
-        silent = [name for name in silent if not np.any(found[name])]
-    accounted = not silent or any(
-        _only_moves(
-            lambda *args, inverse=inverse: [
-                inverse(biject_to(supports[name]), deltas(*args)[name][0]) for name in silent
-            ],
-            params,
-            noise,
-            discrete,
-        )
-        for inverse in (
-            lambda transform, value: value,
-            lambda transform, value: transform.inv(value),
-        )
+        return "none", []
+    guide = without_handlers(guide)
+    undeclared = [site["name"] for site in points if not _states_jacobian(guide, site)]
+    if undeclared:
+        return "none", undeclared
+    return ("bound" if free or len(continuous) < len(drawn) else "exact"), []
+
+
+def _states_jacobian(guide: Any, site: Site) -> bool:
+    if isinstance(guide, AutoGuideList):
+        parts = [part for part in guide if isinstance(part, AutoGuide)]
+        owner = [part for part in parts if site["name"] in (part.prototype_trace or ())]
+        return any(_states_jacobian(part, site) for part in owner) or _declares(site)
+    return isinstance(guide, AutoContinuous | AutoNormal | AutoSemiDAIS) or _declares(site)
+
+
+def _declares(site: Site) -> bool:
+    return bool(site["infer"].get("states_jacobian"))
+
+
+def declare(undeclared: Sequence[str]) -> str:
+    """What to do about these ``Delta`` sites, after another remedy; empty without any."""
+    if not undeclared:
+        return ""
+    return (
+        f"; or, if the log_density of the Delta '{undeclared[0]}' is minus the log Jacobian of the"
+        ' map from the noise, say so by infer={"states_jacobian": True} at the site'
     )
-    if accounted:
-        return "bound" if free else "exact"
-    has_factor = any(site["is_observed"] for site in sample_sites(guide_trace))
-    return "bound" if has_factor else "none"
-
-
-def _values_of(sites: list[Site], *, discrete: bool) -> dict[str, Any]:
-    return _shapes(
-        {s["name"]: s["value"] for s in sites if s["fn"].support.is_discrete is discrete}
-    )
-
-
-def _shapes(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
-
-
-def _zeros(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
 
 
 def coordinates(support: Any, site: Site) -> int:
     """Unconstrained coordinates of a value."""
     return math.prod(biject_to(support).inverse_shape(jnp.shape(site["value"])))
-
-
-def _only_moves(fn: Callable[..., list[Array]], params: Any, noise: Any, discrete: Any) -> bool:
-    """True if the Jacobian of ``fn`` in the noise takes each coordinate from another one of it.
-
-    The product of a vector of different numbers with the Jacobian then has just these numbers, and
-    depends on nothing else.
-    """
-    outputs = jax.eval_shape(fn, _shapes(params), noise, discrete)
-    sizes = [math.prod(x.shape) for x in outputs]
-    size = sum(sizes)
-    # Exact in float32 up to 2^23 coordinates.
-    probe = np.split(1.0 + np.arange(size) / size, np.cumsum(sizes)[:-1])
-    probe = [jnp.asarray(x.reshape(y.shape), y.dtype) for x, y in zip(probe, outputs, strict=True)]
-
-    def pulled_back(params: Any, noise: Any, discrete: Any, probe: list[Array]) -> Any:
-        return jax.vjp(lambda noise: fn(params, noise, discrete), noise)[1](probe)[0]
-
-    arguments = {"params": _shapes(params), "noise": noise, "discrete": discrete, "probe": probe}
-    if not union(eval_provenance(pulled_back, **arguments)) <= {"probe"}:
-        return False
-    found = jax.jit(pulled_back)(**{**_zeros({**arguments, "probe": ()}), "probe": probe})
-    found = np.concatenate([np.abs(np.ravel(x)) for x in jax.tree.leaves(found)])
-    found = np.sort(found[found != 0])
-    return len(found) == size and np.allclose(
-        found, np.sort(np.concatenate([np.ravel(x) for x in probe])), rtol=0, atol=0.2 / size
-    )
 
 
 def _sum(x: Array) -> Array:
@@ -171,11 +125,8 @@ def reference_of(model_trace: Trace, guide_trace: Trace, units: Layout | None) -
 def log_weight(
     model_trace: Trace, guide_trace: Trace, units: Layout | None, reference: Reference
 ) -> Array:
-    r"""``(*units)`` values of :math:`\log p - \log q` minus that of the reference.
-
-    The rows are compared before they are added up. Of the sum over half a million of them single
-    precision knows no more than 0.06, and rounding on the way there makes it worse.
-    """
+    r""":math:`\log p - \log q` minus that of the reference, ``(*units)``: rows are compared before
+    they are added up, of which single precision knows no more than 0.06 for half a million."""
 
     def part(trace: Trace, at: dict[str, Array]) -> Array:
         sites = list(sample_sites(trace))

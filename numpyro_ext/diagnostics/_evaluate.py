@@ -48,6 +48,8 @@ class Prototype(NamedTuple):
     """The latent sites that are drawn, in the order of the model."""
     density: str
     """``"exact"``, ``"bound"`` or ``"none"``, as :func:`density_of` has it."""
+    undeclared: list[str]
+    """``Delta`` sites whose Jacobian may be stated or not, so that the density is not known."""
     units: Layout | None
     """The units into which the weight of a draw splits; None if it does not."""
     plates: tuple[str, ...]
@@ -89,10 +91,7 @@ def _predictive_trace(fit: Fit, params: Params, latents: Sites, key: Array) -> T
 
 
 def prototype(fit: Fit, rng_key: Array, *, needs_latents: bool = True) -> Prototype:
-    """Look at one draw without computing it; an error names a latent site that has no draws.
-
-    :param needs_latents: whether a model without a latent site is an error.
-    """
+    """Look at one draw without computing it; an error names a latent site without draws."""
     key_guide, key_model = random.split(rng_key)
     params = fit.params[0]
     guide_trace: Trace = {}
@@ -127,12 +126,9 @@ def prototype(fit: Fit, rng_key: Array, *, needs_latents: bool = True) -> Protot
                 " it, or sum it out of the model."
             )
     marginalized = [site["name"] for site in missing]
-    density, units, plates = "none", None, ()
+    density, undeclared, units, plates = "none", [], None, ()
     if guide_trace and not missing:
-        rerun = partial(guide_trace_of, fit, key=key_guide)
-        density = density_of(
-            lambda params, values: rerun(params, values=values), params, guide_trace, model_trace
-        )
+        density, undeclared = density_of(fit.guide, guide_trace, model_trace)
         layout = find_layout(model_trace, guide_trace, per_datum=False)
         units = layout if density == "exact" and layout.plates else None
         plates = layout.plates
@@ -140,6 +136,7 @@ def prototype(fit: Fit, rng_key: Array, *, needs_latents: bool = True) -> Protot
         trace=model_trace,
         latents=[name for name in latents if name not in marginalized],
         density=density,
+        undeclared=undeclared,
         units=units,
         plates=plates,
         marginalized=marginalized,
@@ -161,11 +158,8 @@ def _check_size(site: Site, value: Array) -> None:
 
 
 def _check_known(fit: Fit, model_trace: Trace, guide_trace: Trace) -> None:
-    """An error that names a parameter or a mutable site of which the fit does not hold the value.
-
-    NumPyro would start it anew, and so evaluate another model. A parameter of the model that starts
-    at a constant may be missing: it was not trained, or is substituted in the model.
-    """
+    """An error that names a parameter or a mutable site whose value the fit does not hold. One of
+    the model that starts at a constant may be missing: NumPyro starts it there."""
     is_chain = "kernel" in fit.attributes
     missing = []
     for name, site in {**guide_trace, **model_trace}.items():
@@ -263,12 +257,9 @@ def evaluator(
     log_likelihood: bool = False,
     posterior_predictive: bool = False,
 ) -> Evaluate:
-    """A compiled function that runs draws, of the guide or given, through the model.
-
-    It returns host arrays ``(chain, draw, *site)``: ``latent``, ``deterministic``, ``stats`` and
-    what was asked for; ``outside``, true where a site is outside its support; and ``observed``,
-    the data. Each draw has its own key, so ``block_size`` changes the memory and not the numbers.
-    """
+    """A compiled function that runs draws through the model: ``latent``, ``deterministic``,
+    ``stats`` and what was asked for, ``(chain, draw, *site)``; ``outside`` of its support; and the
+    data ``observed``. Each draw has its own key, so ``block_size`` changes no number."""
     block = default_block_size(proto.trace) if block_size is None else block_size
 
     def data_of(sites: Trace) -> dict[str, Site]:
@@ -344,12 +335,10 @@ def over_draws(
     num_keys: int,
 ) -> Callable[..., Iterator[Any]]:
     """A function ``(rng_key, num_samples, params=fit.params)`` that maps a compiled function over
-    draws, of the guide or given, in blocks; it yields host arrays for each set of parameters, whose
-    keys are its own. The number of samples is that of draws of the guide.
+    draws in blocks, and yields host arrays for each set of parameters.
 
     :param prepare: takes parameters, the first draw (None of a guide) and its keys to a function of
-        a draw and its keys, and to what is the same for all draws, which is yielded beside.
-    :param num_keys: keys of a draw.
+        a draw and its keys, and to what is the same for all draws.
     """
 
     @jax.jit

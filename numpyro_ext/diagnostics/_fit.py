@@ -1,8 +1,7 @@
 """One record of what was fitted, for SVI, engines and MCMC, and the errors about it."""
 
 from collections.abc import Sequence
-import inspect
-from typing import Any, NamedTuple, Protocol, TypedDict, runtime_checkable
+from typing import Any, NamedTuple, TypedDict
 import warnings
 
 import jax
@@ -13,10 +12,9 @@ from numpyro.handlers import seed, substitute
 from numpyro.infer import MCMC, SVI, init_to_sample
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.mcmc import MCMCKernel
-from numpyro.util import is_prng_key
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.arguments import is_traced, without_handlers
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.handlers import every_row, no_more_rows
 from numpyro_ext._model.masked import is_masked, masks_filled
@@ -30,60 +28,12 @@ from numpyro_ext.diagnostics.full_data import (
     on_all_rows,
 )
 
-__all__ = ["Asked", "Fit", "FitArguments", "check_arguments", "check_key", "fit_of", "is_fit"]
+__all__ = ["FitRequest", "Fit", "FitArguments", "check_arguments", "check_key", "fit_of", "is_fit"]
 __all__ += ["predicting_fit", "restarts_of"]
 
 
-@runtime_checkable
-class BecomesNormal(Protocol):
-    """A guide that is a point while it is trained, and a normal afterwards."""
-
-    def as_normal(self, params: Sequence[Params]) -> tuple[Model, list[Params]]:
-        """A guide whose every call draws from the normal, and its parameters."""
-        ...
-
-    def linearised_site(
-        self, rng_key: Array, params: Params, name: str, args: tuple, kwargs: dict[str, Any]
-    ) -> dict[str, Any]:
-        """An observed site under one draw, with a linear predictor that is linear in the draw."""
-        ...
-
-
-@runtime_checkable
-class DiagnosableParticles(Diagnosable, Protocol):
-    """A :class:`Diagnosable` kernel whose chains are particles that move together."""
-
-    params: Params
-    """Values of the ``numpyro.param`` sites of the model in the run."""
-    forward_mode_differentiation: bool
-    """True if the model is differentiated in forward mode."""
-
-
-@runtime_checkable
-class HasModelParams(Protocol):
-    """A kernel that knows the parameters of its model, as ``param`` sites with a random start."""
-
-    @property
-    def params(self) -> Params:
-        """Values of the ``param`` and ``mutable`` sites of the model in the last run."""
-        ...
-
-
-@runtime_checkable
-class HasParticles(Protocol):
-    """A guide whose parameters are particles, which are its draws."""
-
-    def particles(self, params: Params) -> Sites:
-        """The particles: constrained values of the latent sites, with a leading axis of length
-        m."""
-        ...
-
-
 class Fit(NamedTuple):
-    """A fitted object: the source of its draws, and the model on all data to run them through.
-
-    Draws come from the ``guide``, or exist already.
-    """
+    """A fitted object: the source of its draws, and the model on all data to run them through."""
 
     model: Model | None
     """On all data; None for an ``MCMC`` of one of NumPyro's kernels on a potential function."""
@@ -94,7 +44,7 @@ class Fit(NamedTuple):
     """One per restart; a single one for draws that exist already in several chains."""
     guide: Model | None = None
     linearised: Any = None
-    """A :class:`BecomesNormal`, whose draws predict by a linearised network; None otherwise."""
+    """A guide with ``linearised_site``, whose draws predict by a linearised network, if it has."""
     draws: Sequence[Sites] = ()
     """Draws that exist already: ``(draw, *site)``, one dict per entry of params."""
     num_chains: int = 1
@@ -114,11 +64,7 @@ def _name_of(value: Any) -> str:
 
 def check_key(rng_key: Any) -> Array:
     """The key itself, or the default one."""
-    if rng_key is None:
-        return jax.random.key(0)
-    if not is_prng_key(rng_key):
-        raise TypeError(f"rng_key is {rng_key!r}; it must be a key such as jax.random.key(0).")
-    return rng_key
+    return jax.random.key(0) if rng_key is None else rng_key
 
 
 def _params_of(obj: Any, result: Any, restart: int) -> Params:
@@ -133,8 +79,7 @@ def _params_of(obj: Any, result: Any, restart: int) -> Params:
         params = obj.get_params(state)
     if not isinstance(params, dict):
         raise TypeError(
-            f"result is a {type(result).__name__}; pass what run() returned, the state of an SVI, a"
-            " params dict such as svi.get_params(state), or a list of these."
+            f"result is a {type(result).__name__}; pass what run() returned, or a list of these."
         )
     mutable = getattr(state, "mutable_state", None)
     for name, value in params.items():
@@ -142,7 +87,7 @@ def _params_of(obj: Any, result: Any, restart: int) -> Params:
             if not bool(jnp.all(jnp.isfinite(leaf))):
                 raise ValueError(
                     f"parameter '{name}' of restart {restart} is not finite: the fit diverged;"
-                    " rerun it from another start, with stable_update=True, or with a smaller step."
+                    " run it again with a smaller step, or with stable_update=True."
                 )
     return {**params, **(mutable or {})}
 
@@ -156,15 +101,13 @@ def restarts_of(result: Any) -> list[Any]:
 def _all_params(obj: Any, result: Any) -> list[Params]:
     """One dict of params per restart, all of the same shapes."""
     results = restarts_of(result)
-    if not results:
-        raise ValueError("result is an empty list; pass at least one result.")
     params = [_params_of(obj, one, i) for i, one in enumerate(results)]
     shapes = [jax.tree.map(jnp.shape, one) for one in params]
     for i, one in enumerate(shapes):
         if one != shapes[0]:
             raise ValueError(
-                f"restart {i} has parameters of other names or shapes than restart 0; restarts must"
-                " come from the same guide, convert different guides one by one."
+                f"restart {i} has parameters of other names or shapes than restart 0; convert"
+                " different guides one by one."
             )
     return params
 
@@ -193,28 +136,7 @@ def check_arguments(args: Any, kwargs: Any) -> tuple[tuple, dict[str, Any]]:
             f"model_args is a {type(args).__name__}{shape}; it must be a tuple of the model's"
             " arguments: for a single argument x, pass model_args=(x,)."
         )
-    if not isinstance(kwargs, dict):
-        raise TypeError(
-            f"model_kwargs is a {type(kwargs).__name__}; it must be a dict of the model's keyword"
-            " arguments."
-        )
     return tuple(args), kwargs
-
-
-def _check_signature(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-    """A sentence where the arguments are too few or too many for the model."""
-    try:
-        signature = inspect.signature(without_handlers(model))
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(
-            f"the model is a function of {signature} and was given {len(args)} arguments and the"
-            f" keywords {sorted(kwargs)} ({error}); pass model_args= and model_kwargs=, the"
-            " arguments of its run on all data."
-        ) from None
 
 
 def _set_up(guide: Any, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -238,10 +160,9 @@ def _fit_of_optimised(
         )
     params = _all_params(obj, result)
     args, kwargs = check_arguments(() if model_args is None else model_args, model_kwargs or {})
-    is_svi = isinstance(obj, SVI)
+    is_svi, guide = isinstance(obj, SVI), obj.guide
     if is_svi:
         kwargs = {**obj.static_kwargs, **kwargs}
-    _check_signature(obj.model, args, kwargs)
     if is_svi and getattr(obj.loss, "multi_sample_guide", False):
         raise ValueError(
             f"{type(obj.loss).__name__} was given multi_sample_guide=True, whose guide draws all"
@@ -249,31 +170,31 @@ def _fit_of_optimised(
         )
     attributes = {
         "inference_method": "svi" if is_svi else type(obj).__name__.lower(),
-        "guide": _name_of(obj.guide),
+        "guide": _name_of(guide),
         "num_restarts": len(params),
         **_same_starts(params),
     }
     attributes |= {"loss": _name_of(obj.loss)} if is_svi else {"engine": _name_of(obj)}
     check_full_arrays(obj.model, args, kwargs)
     check_rows(obj.model, args, kwargs, init_to_sample)
-    masks = not isinstance(obj.guide, AutoGuide | HasParticles)
-    but = _masked_by(obj.guide, params[0], args, kwargs) if masks else []
+    particles = getattr(guide, "particles", None)
+    masks = not isinstance(guide, AutoGuide) and particles is None
+    but = _masked_by(guide, params[0], args, kwargs) if masks else []
     model = on_all_rows(masks_filled(obj.model, but))
-    if isinstance(obj.guide, HasParticles):
+    if particles is not None:
         attributes["inference_method"] = "particles"
-        particles = obj.guide.particles
-        if isinstance(obj.guide, AutoGuide):  # those of others may not be jitted
+        if isinstance(guide, AutoGuide):  # those of others may not be jitted
             particles = jax.jit(particles)
         draws = [dict(particles(one)) for one in params]
         subsampled = obj.model if minibatch_plates(obj.model, args, kwargs) else None
         return Fit(model, args, kwargs, attributes, params, draws=draws, minibatch=subsampled)
-    _set_up(obj.guide, args, kwargs)
+    _set_up(guide, args, kwargs)
     linearised = None
-    if isinstance(obj.guide, BecomesNormal):
-        guide, params = obj.guide.as_normal(params)
+    if as_normal := getattr(guide, "as_normal", None):  # a point while it is trained
+        guide, params = as_normal(params)
         linearised = guide
     else:
-        guide, params = posterior_guide(obj.guide, params, args, kwargs, every_row)
+        guide, params = posterior_guide(guide, params, args, kwargs, every_row)
     guide = on_all_rows(guide)
     return Fit(model, args, kwargs, attributes, params, guide=guide, linearised=linearised)
 
@@ -308,31 +229,26 @@ def _fit_of_mcmc(
     model: Model | None = getattr(kernel, "model", None)
     full, plates = None, {}
     if model is not None:
-        _check_signature(model, args, kwargs)
         check_full_arrays(model, args, kwargs)
         check_rows(model, args, kwargs, init_to_sample)
         # NumPyro's kernels leave masked entries flat.
         full = on_all_rows(masks_filled(model) if isinstance(kernel, Diagnosable) else model)
         plates = minibatch_plates(model, ran_args, ran_kwargs)
-    moves_particles = isinstance(kernel, DiagnosableParticles)
-    known = kernel.params if isinstance(kernel, HasModelParams) else params_of_hmc(kernel)
+    method = getattr(kernel, "inference_method", "mcmc")
+    is_ensemble = method == "particles"
+    known = getattr(kernel, "params", None) or params_of_hmc(kernel)
     return Fit(
         model=full,
         args=args,
         kwargs=kwargs,
-        attributes={
-            "inference_method": kernel.inference_method
-            if isinstance(kernel, Diagnosable)
-            else "mcmc",
-            "kernel": _name_of(kernel),
-        },
+        attributes={"inference_method": method, "kernel": _name_of(kernel)},
         # Chains in parallel have parameters of their own, which were traced and are gone.
         params=[{n: x for n, x in (known or {}).items() if not is_traced(x)}],
         draws=[samples],
         num_chains=mcmc.num_chains,
         plates=plates,
-        forward_mode=moves_particles and kernel.forward_mode_differentiation,
-        minibatch=model if moves_particles and plates else None,
+        forward_mode=getattr(kernel, "forward_mode_differentiation", False) and is_ensemble,
+        minibatch=model if is_ensemble and plates else None,
     )
 
 
@@ -356,7 +272,7 @@ def is_fit(obj: Any) -> bool:
 
 
 class FitArguments(TypedDict, total=False):
-    """What a score takes besides a fit and its result, as keywords: fields of :class:`Asked`."""
+    """What a score takes besides a fit and its result, as keywords of :class:`FitRequest`."""
 
     model_args: tuple | None
     model_kwargs: dict[str, Any] | None
@@ -365,7 +281,7 @@ class FitArguments(TypedDict, total=False):
     site: str | None
 
 
-class Asked(NamedTuple):
+class FitRequest(NamedTuple):
     """What a user gives for the draws of a fit, with the defaults of all functions."""
 
     obj: Any
@@ -382,14 +298,9 @@ class Asked(NamedTuple):
         return fit_of(*self[:4])
 
 
-def predicting_fit(asked: Asked, why: str) -> Fit:
-    """The fit with a model, without the draws that a cyclical schedule marks as exploration, a
-    descent.
-
-    An error if draws are NaN, of which some log densities are finite all the same.
-
-    :param why: the words before "a model" in the error about an ``MCMC`` without one.
-    """
+def predicting_fit(asked: FitRequest, why: str) -> Fit:
+    """The fit with a model, without the draws that a cyclical schedule marks as exploration; an
+    error if draws are NaN."""
     fit, obj = asked.fit(), asked.obj
     marks = obj.get_extra_fields().get("sampling") if isinstance(obj, MCMC) else None
     if marks is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 import math
 from typing import Any, NamedTuple
@@ -13,13 +14,13 @@ from numpyro.infer import MCMC
 
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.program import read_model
-from numpyro_ext._model.read import ModelInfo, model_info
+from numpyro_ext._model.read import ModelInfo, coordinate_name, model_info
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import Prototype, default_block_size
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.table import equally_spaced
 
-__all__ = ["Points", "flat_draws", "has_gradient", "minibatch_noise", "names_in", "particles_of"]
+__all__ = ["Points", "flat_draws", "has_gradient", "minibatch_noise", "particles_of"]
 __all__ += ["points_and_score", "potential_of", "replace_nonfinite", "score_points"]
 
 _BATCHES, _AT = 32, 8
@@ -101,16 +102,16 @@ def score_points(fit: Fit, proto: Prototype, draws: dict[str, Any]) -> Points:
     """Constrained draws as points with their score."""
     x, score = points_and_score(fit, proto.trace, draws)
     return Points(
-        x, score, names_in(model_info(proto.trace, sums=True).slices), minibatch_noise(fit, x)
+        x,
+        score,
+        partial(coordinate_name, model_info(proto.trace, sums=True).slices),
+        minibatch_noise(fit, x),
     )
 
 
 def minibatch_noise(fit: Fit, x: Array) -> float | None:
-    """The shift by which the mean gradient of a minibatch differs from that of all data; None
-    without minibatches.
-
-    All particles share their minibatch, so their mean follows it and not the spread of them alone.
-    """
+    """The shift by which the mean gradient of a minibatch, which all particles share, differs from
+    that of all data; None without minibatches."""
     if fit.minibatch is None:
         return None
     info = read_model(fit.minibatch, fit.args, fit.kwargs, sums=True)
@@ -131,13 +132,3 @@ def minibatch_noise(fit: Fit, x: Array) -> float | None:
         return jnp.sqrt(jnp.mean(jnp.sum(moved**2, 0)) / info.size)
 
     return float(run(fit.params[0], x)) * math.sqrt(_BATCHES / (_BATCHES - 1))
-
-
-def names_in(slices: dict[str, slice]) -> Callable[[int], str]:
-    """The name of number k of the sites, as a function of k."""
-
-    def name(k: int) -> str:
-        site, at = next((n, at) for n, at in slices.items() if at.start <= k < at.stop)
-        return site if at.stop - at.start == 1 else f"{site}[{k - at.start}]"
-
-    return name

@@ -33,8 +33,8 @@ from numpyro_ext.diagnostics._evaluate import (
     prototype,
 )
 from numpyro_ext.diagnostics._facts import Facts
-from numpyro_ext.diagnostics._fit import Asked, Fit, check_key, predicting_fit
-from numpyro_ext.diagnostics.subject import title_of
+from numpyro_ext.diagnostics._fit import Fit, FitRequest, check_key, predicting_fit
+from numpyro_ext.diagnostics.context import title_of
 
 __all__ = [
     "Predicted",
@@ -53,11 +53,8 @@ _WRAPPERS = ExpandedDistribution, Independent, MaskedDistribution
 
 
 class Predicted(NamedTuple):
-    """Predictions of S draws at n entries of an observed site, host arrays in double precision.
-
-    Entries that a mask leaves out are dropped; an entry is one number, and a row, which has one log
-    density, may hold several.
-    """
+    """Predictions of S draws at n entries of an observed site, in double precision; of a row with
+    one log density there may be several entries."""
 
     title: str
     site: str
@@ -76,7 +73,7 @@ class Predicted(NamedTuple):
     """``(S, n, C)``, of classes."""
 
 
-def predictions_of_fit(asked: Asked) -> Predicted:
+def predictions_of_fit(asked: FitRequest) -> Predicted:
     """The predictions of a fit for the observed site of the model at these arguments."""
     num_samples = check_count("num_samples", asked.num_samples)
     key_prototype, key_draws = random.split(check_key(asked.rng_key))
@@ -133,15 +130,9 @@ def num_classes(site: Site) -> int:
 
 
 def predicted(site: Site, rng_key: Array) -> dict[str, Array]:
-    """The prediction of one draw of the latent sites, at every entry of an observed site.
-
-    * ``log_lik`` - the log density of every row, without scales.
-    * ``probs`` - of classes: ``(*entries, C)``.
-    * ``mean``, ``variance``, ``cdf`` - of counts and numbers: ``(*entries,)``, the cdf at the
-      observation, of counts with half of its own probability.
-
-    :param site: of a fit, or made of a distribution, whose first axis may be that of draws.
-    """
+    """The prediction of one draw at every entry of an observed site: ``log_lik`` of every row;
+    ``probs`` of classes ``(*entries, C)``; of counts and numbers ``mean``, ``variance`` and ``cdf``
+    at the observation, of counts with half of its own probability."""
     value, fn = jnp.asarray(site["value"]), _elementwise(site["fn"])
     shape = jnp.broadcast_shapes(value.shape, site["fn"].shape())
     kind, inner = kind_of(site), {**site, "fn": fn, "value": value, "intermediates": []}
@@ -186,10 +177,7 @@ def _site_of(trace: Trace, name: str | None) -> str:
     """The name of the observed site that is predicted."""
     observed = [site["name"] for site in trace.values() if is_data(site)]
     if not observed:
-        raise ValueError(
-            "the model has no observed site at these arguments; pass the observations too, as in"
-            " model_args=(X_test, y_test)."
-        )
+        raise ValueError("the model has no observed site here; pass model_args=(X_test, y_test).")
     if name is None and len(observed) == 1:
         return observed[0]
     if name is None or name not in observed:
@@ -295,29 +283,22 @@ def predictions_of_samples(draws: dict[str, Any], y: Any, site: str | None = Non
 
 
 def _observations(y: Any) -> np.ndarray:
-    if y is None:
-        raise ValueError("y is None; draws and distributions need y=, the observations.")
     y = np.asarray(y)
     if y.size == 0 or not (np.issubdtype(y.dtype, np.number) or y.dtype == bool):
         raise ValueError(f"y has shape {y.shape} and type {y.dtype}; it must hold numbers.")
-    bad = int(np.sum(~np.isfinite(y)))
-    if bad:
+    if bad := int(np.sum(~np.isfinite(y))):
         raise ValueError(f"y has {bad} NaN or inf among {y.size} numbers; drop these rows.")
     return y
 
 
 def labels_of(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
     """Labels as integers in ``0 .. num_classes - 1``, or an error."""
-    numeric = np.issubdtype(labels.dtype, np.number) or labels.dtype == bool
-    wrong = labels[:0]
-    if numeric:
-        inside = (labels >= 0) & (labels < num_classes) & (labels == np.round(labels))
-        wrong = labels[~inside]
-    if not numeric or wrong.size:
-        what = f"the value {wrong[0]}" if wrong.size else f"the type {labels.dtype}"
+    if not (np.issubdtype(labels.dtype, np.number) or labels.dtype == bool):
+        raise ValueError(f"{name} has the type {labels.dtype}; it must hold integers.")
+    wrong = labels[(labels < 0) | (labels >= num_classes) | (labels != np.round(labels))]
+    if wrong.size:
         raise ValueError(
-            f"{name} has {what}; it must hold integers from 0 to {num_classes - 1}, the number of"
-            " the class of each row."
+            f"{name} has the value {wrong[0]}; it must hold integers from 0 to {num_classes - 1}."
         )
     return labels.astype(int)
 

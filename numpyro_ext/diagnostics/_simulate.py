@@ -66,8 +66,7 @@ class _observed(condition):
 class SimulatedModel:
     """A model whose first argument is a dict of the data of its observed sites, for all rows.
 
-    * ``stale`` - the names of arguments that hold the data the model was given at first, where they
-      could not be replaced by simulated ones.
+    * ``stale`` - the names of arguments that still hold the data given at first.
     """
 
     def __init__(self, model: Model, stale: tuple[str, ...]) -> None:
@@ -87,11 +86,6 @@ class Simulated(NamedTuple):
 
 class Simulator:
     """Draws of latent sites and data from the prior of a model, on all of its rows.
-
-    * ``latents`` - the names of the latent sites, in the order of the model.
-    * ``discrete`` - those of them that are discrete.
-    * ``data`` - the names of the sites that are data.
-    * ``model`` - the :class:`SimulatedModel`.
 
     :param observed: names of the sites that are data; None for those that are observed.
     """
@@ -235,7 +229,7 @@ def _data_sites(trace: Trace, given: Collection[str] | None) -> list[str]:
     sites = {site["name"]: site["is_observed"] for site in sample_sites(trace)}
     observed = [name for name, is_observed in sites.items() if is_observed]
     if isinstance(given, str):
-        raise TypeError(f"observed_sites is {given!r}; it must be a list of names: [{given!r}].")
+        given = [given]
     for name in given or ():
         if name not in sites:
             raise ValueError(

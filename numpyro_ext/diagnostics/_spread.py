@@ -1,8 +1,4 @@
-"""How widely draws are spread, by ranges that hold given shares of them too, and how a Markov chain
-changes that; linear combinations of coordinates that change most; and modes between which no chain
-moves.
-
-Ranges see shapes, and a heavy tail does not change them.
+"""How widely draws are spread, how a Markov chain changes that, and modes between which none moves.
 
 References: Dekkers, Einmahl and de Haan, *A moment estimator for the index of an extreme-value
 distribution* (Annals of Statistics 1989); Neal, *MCMC using Hamiltonian dynamics* (Handbook of
@@ -22,9 +18,9 @@ from scipy import linalg, special
 
 from numpyro_ext.diagnostics.table import equally_spaced
 
-__all__ = ["LEAPS", "LEVELS", "NUMBERS", "Spread", "as_widths", "inside", "is_heavy"]
-__all__ += ["least_crossing", "least_spread", "mean_and_sd", "spread_after_moves", "unit_root"]
-__all__ += ["worst_combinations"]
+__all__ = ["LEAPS", "LEVELS", "NUMBERS", "MoveComparison", "inside", "is_heavy"]
+__all__ += ["least_crossing", "least_spread", "mean_and_sd", "shares_to_sd_ratios"]
+__all__ += ["spread_after_moves", "unit_root", "worst_combinations"]
 
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 HEAVY = 0.3
@@ -73,28 +69,22 @@ def is_heavy(x: Any, median: Any) -> Any:
 
 
 def inside(y: Any, levels: Any) -> Any:
-    """``(3, ..., n)``: 1 in the middle half, in the middle nine tenths, and below the median.
-
-    :param levels: ``(5, n)`` quantiles at :data:`LEVELS`.
-    """
+    """``(3, ..., n)``: 1 in the middle half, in the middle nine tenths, and below the median, by
+    ``(5, n)`` quantiles at :data:`LEVELS`."""
     low, quarter, middle, three_quarters, high = levels
     half, most = (y >= quarter) & (y <= three_quarters), (y >= low) & (y <= high)
     xp = np if isinstance(half, np.ndarray) else jnp
     return xp.stack([half, most, y <= middle]).astype(float)
 
 
-def as_widths(
+def shares_to_sd_ratios(
     before: Any, error: Any, after: Any, error_after: Any, least: float
 ) -> tuple[Any, Any, Any, Any]:
-    """Shares of draws and of what they became, in the units of normals that have these shares.
+    """Ratios ``(2, n)`` of the standard deviations of two normals that have these shares ``(3, n)``
+    of :func:`inside`, and shifts ``(n,)`` of their medians, each with its error; NaN of a number
+    that has one value in most of the draws.
 
-    A normal has 90 % of its draws in the interval; if 96 % of what they became are in it, the sd of
-    these is 0.8 of theirs. A number that has one value in most of the draws has no such ratio.
-
-    :param before: ``(3, n)`` shares of :func:`inside`, and ``after`` the later ones.
     :param least: a share that is smaller cannot be told from 0, nor one as near to 1 from 1.
-    :return: ``(2, n)`` ratios of the standard deviation to the later one, their errors, ``(n,)``
-        shifts of the median in standard deviations, and their errors.
     """
     spread, middle = slice(0, 2), 2
     # On numbers of the host nothing is to be compiled.
@@ -125,23 +115,21 @@ def as_widths(
     )
 
 
-class Spread(NamedTuple):
+class MoveComparison(NamedTuple):
     """The result of :func:`spread_after_moves`.
 
-    A number whose tail is so heavy that its standard deviation has no error is compared by the
-    range of the middle half of it, and by its median.
+    Each error is the Monte Carlo error of the field above it. A number whose tail is so heavy that
+    its standard deviation has no error is compared by the range of its middle half, and its median.
     """
 
     ratio: Array
     """``(n,)`` standard deviations of the points over those of the chains; NaN where a number does
     not vary."""
     error: Array
-    """``(n,)`` Monte Carlo errors of these ratios."""
     shift: Array
     """``(n,)`` mean of the chains minus that of the points, in standard deviations of the points;
     NaN where a number does not vary."""
     shift_error: Array
-    """``(n,)`` Monte Carlo errors of these shifts."""
     between: Array
     """``(n,)`` share of the variance of the chains that is between them: 0 for chains that have
     forgotten where they began, 1 for chains that stay there; NaN where a number does not vary."""
@@ -151,10 +139,9 @@ class Spread(NamedTuple):
     accepted: Array
     """Share of accepted trajectories."""
     range_ratio: Any = None
-    """``(2, n)`` ratios of the ranges of a half and of nine tenths, as :func:`as_widths` has them;
-    NaN where a number does not vary, and None for numbers that are not compared so."""
+    """``(2, n)`` ratios of the ranges of a half and of nine tenths; NaN where a number does not
+    vary, and None for numbers that are not compared so."""
     range_error: Any = None
-    """``(2, n)`` Monte Carlo errors of these ratios."""
     points: Any = None
     """``(m, d)``; None where the covariance is not compared, and so are the next ones."""
     later: Any = None
@@ -176,12 +163,138 @@ def least_spread(centre: Any, eps: Any) -> Any:
 
 
 def mean_and_sd(x: Any) -> tuple[Any, Any]:
-    """Mean and standard deviation over the first axis; of equal numbers they are the number and 0.
-
-    The rounding of their sum makes another mean of them, and a standard deviation of that error.
-    """
+    """Mean and standard deviation over the first axis; of equal numbers the number and 0."""
     away = x - x[0]
     return x[0] + away.mean(0), away.std(0)
+
+
+class _Scale(NamedTuple):
+    """In which units the numbers of the points are compared, ``(n,)`` each."""
+
+    centre: Array
+    unit: Array
+    """Standard deviations; of points that are all the same their rounding, so that chains that
+    leave them are wider."""
+    varies: Array
+    levels: Array
+    """``(5, n)`` quantiles."""
+    heavy: Array
+    """Whether the tail is too heavy for standard deviations."""
+
+
+def _scale_of(before: Array, eps: Any) -> _Scale:
+    """The scale of ``(m, n)`` numbers of the points."""
+    centre, sd = mean_and_sd(before)
+    rounding = least_spread(centre, eps)
+    unit = jnp.where(sd > rounding, sd, jnp.maximum(rounding, 1e-12))
+    some = before[: max(1000, _SORTED // max(before.shape[1], 1))]
+    ranked = jnp.sort(some, axis=0)
+    levels = ranked[jnp.round(jnp.array(LEVELS) * (len(some) - 1)).astype(int)]
+    return _Scale(centre, unit, sd > rounding, levels, is_heavy(some, levels[2]))
+
+
+class _Tally(NamedTuple):
+    """Of a chain, over its second half: means of the numbers, of their squares and of
+    :func:`inside`, their extremes, and the share of accepted trajectories."""
+
+    first: Array
+    second: Array
+    shares: Array
+    least: Array
+    most: Array
+    accepted: Array
+
+
+class _Place(NamedTuple):
+    """A point with its log density, and the force there in the coordinates of the moves."""
+
+    x: Array
+    log_density: Array
+    force: Array
+
+
+def _times(root: Array, v: Array) -> Array:
+    return root * v if root.ndim == 1 else jnp.matmul(root, v, precision="highest")
+
+
+def _trajectory(
+    place_at: Callable[[Array], _Place], root: Array, here: _Place, h: Array, leaps: Any, keys: Any
+) -> tuple[_Place, Array]:
+    """The end of a trajectory, or its start if it is refused; and how likely it was taken."""
+
+    def leap(_: int, state: tuple[_Place, Array]) -> tuple[_Place, Array]:
+        place, p = state
+        p = p + 0.5 * h * place.force
+        there = place_at(place.x + _times(root, h * p))
+        return there, p + 0.5 * h * there.force
+
+    momentum = random.normal(keys[0], here.x.shape, here.x.dtype)
+    there, p = lax.fori_loop(0, leaps, leap, (here, momentum))
+    log_ratio = there.log_density - here.log_density
+    log_ratio = log_ratio + 0.5 * (jnp.sum(momentum**2) - jnp.sum(p**2))
+    chance = jnp.exp(jnp.minimum(jnp.where(jnp.isfinite(log_ratio), log_ratio, -jnp.inf), 0.0))
+    return jax.tree.map(lambda new, old: jnp.where(keys[1] < chance, new, old), there, here), chance
+
+
+def _chain_from(
+    potential: Callable[[Array], tuple[Array, Array]],
+    numbers: Callable[[Array], Array],
+    scale: _Scale,
+    root: Array,
+    num_moves: int,
+) -> Callable[[tuple[Array, Array, Array]], tuple[_Tally, tuple[Array, Array]]]:
+    """A function that runs the chain of a point, given the point, its scaled numbers and a key; it
+    returns the tally, and some places of the second half with their numbers."""
+    half, tuned = num_moves // 2, 3 * num_moves // 4
+
+    def place_at(x: Array) -> _Place:
+        value, grad = potential(x)
+        return _Place(x, -value, _times(root.T, -grad))
+
+    def move(state: Any, inputs: tuple[Array, Array]) -> tuple[Any, tuple[Array, Array]]:
+        here, log_h, tally = state
+        i, (key_momentum, key_uniform) = inputs
+        length, threshold = random.uniform(key_uniform, (2,), here.x.dtype)
+        # Of random length, or a trajectory could end where it began. The first one stays at its
+        # start to find the gradient there: compiled at two places, it would take longer.
+        h = jnp.where(i < 0, 0.0, jnp.exp(log_h) * (0.5 + 0.5 * length))
+        leaps = jnp.where(i < 0, 1, LEAPS)
+        here, chance = _trajectory(place_at, root, here, h, leaps, (key_momentum, threshold))
+        log_h = log_h + jnp.where((i >= 0) & (i < tuned), chance - _ACCEPTED, 0.0)
+        now = numbers(here.x)
+        y = (now - scale.centre) / scale.unit
+        counts = i >= half
+
+        def add(total: Array, value: Array) -> Array:
+            return total + jnp.where(counts, value, 0.0)
+
+        tally = _Tally(
+            add(tally.first, y),
+            add(tally.second, y**2),
+            add(tally.shares, inside(now, scale.levels)),
+            jnp.minimum(tally.least, y),
+            jnp.maximum(tally.most, y),
+            add(tally.accepted, chance),
+        )
+        kept = (here.x, now) if root.ndim == 2 else (here.x[:0], now[:0])
+        return (here, log_h, tally), kept
+
+    def chain(inputs: tuple[Array, Array, Array]) -> tuple[_Tally, tuple[Array, Array]]:
+        start, y, key = inputs
+        nothing, dtype = jnp.zeros_like(y), start.dtype
+        here = _Place(start, jnp.asarray(-1e30, dtype), jnp.zeros_like(start))
+        log_h = jnp.asarray(math.log(1.6 * start.size ** (-1 / 6)), dtype)
+        shares = jnp.zeros((3, y.size), float)
+        tally = _Tally(nothing, nothing, shares, y, y, jnp.zeros((), dtype))
+        steps = jnp.arange(-1, num_moves), random.split(key, (num_moves + 1, 2))
+        (_, _, tally), places = lax.scan(move, (here, log_h, tally), steps)
+        count = num_moves - half
+        means = {name: getattr(tally, name) / count for name in ("first", "second", "shares")}
+        kept = half + 1 + equally_spaced(count, _LATER)
+        tally = tally._replace(**means, accepted=tally.accepted / count)
+        return tally, jax.tree.map(lambda y: y[kept], places)
+
+    return chain
 
 
 def spread_after_moves(
@@ -193,7 +306,7 @@ def spread_after_moves(
     block: int,
     num_starts: int | None = None,
     independent: Array | bool = True,
-) -> Spread:
+) -> MoveComparison:
     r"""Spread of points compared with the one that they have while a Markov chain moves them.
 
     Every point makes trajectories of Hamiltonian Monte Carlo in the coordinates in which the points
@@ -210,128 +323,67 @@ def spread_after_moves(
     :param independent: whether the points are independent draws, whose own errors count; or
         ``(n,)`` numbers of draws that are worth an independent one.
     """
-    m, d = x.shape
-    half, tuned = num_moves // 2, 3 * num_moves // 4
-    before = lax.map(numbers, x, batch_size=block)
-    n = before.shape[1]
-    centre, sd = mean_and_sd(before)
-    # Points that are all the same are compared with their rounding, and chains that leave them
-    # are wider.
-    rounding = least_spread(centre, jnp.finfo(x.dtype).eps)
-    varies = sd > rounding
-    unit = jnp.where(varies, sd, jnp.maximum(rounding, 1e-12))
-    root = unit_root(x)
-    some = before[: max(1000, _SORTED // max(n, 1))]
-    ranked = jnp.sort(some, axis=0)
-    levels = ranked[jnp.round(jnp.array(LEVELS) * (len(some) - 1)).astype(int)]
-    heavy = is_heavy(some, levels[2])
-
-    def times(root: Array, v: Array) -> Array:
-        return root * v if root.ndim == 1 else jnp.matmul(root, v, precision="highest")
-
-    def at(x: Array) -> tuple[Array, Array, Array]:
-        value, grad = potential(x)
-        return x, -value, times(root.T, -grad)
-
-    def move(state: Any, inputs: tuple[Array, Array]) -> tuple[Any, tuple[Array, Array]]:
-        here, log_h, sums, accepted = state
-        i, (key_momentum, key_uniform) = inputs
-        length, threshold = random.uniform(key_uniform, (2,), x.dtype)
-        # Of random length, or a trajectory could end where it began. The first one stays at its
-        # start to find the gradient there: compiled at two places, it would take longer.
-        h = jnp.where(i < 0, 0.0, jnp.exp(log_h) * (0.5 + 0.5 * length))
-
-        def leap(_: int, state: Any) -> Any:
-            (place, _, force), p = state
-            p = p + 0.5 * h * force
-            there = at(place + times(root, h * p))
-            return there, p + 0.5 * h * there[2]
-
-        momentum = random.normal(key_momentum, (d,), x.dtype)
-        there, p = lax.fori_loop(0, jnp.where(i < 0, 1, LEAPS), leap, (here, momentum))
-        log_ratio = there[1] - here[1] + 0.5 * (jnp.sum(momentum**2) - jnp.sum(p**2))
-        chance = jnp.exp(jnp.minimum(jnp.where(jnp.isfinite(log_ratio), log_ratio, -jnp.inf), 0.0))
-        taken = threshold < chance
-        here = jax.tree.map(lambda new, old: jnp.where(taken, new, old), there, here)
-        log_h = log_h + jnp.where((i >= 0) & (i < tuned), chance - _ACCEPTED, 0.0)
-        counts = i >= half
-        now = numbers(here[0])
-        y = (now - centre) / unit
-        seen = jax.tree.map(
-            lambda total, one: total + jnp.where(counts, one, 0.0),
-            sums[:3],
-            (y, y**2, inside(now, levels)),
-        )
-        sums = *seen, jnp.minimum(sums[3], y), jnp.maximum(sums[4], y)
-        accepted = accepted + jnp.where(counts, chance, 0.0)
-        at_place = here[0], now
-        if root.ndim < 2:
-            at_place = here[0][:0], now[:0]
-        return (here, log_h, sums, accepted), at_place
-
-    def one(inputs: tuple[Array, Array, Array]) -> tuple[Any, Array, list[Array], Any]:
-        start, y, key = inputs
-        nothing = jnp.zeros_like(centre)
-        log_h = jnp.asarray(math.log(1.6 * d ** (-1 / 6)), x.dtype)
-        here = start, jnp.asarray(-1e30, x.dtype), jnp.zeros_like(start)
-        sums = nothing, nothing, jnp.zeros((3, n), float), y, y
-        state = here, log_h, sums, jnp.zeros((), x.dtype)
-        steps = jnp.arange(-1, num_moves), random.split(key, (num_moves + 1, 2))
-        (_, _, (*sums, least, most), accepted), places = lax.scan(move, state, steps)
-        means = jax.tree.map(lambda a: a / (num_moves - half), (sums, accepted))
-        kept = half + 1 + equally_spaced(num_moves - half, _LATER)
-        return *means, [least, most], jax.tree.map(lambda y: y[kept], places)
-
+    before, root = lax.map(numbers, x, batch_size=block), unit_root(x)
+    scale = _scale_of(before, jnp.finfo(x.dtype).eps)
     starts = x if num_starts is None else x[:num_starts]
-    # What the chains still know of their starts is no news: it is off by what the starts are.
-    known = (before[: len(starts)] - centre) / unit
+    known = (before[: len(starts)] - scale.centre) / scale.unit
+    chain = _chain_from(potential, numbers, scale, root, num_moves)
     inputs = starts, known, random.split(rng_key, len(starts))
-    (first, second, shares), accepted, ends, (later, after) = lax.map(one, inputs, batch_size=block)
-    mean = jnp.mean(first, axis=0)
-    variance = jnp.mean(second, axis=0) - mean**2
+    tally, (later, after) = lax.map(chain, inputs, batch_size=block)
+    found = _compare_with_chains(before, known, scale, tally, independent)
+    if root.ndim < 2:
+        return found
+    return found._replace(points=x, later=later, root=root, before=before, after=after)
+
+
+def _compare_with_chains(
+    before: Array, known: Array, scale: _Scale, tally: _Tally, independent: Array | bool
+) -> MoveComparison:
+    """Moments and ranges of the points, and of the chains from some of them, whose scaled numbers
+    are ``known``."""
+    (m, n), num_chains, heavy = before.shape, len(known), scale.heavy
+    draws_each = jnp.maximum(jnp.asarray(independent, float), 1.0)
+    mean = jnp.mean(tally.first, axis=0)
+    variance = jnp.mean(tally.second, axis=0) - mean**2
     ratio = 1 / jnp.sqrt(variance)
     # Relative errors of both variances, that of the chains by what each contributes to it.
-    of_points = independent * jnp.var(((before - centre) / unit) ** 2, axis=0) / m
-    of_chains = jnp.var((second - 2 * mean * first) / variance, axis=0) / len(starts)
-    slope = jnp.mean((first - mean) * known, axis=0) / jnp.maximum(jnp.var(known, axis=0), 1e-30)
-    rest = jnp.var(first - slope * known, axis=0) / len(starts)
-    draws_each = jnp.maximum(jnp.asarray(independent, float), 1.0)
-    held = jnp.mean(inside(before, levels), axis=1)
-    widths, of_widths, moved, of_moved = as_widths(
-        held,
-        jnp.sqrt(held * (1 - held) * draws_each / m),
-        jnp.mean(shares, axis=0),
-        jnp.std(shares, axis=0) / math.sqrt(len(starts)),
-        0.5 / len(starts),
-    )
-    below = jnp.mean(shares[:, 2], axis=0)
-    between = jnp.where(
-        heavy,
-        jnp.var(shares[:, 2], axis=0) / (below * (1 - below)),
-        jnp.var(first, axis=0) / variance,
-    )
-    ratio_error = 0.5 * ratio * jnp.sqrt(of_points + of_chains)
+    of_points = independent * jnp.var(((before - scale.centre) / scale.unit) ** 2, axis=0) / m
+    of_chains = jnp.var((tally.second - 2 * mean * tally.first) / variance, axis=0) / num_chains
+    # What the chains still know of their starts is no news: it is off by what the starts are.
+    slope = jnp.mean((tally.first - mean) * known, axis=0)
+    slope = slope / jnp.maximum(jnp.var(known, axis=0), 1e-30)
+    rest = jnp.var(tally.first - slope * known, axis=0) / num_chains
     shift = mean - slope * jnp.mean(known, axis=0)
     shift_error = jnp.sqrt(rest + independent * (1 - slope) ** 2 / m)
-    judged = varies | (jnp.sqrt(variance) > _ROUNDED)
 
-    def of(by_moments: Array, by_ranges: Array, otherwise: float = jnp.nan) -> Array:
+    held = jnp.mean(inside(before, scale.levels), axis=1)
+    widths, width_errors, median_shift, median_error = shares_to_sd_ratios(
+        held,
+        jnp.sqrt(held * (1 - held) * draws_each / m),
+        jnp.mean(tally.shares, axis=0),
+        jnp.std(tally.shares, axis=0) / math.sqrt(num_chains),
+        0.5 / num_chains,
+    )
+    below = jnp.mean(tally.shares[:, 2], axis=0)
+    between_medians = jnp.var(tally.shares[:, 2], axis=0) / (below * (1 - below))
+    between_means = jnp.var(tally.first, axis=0) / variance
+    judged = scale.varies | (jnp.sqrt(variance) > _ROUNDED)
+
+    def choose(by_moments: Array, by_ranges: Array, otherwise: float = jnp.nan) -> Array:
         return jnp.where(judged, jnp.where(heavy, by_ranges, by_moments), otherwise)
 
-    kept = {"points": x, "later": later, "root": root, "before": before, "after": after}
-    kept = kept if root.ndim == 2 else {}
-    return Spread(
-        ratio=of(ratio, widths[0]),
-        error=of(ratio_error, of_widths[0], 0.0),
-        shift=of(shift, moved),
-        shift_error=of(shift_error, of_moved, 0.0),
-        between=of(between, between),
-        ends=jnp.stack([known, *ends])[..., equally_spaced(n, NUMBERS)],
-        accepted=jnp.mean(accepted),
-        range_ratio=jnp.where(varies, widths, jnp.nan),
-        range_error=jnp.where(varies, of_widths, 0.0),
+    extremes = jnp.stack([known, tally.least, tally.most])
+    return MoveComparison(
+        ratio=choose(ratio, widths[0]),
+        error=choose(0.5 * ratio * jnp.sqrt(of_points + of_chains), width_errors[0], 0.0),
+        shift=choose(shift, median_shift),
+        shift_error=choose(shift_error, median_error, 0.0),
+        between=choose(between_means, between_medians),
+        ends=extremes[..., equally_spaced(n, NUMBERS)],
+        accepted=jnp.mean(tally.accepted),
+        range_ratio=jnp.where(scale.varies, widths, jnp.nan),
+        range_error=jnp.where(scale.varies, width_errors, 0.0),
         draws_each=jnp.max(draws_each),
-        **kept,
     )
 
 
@@ -361,12 +413,10 @@ class Combined(NamedTuple):
     """``(3, 2)`` the two coordinates that have most of each."""
 
 
-def worst_combinations(found: Spread) -> Combined | None:
-    """The extreme eigenvectors of the moved covariance where the points have unit covariance.
-
-    Of the largest of many eigenvalues chance makes a large one. So one half of the chains chooses
-    the combination, and the other half says how it is spread; both ways, and the mean of both. None
-    for a single coordinate, or too many.
+def worst_combinations(found: MoveComparison) -> Combined | None:
+    """The extreme eigenvectors of the moved covariance where the points have unit covariance. One
+    half of the chains chooses them and the other says how they are spread, both ways, because
+    chance makes the largest of many eigenvalues large. None for a single coordinate, or too many.
     """
     if found.root is None or found.root.shape[0] < 2 or len(found.later) < 8:
         return None
@@ -422,15 +472,12 @@ def _compare(
 
 
 def least_crossing(start: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[float, int]:
-    """The place between two modes of a number that the fewest chains cross.
+    """The share of the chains on the smaller side of a place between two modes that is seen to
+    change sides, with 95 % confidence at most, where it is least; and the number. Between two modes
+    an interval in which half of the smaller side would start holds less than half as many; inf
+    without such a place.
 
-    It is the share of the chains on the smaller side that is seen to change sides, with 95 %
-    confidence at most, and the number; inf where there is no such place. A place lies between two
-    modes if in an interval of the width in which half of the chains on the smaller side start there
-    are less than half as many.
-
-    :param start: ``(chain, n)`` numbers at the start of the chains.
-    :param low: the least that they are later, and ``high`` the largest.
+    :param start: ``(chain, n)`` numbers at the start, and ``low`` and ``high`` the extremes later.
     """
     m, n = start.shape
     fewest = max(FEWEST_ON_A_SIDE, m // 50)

@@ -182,18 +182,20 @@ def to_arviz(
 ) -> "DataTree":
     r"""A fitted object as an ArviZ ``DataTree``, whatever fitted it.
 
-    ``az.from_numpyro_svi(svi, svi_result=r, model_args=(x, y))`` becomes
-    ``to_arviz(svi, result=r, model_args=(x, y))``; ``az.from_numpyro(mcmc)`` becomes
-    ``to_arviz(mcmc)``. Beyond these it handles minibatches, custom and implicit guides, particles
-    and restarts, and it gives the densities of variational draws.
+    It stands in for ``az.from_numpyro_svi`` and ``az.from_numpyro``, and beyond these handles
+    minibatches, custom and implicit guides, particles and restarts, with the densities of
+    variational draws.
 
     All quantities are those of the model on **all N data** (see :func:`full_data`), also where the
     fit took minibatches. The groups, each ``(chain, draw, *site)`` but the last:
 
-    - ``posterior``: the model's latent sites (local ones for all N data; no auxiliary sites of a
-      guide), and its deterministic sites computed from them. With a particle guide the draws are
-      the m particles, in order.
-    - ``sample_stats``: with z the latents in unconstrained space, ``lp``, the log joint
+    - ``posterior``: the model's latent sites and its deterministic sites computed from them. With a
+      particle guide the draws are the m particles, in order.
+    - ``sample_stats``: with z the latents in unconstrained space, ``lp``, the log joint :math:`\log
+      p(x, z)`, Jacobian included; for a guide with a density ``log_q``, :math:`\log q(z)`, and
+      ``log_weight``, their difference, one for each element of plates that enclose every site.
+      ``MCMC``: its extra fields that are arrays (``potential_energy`` becomes ``lp``, or
+      ``lp_minibatch`` where it is that of a minibatch).
       :math:`\log p(x, z)`, Jacobian included; for a guide with a density ``log_q``, :math:`\log
       q(z)`, and ``log_weight``, their difference. If plates enclose every site of model and guide,
       their elements are independent, and each has its own ``log_weight`` (the sum over the plates
@@ -204,10 +206,12 @@ def to_arviz(
     - ``posterior_predictive``: the observed sites drawn anew at the same arguments.
     - ``observed_data``: the N observations.
 
-    The root and ``posterior`` have the attributes ``inference_method`` (``"svi"``, ``"particles"``,
-    ``"mcmc"``, ``"sgmcmc"`` or the engine's name), ``guide``, ``loss``, ``engine`` or ``kernel``,
-    ``num_restarts``, and ``density``: ``"exact"``; ``"bound"`` where the guide has auxiliary
-    variables, so that ``log_weight`` is that of a bound; ``"none"``.
+    The attributes are ``inference_method`` (``"svi"``, ``"particles"``, ``"mcmc"``, ``"sgmcmc"`` or
+    the engine's name), ``guide``, ``loss``, ``engine`` or ``kernel``, ``num_restarts``, and
+    ``density``: ``"exact"``; ``"bound"`` where the guide has auxiliary variables, so that
+    ``log_weight`` is that of a bound; ``"none"``. A guide of your own with ``Delta`` sites has a
+    density if it declares it at the sites by ``infer={"states_jacobian": True}``: that their
+    ``log_density`` is minus the log Jacobian of the map from its auxiliary sites.
 
     **To read it:** the draws of a guide are independent, so ``ess`` is about S and says nothing of
     the fit. With restarts as chains, ``az.rhat`` above 1.01 says that the restarts are different
@@ -217,26 +221,21 @@ def to_arviz(
     **Cost:** the likelihood of N data at S draws, and S*N floats for the log likelihoods. A group
     of more than 1 GB is refused before anything is computed.
 
-    A stochastic-gradient run that cannot be trusted is converted all the same, with an
-    :class:`InferenceWarning`: its temperature (or for ``SGLD`` and its kin the variance that its
-    gradients imply) is off by more than 10 % and three standard errors, more than 1 % of its draws
-    diverged, the estimate of the gradients' noise was cut, or the step was halved in warmup. The
-    same holds of particles: there are fewer than twice as many as dimensions, or their gradients on
-    all data say that they are too narrow, too wide or not at rest (this is left out above 1 GB of
-    log likelihoods). :func:`diagnose` says more.
+    A stochastic-gradient run, or particles, that cannot be trusted are converted all the same, with
+    an :class:`InferenceWarning` for each line of :func:`diagnose` on their temperature,
+    divergences, step, number, spread or mean that is wrong.
 
     **Special cases:**
 
-    - A model that is given its minibatch as an argument has no subsampled plate: its arguments are
-      the data. Pass the full arrays.
-    - Parameters of the model (``numpyro.param``) have the values of the run. Those of a random
-      start in chains in parallel, or of an unpickled ``NUTS``, are not known and are refused.
-    - A ``/`` in the name of a site (NumPyro's ``scope`` makes them) becomes a ``.`` in the tree.
-    - Discrete latent sites that the run summed out are listed in the attribute ``marginalized``.
-      What cannot be computed without their values is left out: ``lp`` of a guide, and the
-      deterministic and observed sites that the attribute ``left_out`` lists.
-    - Draws that have left the support of a site, as those of a chain that diverged, are converted
-      as they are; an :class:`InferenceWarning` names the site and the chains.
+    - A model that is given its minibatch as an argument has no subsampled plate: pass the full
+      arrays.
+    - Parameters of the model that started at random in parallel chains, or in a ``NUTS`` that was
+      unpickled, are not known and are refused.
+    - A ``/`` in the name of a site becomes a ``.`` in the tree.
+    - Discrete latent sites that the run summed out are in the attribute ``marginalized``, and what
+      cannot be computed without them in ``left_out``.
+    - Draws that have left the support of a site are converted as they are; an
+      :class:`InferenceWarning` names the site and the chains.
 
     :param obj: an ``SVI``, an ``MCMC`` that has run, or an engine with ``model``, ``guide`` and
         ``run``.
@@ -250,8 +249,8 @@ def to_arviz(
     :param bool log_likelihood: True computes that group.
     :param bool posterior_predictive: True draws that group.
     :param int block_size: draws that are evaluated at a time, which bounds the memory and changes
-        no number; default: as many as have 10^6 log densities. On a minibatch ``MCMC``, giving it
-        also asks for ``lp`` on all data.
+        no number; default: as many as have 10^6 log densities. Given for an ``MCMC`` of minibatches
+        it also asks for ``lp`` on all data.
     :param coords: coordinates by dimension.
     :param dims: dimensions by site, without chain and draw; they replace those found in the model's
         plates and ``infer={"event_dims": ...}``.

@@ -1,8 +1,4 @@
-"""Calibration of predicted numbers: whether intervals hold as many observations as they say.
-
-Kuleshov, Fenner, Ermon, "Accurate uncertainties for deep learning using calibrated regression"
-(2018).
-"""
+"""Calibration of predicted numbers: whether intervals hold as many observations as they say."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Unpack
@@ -11,7 +7,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from numpyro_ext._checks import check_choice
-from numpyro_ext.diagnostics._fit import Asked, FitArguments, is_fit
+from numpyro_ext.diagnostics._fit import FitArguments, FitRequest, is_fit
 from numpyro_ext.diagnostics._predicted import Predicted, predictions_of_fit
 
 __all__ = ["Calibration", "calibration_of", "regression_calibration"]
@@ -64,15 +60,17 @@ def regression_calibration(
         \mathrm{error} = \frac1J \sum_j (p_j - \hat p_j)^2.
 
     The error of a perfect model is not zero: on n independent observations its mean is
+    :math:`\frac1J \sum_j p_j (1 - p_j) / n` (``perfect_error``). **It fails** to see whether a
+    prediction is of any use: the distribution of all observations, the same for each row, is
+    calibrated. Quote the ``sharpness`` with it.
     :math:`\frac1J \sum_j p_j (1 - p_j) / n`, which is 0.1833 / n at the default levels
     (``perfect_error``). Central intervals say most about a width that is wrong, and the cdf about a
     location. **It fails** to see whether a prediction is of any use: the distribution of all
     observations, the same for each row, is calibrated. Quote the ``sharpness`` with it.
 
     The u of a fit is the mean over draws of the cdf of the observed site; from 100 draws of the
-    site for each draw of the fit where NumPyro has no cdf. Of counts, and of ``samples`` that equal
-    the observation, half of the probability at y counts, so the central intervals of small counts
-    hold too many. Several numbers in a row count as several observations.
+    site where NumPyro has no cdf. Of counts, and of ``samples`` that equal the observation, half of
+    the probability at y counts. Several numbers in a row count as several observations.
 
     :param y: observations, any shape; or a fit: an ``SVI``, an engine, or an ``MCMC``.
     :param result: for an ``SVI`` or engine: what ``run`` returned, or a list of restarts.
@@ -108,10 +106,10 @@ def regression_calibration(
     if is_fit(y):
         if sources:
             raise ValueError(f"y is a fit, which predicts by itself; leave out {sources[0]}.")
-        return calibration_of(predictions_of_fit(Asked(y, result, **of_a_fit)), grid, kind)
+        return calibration_of(predictions_of_fit(FitRequest(y, result, **of_a_fit)), grid, kind)
     if of_a_fit or result is not None:
-        named = [*of_a_fit, *(["result"] if result is not None else [])]
-        raise TypeError(f"{named[0]} belongs to a fit, and y is a {type(y).__name__}.")
+        named = [*of_a_fit, "result"][0]
+        raise TypeError(f"{named} belongs to a fit, and y is a {type(y).__name__}.")
     if len(sources) != 1 or (loc is None) != (scale is None):
         raise ValueError(
             f"the prediction is given by {' and '.join(sources) or 'nothing'}; give exactly one of"
@@ -155,25 +153,16 @@ def _pit_of_arrays(y: np.ndarray, samples: Any, loc: Any, scale: Any) -> tuple[n
     """The flat pit, and the mean variance, of draws or of a normal."""
     if samples is not None:
         x = np.asarray(samples, np.float64)
-        if x.shape[1:] != y.shape or not x.size or not np.isfinite(x).all():
+        if x.shape[1:] != y.shape or not np.isfinite(x).all():
             raise ValueError(
                 f"samples has shape {x.shape} and y {y.shape}; it must be (S, *shape of y), and"
                 " every number finite."
             )
         u = np.mean((x < y) + 0.5 * (x == y), 0)
         return np.ravel(u), float(np.mean(x.var(0)))
-    m, s = np.asarray(loc, np.float64), np.asarray(scale, np.float64)
+    m, s = (np.broadcast_to(np.asarray(x, np.float64), y.shape) for x in (loc, scale))
     if not (s > 0).all() or not (np.isfinite(m).all() and np.isfinite(s).all()):
-        raise ValueError(
-            "scale must be positive and finite, and loc finite, one for each entry of y."
-        )
-    try:
-        m, s = np.broadcast_to(m, y.shape), np.broadcast_to(s, y.shape)
-    except ValueError:
-        raise ValueError(
-            f"loc has shape {m.shape}, scale {s.shape} and y {y.shape}; the first two must have the"
-            " shape of y, or be numbers."
-        ) from None
+        raise ValueError("scale must be positive and finite, and loc finite.")
     return np.ravel(ndtr((y - m) / s)), float(np.mean(s**2))
 
 

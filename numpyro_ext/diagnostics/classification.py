@@ -1,7 +1,4 @@
-"""Scores of predicted probabilities of classes: calibration, Brier score, and entropies.
-
-Guo, Pleiss, Sun, Weinberger, "On calibration of modern neural networks" (2017).
-"""
+"""Scores of predicted probabilities of classes: calibration, Brier score, and entropies."""
 
 from typing import Any, NamedTuple, Unpack
 
@@ -9,7 +6,7 @@ import numpy as np
 from scipy.special import entr
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.diagnostics._fit import Asked, FitArguments, is_fit
+from numpyro_ext.diagnostics._fit import FitArguments, FitRequest, is_fit
 from numpyro_ext.diagnostics._predicted import Predicted, labels_of, predictions_of_fit
 
 __all__ = [
@@ -63,9 +60,6 @@ def reliability_bins(
     its label is that class. Bin b of B holds the rows with :math:`(b - 1) / B < c_n \le b / B`; 0
     is in the first.
 
-    The computation is in double precision, in which a probability that comes in single precision
-    is not the decimal number it was meant to be: ``float32(0.8)`` is above 0.8.
-
     :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit: an
         ``SVI``, an engine, or an ``MCMC``.
     :param labels: ``(N,)`` integers in ``0 .. C - 1``; of an ``SVI`` or engine, its result.
@@ -86,9 +80,8 @@ def reliability_bins(
 
 def bins_of(probs: np.ndarray, labels: np.ndarray, num_bins: int) -> ReliabilityBins:
     """:func:`reliability_bins` of ``(N, C)`` checked arrays."""
-    num_bins = check_count("num_bins", num_bins)
     right = probs.argmax(-1) == labels
-    return _binned(probs.max(-1), right, num_bins)
+    return _binned(probs.max(-1), right, check_count("num_bins", num_bins))
 
 
 def _binned(confidence: np.ndarray, right: np.ndarray, num_bins: int) -> ReliabilityBins:
@@ -115,8 +108,10 @@ def expected_calibration_error(
 
     over the bins of :func:`reliability_bins`, between 0 and 1.
 
-    **Biased upwards**: the error of a perfect model is the noise of its bins, and not zero. With 3
-    classes and 15 bins it is 0.074, 0.034 and 0.011 on 200, 1,000 and 10,000 rows;
+    **Biased upwards**: the error of a perfect model is the noise of its bins;
+    :func:`predictive_scores` prints it beside. **It fails** to see the classes below the most
+    probable one, and whether the model separates the rows at all: the shares of the classes, the
+    same for every row, have an error near 0.
     :func:`predictive_scores` prints that of a perfect model with the same probabilities beside it.
     **It fails** to see the classes below the most probable one, and whether the model separates the
     rows at all: the shares of the classes, the same for every row, have an error near 0.
@@ -225,15 +220,12 @@ def predictive_uncertainty(
         ['0.6109', '0.5091', '0.1017']
     """
     if is_fit(probs):
-        p = classes_of(predictions_of_fit(Asked(probs, result, **of_a_fit)))[0]
+        p = classes_of(predictions_of_fit(FitRequest(probs, result, **of_a_fit)))[0]
     else:
-        _refuse_arguments("result" if result is not None else None, of_a_fit)
+        _refuse_arguments(result, of_a_fit)
         p = np.asarray(probs, np.float64)
         if p.ndim < 3 or not p.size:
-            raise ValueError(
-                f"probs has shape {p.shape}; it must be (S, N, C), draws first: probs[:, None] for"
-                " draws of a single row. Of a single draw, probs[None], there is no epistemic part."
-            )
+            raise ValueError(f"probs has shape {p.shape}; it must be (S, N, C), draws first.")
         _check_probs(p)
     return uncertainty_of(p)
 
@@ -250,7 +242,7 @@ def probs_and_labels(
 ) -> tuple[np.ndarray, np.ndarray]:
     """``(N, C)`` probabilities, the mean of all draws, and ``(N,)`` labels, of arrays or a fit."""
     if is_fit(probs):
-        p, y = classes_of(predictions_of_fit(Asked(probs, labels, **of_a_fit)))
+        p, y = classes_of(predictions_of_fit(FitRequest(probs, labels, **of_a_fit)))
         return p.mean(0), y
     _refuse_arguments(None, of_a_fit)
     p, y = np.asarray(probs, np.float64), np.asarray(labels)
@@ -266,12 +258,10 @@ def probs_and_labels(
     return p, labels_of("labels", y, p.shape[-1])
 
 
-def _refuse_arguments(name: str | None, of_a_fit: FitArguments) -> None:
-    named = name or next(iter(of_a_fit), None)
-    if named is not None:
-        raise TypeError(
-            f"{named} belongs to a fit, and probs is none; pass the SVI, MCMC or engine."
-        )
+def _refuse_arguments(result: Any, of_a_fit: FitArguments) -> None:
+    if result is not None or of_a_fit:
+        named = "result" if result is not None else next(iter(of_a_fit))
+        raise TypeError(f"{named} belongs to a fit, and probs is an array; pass the fit itself.")
 
 
 def _check_probs(p: np.ndarray) -> None:
@@ -290,7 +280,6 @@ def classes_of(found: Predicted) -> tuple[np.ndarray, np.ndarray]:
     """``(S, n, C)`` probabilities and labels of a prediction of classes."""
     if found.probs is None:
         raise ValueError(
-            f"site '{found.site}' has {found.kind} and no classes; its calibration is"
-            " regression_calibration."
+            f"site '{found.site}' has {found.kind} and no classes; use regression_calibration."
         )
     return found.probs, labels_of(f"site '{found.site}'", found.y, found.probs.shape[-1])

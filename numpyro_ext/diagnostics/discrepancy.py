@@ -1,7 +1,4 @@
-"""The distance of draws from a posterior, by its score, or from other draws.
-
-The arithmetic is in :mod:`numpyro_ext.scores`; here draws become points, and a model its score.
-"""
+"""The distance of draws from a posterior, by its score, or from other draws."""
 
 from collections.abc import Callable
 from typing import Any
@@ -77,11 +74,10 @@ def kernel_stein_discrepancy(
         k_0(x, y) = k\, s(x)^\top s(y) + s(x)^\top \nabla_y k + s(y)^\top \nabla_x k
                     + \mathrm{tr}\, \partial_x \partial_y k, \qquad s = \nabla \log p,
 
-    which needs no density of the draws: it judges ``MCMC`` without an accept step, particles and
-    implicit guides alike. Draws of a ``model`` are mapped to unconstrained space, where s is minus
-    the gradient of the potential on all N data, Jacobian included. The discrepancy is 0 if the
-    draws are those of the posterior, and does not see the weights of well separated modes. It has
-    no absolute scale: compare two runs, or a run with another at half the step size.
+    which needs no density of the draws. Draws of a ``model`` are mapped to unconstrained space,
+    where s is minus the gradient of the potential on all N data, Jacobian included. The discrepancy
+    is 0 if the draws are those of the posterior, and does not see the weights of well separated
+    modes. It has no absolute scale: compare two runs.
 
     **Cost:** one gradient of the model on N data per draw, and S^2 d for the pairs.
 
@@ -127,8 +123,7 @@ def kernel_stein_discrepancy(
     if draws is None:
         if model is not None or score is None:
             raise ValueError(
-                f"x is a {type(x).__name__} and {'model' if model is not None else 'no score'} is"
-                " given; pass an array with score=, or a DataTree or dict of draws with model=."
+                "pass an array with score=, or a DataTree or dict of draws with model=."
             )
         if not callable(score) and jnp.shape(score) != jnp.shape(x):
             raise ValueError(
@@ -140,10 +135,7 @@ def kernel_stein_discrepancy(
         score = score if callable(score) else jnp.asarray(score)[rows]
     else:
         if model is None or score is not None:
-            raise ValueError(
-                f"x is a {type(x).__name__} of draws, which needs model= (and takes its score from"
-                " it); for a score of your own pass an array."
-            )
+            raise ValueError("a DataTree or dict of draws needs model=, which gives the score.")
         rows = _every(len(next(iter(draws.values()))), num_samples)
         chosen: Any = {site: value[rows] for site, value in draws.items()}
         args, kwargs = check_arguments(model_args, model_kwargs or {})
@@ -189,19 +181,13 @@ def maximum_mean_discrepancy(
         True
     """
     draws_x, draws_y = _draws_of("x", x), _draws_of("y", y)
-    if (draws_x is None) != (draws_y is None):
-        raise TypeError(
-            f"x is a {type(x).__name__} and y is a {type(y).__name__}; pass two arrays, or two"
-            " DataTrees or dicts of draws."
-        )
     if draws_x is not None and draws_y is not None:
         shapes_x, shapes_y = (
             {site: value.shape[1:] for site, value in draws.items()} for draws in (draws_x, draws_y)
         )
         if shapes_x != shapes_y:
             raise ValueError(
-                f"x has sites of shapes {shapes_x} and y {shapes_y}; they must be the same, so keep"
-                " only the common ones."
+                f"x has sites of shapes {shapes_x} and y {shapes_y}; keep only the common ones."
             )
         x, y = (
             jnp.concatenate(

@@ -10,6 +10,7 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import logsumexp, softmax
 
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.density import log_density
@@ -20,7 +21,7 @@ from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, noise_message,
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._typing import Params
 from numpyro_ext.diagnostics._evaluate import concatenate, draw_of, model_trace_of
-from numpyro_ext.diagnostics._fit import Asked
+from numpyro_ext.diagnostics._fit import FitRequest
 from numpyro_ext.diagnostics.full_data import minibatch_plates
 from numpyro_ext.diagnostics.psis import fit_with_density, log_weights_of
 
@@ -90,9 +91,6 @@ def evidence_bounds(
     below the evidence. **It fails** if a few weights carry everything: with an effective sample
     size under 50 neither the bounds below ``alpha=1`` nor their errors say anything.
 
-    The arithmetic is in double precision. A weight of ``-inf`` (no density at that draw) is legal;
-    where it makes a bound infinite the standard error is infinite as well.
-
     :param obj: ``(S,)`` or ``(S, *units)`` log weights, as from
         :func:`numpyro_ext.objectives.log_weights`; or a ``DataTree`` of :func:`to_arviz`; or an
         ``SVI`` or engine. Chains and restarts are put one after the other.
@@ -132,13 +130,12 @@ def evidence_bounds(
         >>> print(f"{bounds.effective_sample_size:.1f} draws in effect, of 6")
         3.0 draws in effect, of 6
     """
-    asked = Asked(obj, result, model_args, model_kwargs, num_samples, rng_key)
+    asked = FitRequest(obj, result, model_args, model_kwargs, num_samples, rng_key)
     lw = log_weights_of(asked) if proxy is None else _log_weights_by(proxy, asked)
     lw = lw.astype(np.float64)
     if lw.ndim == 0 or lw.shape[0] < 2:
         raise ValueError(
-            f"log_weights has shape {lw.shape}; it must be (S,) or (S, *units) with at least 2"
-            " draws."
+            f"log_weights has shape {lw.shape}; it must be (S, *units) of 2 draws or more."
         )
     if np.any(np.isnan(lw) | np.isposinf(lw)):
         raise ValueError(
@@ -148,9 +145,10 @@ def evidence_bounds(
     orders = tuple(float(alpha) for alpha in alphas)
     if not all(math.isfinite(alpha) for alpha in orders):
         raise ValueError(f"alphas is {orders}; every order must be a finite number.")
-    bounds = [_bound(lw, 1 - alpha) for alpha in orders]
-    log_evidence, log_evidence_se = _bound(lw, 1.0)
-    share = _shares(lw, 1.0)
+    with np.errstate(invalid="ignore"):  # of units in which no draw has a density
+        bounds = [_bound(lw, 1 - alpha) for alpha in orders]
+        log_evidence, log_evidence_se = _bound(lw, 1.0)
+        share = softmax(lw, axis=0)
     return EvidenceBounds(
         alphas=orders,
         values=np.array([value for value, _ in bounds]),
@@ -162,7 +160,7 @@ def evidence_bounds(
     )
 
 
-def _log_weights_by(proxy: TaylorProxy, asked: Asked) -> np.ndarray:
+def _log_weights_by(proxy: TaylorProxy, asked: FitRequest) -> np.ndarray:
     """``(S,)`` log weights of a fit, each draw on rows of its own."""
     fit, _, key_draws = fit_with_density(asked)
     on_batches = asked.obj.model
@@ -200,25 +198,13 @@ def _log_weights_by(proxy: TaylorProxy, asked: Asked) -> np.ndarray:
 
 def _bound(lw: np.ndarray, a: float) -> tuple[float, float]:
     """The bound of order ``1 - a``, summed over units, and its standard error."""
-    num_samples = lw.shape[0]
+    size = lw.shape[0]
     if a == 0:
         value, ratio, divisor = np.mean(lw, 0), lw, 1.0
     else:
-        shift = np.max(a * lw, 0)
-        shift = np.where(np.isfinite(shift), shift, 0.0)
-        with np.errstate(divide="ignore", over="ignore"):
-            value = (shift + np.log(np.mean(np.exp(a * lw - shift), 0))) / a
-        ratio, divisor = num_samples * _shares(lw, a), abs(a)
+        value = (np.asarray(logsumexp(a * lw, axis=0)) - math.log(size)) / a
+        ratio, divisor = size * softmax(a * lw, axis=0), abs(a)
     if not np.all(np.isfinite(value)):
         return float(np.sum(value)), math.inf
-    variance = np.var(ratio, 0, ddof=1) / (num_samples * divisor**2)
+    variance = np.var(ratio, 0, ddof=1) / (size * divisor**2)
     return float(np.sum(value)), float(np.sqrt(np.sum(variance)))
-
-
-def _shares(lw: np.ndarray, a: float) -> np.ndarray:
-    """Normalised weights ``w ~ exp(a lw)``; nan in a unit where none is positive and finite."""
-    t = a * lw
-    shift = np.max(t, 0)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        e = np.exp(t - np.where(np.isfinite(shift), shift, 0.0))
-        return e / np.sum(e, 0)

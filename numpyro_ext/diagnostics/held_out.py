@@ -1,7 +1,4 @@
-"""The likelihood of new data under a fit whose guide infers their latent variables too.
-
-Burda, Grosse, Salakhutdinov, "Importance weighted autoencoders" (2016).
-"""
+"""The likelihood of new data under a fit whose guide infers their latent variables too."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,22 +17,23 @@ from numpyro.distributions import (
 )
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.ops.provenance import eval_provenance
+from scipy.special import logsumexp
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.implicit import IntractableDensityError, has_density
 from numpyro_ext._model.read import Site, base_distribution, is_delta, latent_sites, sample_sites
 from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext.diagnostics._density import declare, density_of
 from numpyro_ext.diagnostics._evaluate import (
     BLOCK,
     concatenate,
-    density_of,
     guide_trace_of,
     model_trace_of,
     over_draws,
     prototype,
 )
-from numpyro_ext.diagnostics._fit import Asked, Fit, check_key, predicting_fit
+from numpyro_ext.diagnostics._fit import Fit, FitRequest, check_key, predicting_fit
 from numpyro_ext.diagnostics.full_data import shapes_of
 
 __all__ = ["held_out_log_likelihood", "log_mean_exp", "log_weights_of"]
@@ -68,17 +66,14 @@ def held_out_log_likelihood(
     or a chain of states, are drawn. Without local variables this is the log of the mean likelihood
     of a row.
 
-    **Biased downwards**: the mean of the sum is exact, so by Jensen's inequality the mean of its
-    log is too low, by about half the relative variance of the weights over S. To see by how much,
-    raise ``num_samples`` fourfold: the estimate rises until the bias is gone. It is largest where q
-    is far from the posterior of a row, for latent variables of many dimensions, and for sequences,
-    whose weight is a product over steps. Two models are compared fairly where neither estimate
-    still rises. It says nothing of what :math:`q(\theta)` misses.
+    **Biased downwards**: by Jensen's inequality the mean of the log is too low, by about half the
+    relative variance of the weights over S. Raise ``num_samples`` fourfold: the estimate rises
+    until the bias is gone. It is largest where q is far from the posterior of a row, for many
+    dimensions, and for sequences. It says nothing of what :math:`q(\theta)` misses.
 
     Entries that the model leaves out, by ``dist.Normal(...).mask(seen)``, count zero. Every plate
     runs on all of its rows, which may be fewer than the minibatch of the run. A model without a
-    latent site may have noise of its own, as dropout has: each draw is one run of it. A latent
-    variable of a row has to lie in the plate of the data; one outside is refused.
+    latent site may have noise of its own, as dropout has: each draw is one run of it.
 
     :param obj: an ``SVI`` or engine whose guide infers local variables from the arguments, as a
         :class:`~numpyro_ext.svae.SVAEGuide`, a :class:`~numpyro_ext.guides.FlowGuide` or a function
@@ -120,11 +115,11 @@ def held_out_log_likelihood(
         >>> print([f"{value:.3f}" for value in found])  # log N(y | 0, 2)
         ['-1.266', '-3.516']
     """
-    asked = Asked(obj, result, model_args, model_kwargs, num_samples, rng_key)
+    asked = FitRequest(obj, result, model_args, model_kwargs, num_samples, rng_key)
     return log_mean_exp(log_weights_of(asked))
 
 
-def log_weights_of(asked: Asked) -> np.ndarray:
+def log_weights_of(asked: FitRequest) -> np.ndarray:
     """``(S, *rows)``: what :func:`held_out_log_likelihood` takes the mean of, in logs."""
     num_samples = check_count("num_samples", asked.num_samples)
     key_prototype, key_draws = random.split(check_key(asked.rng_key))
@@ -133,10 +128,9 @@ def log_weights_of(asked: Asked) -> np.ndarray:
     pieces = _compile(fit, key_prototype)(key_draws, num_samples)
     found = concatenate([one for one, _ in pieces]).astype(np.float64)
     if np.any(np.isnan(found) | np.isposinf(found)):
-        bad = int(np.sum(np.any(np.isnan(found) | np.isposinf(found), tuple(range(1, found.ndim)))))
         raise ValueError(
-            f"the log likelihood of a row is NaN or +inf in {bad} of {len(found)} draws; leave out"
-            " the chains or restarts that diverged, and look whether the new rows hold NaN."
+            "the log likelihood of a row is NaN or +inf in some draws; leave out the chains or"
+            " restarts that diverged, and look whether the new rows hold NaN."
         )
     return found
 
@@ -251,9 +245,8 @@ def _look(
 ) -> tuple[Layout, tuple[str, np.ndarray] | None]:
     """The plates of the data; and the category to sum out, with its values, if there is one."""
     guide_trace: Trace = {}
-    rerun = partial(guide_trace_of, fit, key=rng_key)
     if not fit.draws:
-        jax.eval_shape(lambda: guide_trace.update(rerun(fit.params[0])))
+        jax.eval_shape(lambda: guide_trace.update(guide_trace_of(fit, fit.params[0], rng_key)))
     layout = find_layout(model_trace, guide_trace, per_datum=True)
     locals_of = {
         "model": [site for site in latent_sites(model_trace) if layout.is_local(site)],
@@ -268,10 +261,8 @@ def _look(
                 " in these plates of the guide."
             )
     rows = {site["name"]: site for site in sample_sites(guide_trace) if layout.is_local(site)}
-    found = density_of(
-        lambda params, values: rerun(params, values=values), fit.params[0], rows, model_trace
-    )
-    if found != "exact":
+    density, undeclared = density_of(fit.guide, rows, model_trace)
+    if density != "exact":
         site = min(
             locals_of["guide"],
             key=lambda site: (
@@ -283,7 +274,8 @@ def _look(
         raise IntractableDensityError(
             f"the guide gives no density of what it draws for each row: site '{site['name']}'"
             f" ({type(base_distribution(site['fn'])).__name__}); use a guide that draws the"
-            " model's own latent sites from distributions, such as a FlowGuide."
+            " model's own latent sites from distributions, such as a FlowGuide"
+            f"{declare(undeclared)}."
         )
     found = [site for site in locals_of["guide"] if _is_category(site)]
     if len(found) != 1:
@@ -311,7 +303,4 @@ def _support_of(site: Site, count: int) -> np.ndarray:
 
 def log_mean_exp(log_weights: np.ndarray) -> np.ndarray:
     """The log of the mean over the first axis of what these are the logs of."""
-    shift = np.max(log_weights, axis=0)
-    shift = np.where(np.isfinite(shift), shift, 0.0)
-    with np.errstate(divide="ignore"):
-        return shift + np.log(np.mean(np.exp(log_weights - shift), axis=0))
+    return np.asarray(logsumexp(log_weights, axis=0)) - math.log(len(log_weights))

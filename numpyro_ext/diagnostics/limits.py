@@ -16,7 +16,7 @@ import numpy as np
 from numpyro_ext.diagnostics.table import Row
 
 __all__ = ["decide", "farthest", "judged", "judged_mean", "judged_ranges", "judged_ratios"]
-__all__ += ["judged_shifts", "together", "worst_rows"]
+__all__ += ["judged_shifts", "void_if_any_unjudged", "worst_rows"]
 
 TEMPERATURE = 0.1
 """Relative error of a temperature or of an implied variance that is still fine."""
@@ -76,8 +76,6 @@ UNCONVERGED, COLLAPSED = 0.01, 0.99
 """Shares of the data whose local inference may stop early, and that may be in one state."""
 NARROW = 0.86
 """The ratio to a Gibbs step of normals whose standard deviation is 0.8 of the right one."""
-MANY_WEIGHTS = 30
-"""Numbers in matrices from which on these may be the weights of a network."""
 
 
 def particles_shift(m: int) -> float:
@@ -116,10 +114,7 @@ def judged_mean(
     wrong: Callable[[float], str],
 ) -> Row:
     """The line of the mean of ``(chain, draw)`` numbers, which may be outside of the bounds by what
-    is allowed, or by three errors; not judged where there are too few draws to know this.
-
-    :param wrong: the sentence about this mean.
-    """
+    is allowed, or by three errors; ``wrong`` is the sentence about this mean."""
     from arviz_stats.base.array import array_stats
 
     x = np.asarray(x, np.float64)
@@ -184,11 +179,8 @@ def judged_ratios(
     wrong: Callable[[int, float], str],
     known: float = RATIO_KNOWN,
 ) -> Row:
-    """The line of the ratio that is farthest from 1; NaN where a number does not vary.
-
-    :param wrong: the sentence about the ratio with this index.
-    :param known: the largest error of a ratio that is judged.
-    """
+    """The line of the ratio farthest from 1 (NaN does not vary); ``wrong`` is the sentence about
+    that one."""
     low, high = limits
     with np.errstate(divide="ignore", invalid="ignore"):
         found = decide(np.log(ratios), errors / ratios, (math.log(low), math.log(high)), known)
@@ -203,12 +195,8 @@ def judged_ranges(
     begins: str,
     end: str,
 ) -> Row:
-    """The line of the ranges of a half and of nine tenths of the draws, ``(2, n)`` ratios.
-
-    They see shapes: one wide normal for two narrow modes has the right mean and the right sd.
-
-    :param begins: the subject of the sentence about a wrong one, and its ``end``.
-    """
+    """The line of the ranges of a half and of nine tenths of the draws, ``(2, n)`` ratios, which
+    see the shape: one wide normal for two narrow modes has the right mean and sd."""
     ratios, errors = np.asarray(ratios, float), np.asarray(errors, float)
     n = ratios.shape[1]
     share = ("the middle half", "nine tenths")
@@ -234,10 +222,7 @@ def judged_shifts(
     right: str,
     wrong: Callable[[int, float], str],
 ) -> Row:
-    """The line of the largest shift, in standard deviations; the same for its limit.
-
-    :param wrong: the sentence about the shift with this index.
-    """
+    """The line of the largest shift, in standard deviations; the same for its limit."""
     found = decide(shifts, errors, (-limit, limit), limit)
     return _row(quantity, np.abs(shifts), errors, f"{limit}", found, right, wrong)
 
@@ -267,7 +252,7 @@ def _row(
     return Row(quantity, value, error, limit, ok, verdict, of_draws=True)
 
 
-def together(rows: list[Row]) -> list[Row]:
+def void_if_any_unjudged(rows: list[Row]) -> list[Row]:
     """These lines, none of which is right if one is not judged: means alone are no verdict."""
     if not any(row.not_judged for row in rows):
         return rows

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_ext._checks import check_choice, check_nonnegative
-from numpyro_ext.diagnostics._fit import Asked, is_fit
+from numpyro_ext.diagnostics._fit import FitRequest, is_fit
 from numpyro_ext.diagnostics.held_out import log_mean_exp, log_weights_of
 
 __all__ = ["gaussian_log_density_bound", "log_predictive_density"]
@@ -32,14 +32,11 @@ def log_predictive_density(
         \qquad \text{joint:}\quad \frac1N \log \frac1S \sum_{s=1}^S e^{\sum_n l_{sn}}.
 
     The pointwise density scores each row alone, as it is predicted in use; the joint one scores all
-    rows together, under one :math:`\theta`. They agree for S = 1, and neither is always the larger:
-    the joint one is lower where each draw fits other rows, and higher where the same draws fit all
-    rows better, as those of a smaller noise may. Published tables of Bayesian neural networks mix
-    the two: say which one you quote.
+    rows together, under one :math:`\theta`. They agree for S = 1, and neither is always the larger.
+    Published tables of Bayesian neural networks mix the two: say which one you quote.
 
-    **Biased downwards**, since it is the log of a mean over draws. The pointwise density changes
-    little from some hundreds of draws on. The joint one is carried by the few draws that fit all
-    rows best, so it rises with S, and for many rows S would have to be astronomic.
+    **Biased downwards**, since it is the log of a mean over draws: the pointwise density little
+    from some hundreds of draws on, the joint one as long as few draws fit all rows best.
 
     :param log_lik: an array ``(S, N)`` or ``(chain, draw, *rows)``; a ``DataArray``, or the
         ``DataTree`` of :func:`to_arviz`, with one variable in its ``log_likelihood``; or a fit: an
@@ -72,23 +69,16 @@ def log_predictive_density(
     """
     check_choice("kind", kind, ("pointwise", "joint"))
     if is_fit(log_lik):
-        asked = Asked(log_lik, result, model_args, model_kwargs, num_samples, rng_key)
+        asked = FitRequest(log_lik, result, model_args, model_kwargs, num_samples, rng_key)
         found = log_weights_of(asked)
         found = found.reshape(len(found), -1)
+    elif result is not None or model_args is not None:
+        raise TypeError("result and model_args belong to a fit, and log_lik is an array or a tree.")
     else:
-        _refuse_arguments(result, model_args)
         found = _matrix(log_lik)
     if kind == "pointwise":
         return float(np.mean(log_mean_exp(found)))
     return float(log_mean_exp(found.sum(1)) / found.shape[1])
-
-
-def _refuse_arguments(result: Any, model_args: tuple | None) -> None:
-    if result is not None or model_args is not None:
-        raise TypeError(
-            "result and model_args belong to a fit, and log_lik is none: pass the SVI, MCMC or"
-            " engine itself, or leave them out (kind is a keyword: kind='joint')."
-        )
 
 
 def _matrix(log_lik: Any) -> np.ndarray:
@@ -97,28 +87,16 @@ def _matrix(log_lik: Any) -> np.ndarray:
     if hasattr(group, "data_vars"):
         names = [str(name) for name in group.data_vars]
         if len(names) != 1:
-            raise ValueError(
-                f"the log_likelihood has the variables {names}; pass one of them, such as"
-                " tree['log_likelihood']['y']."
-            )
+            raise ValueError(f"log_lik has the variables {names}; pass one of them.")
         group = group[names[0]]
-    if hasattr(group, "transpose") and hasattr(group, "dims"):
+    if hasattr(group, "dims"):
         group = group.transpose("chain", "draw", ...).to_numpy()
     x = np.asarray(group, np.float64)
-    if x.ndim < 2:
-        raise ValueError(
-            f"log_lik has shape {x.shape}; it must be (S, N), the log density of N rows under each"
-            " of S draws, or (chain, draw, *rows)."
-        )
-    if x.size:
-        x = x.reshape(x.shape[0] * (x.shape[1] if x.ndim > 2 else 1), -1)
-    if not x.size or np.isnan(x).any() or (x == np.inf).any():
-        bad = int(np.sum(np.isnan(x) | (x == np.inf)))
-        raise ValueError(
-            f"log_lik has {bad} entries among {x.size} that are NaN or +inf; it must hold at least"
-            " one log density, each finite or -inf."
-        )
-    return x
+    if x.ndim < 2 or not x.size:
+        raise ValueError(f"log_lik has shape {x.shape}; it must be (S, N) or (chain, draw, *rows).")
+    if np.isnan(x).any() or (x == np.inf).any():
+        raise ValueError("log_lik has NaN or +inf; each log density must be finite or -inf.")
+    return x.reshape(x.shape[0] * (x.shape[1] if x.ndim > 2 else 1), -1)
 
 
 def gaussian_log_density_bound(rmse: float) -> float:

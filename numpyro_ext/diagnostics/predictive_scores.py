@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpyro.distributions import Distribution
 
-from numpyro_ext.diagnostics._fit import Asked, is_fit
+from numpyro_ext.diagnostics._fit import FitRequest, is_fit
 from numpyro_ext.diagnostics._predicted import (
     Predicted,
     predictions_of_distribution,
@@ -179,10 +179,9 @@ def predictive_scores(
 ) -> RegressionScores | ClassificationScores:
     r"""Scores of predictions on new data, each beside the number to compare it with.
 
-    The scores judge what a fit predicts, and not its latent variables: the weights of a network are
-    not identified, and a bad posterior of them may predict well. With :math:`p_s` the distribution
-    of the observed site under draw s, the prediction is :math:`\frac1S \sum_s p_s`. The support of
-    the site decides what is printed.
+    The scores judge what a fit predicts, and not its latent variables. With :math:`p_s` the
+    distribution of the observed site under draw s, the prediction is :math:`\frac1S \sum_s p_s`.
+    The support of the site decides what is printed.
 
     Of **numbers and counts**, with the mean :math:`\mu_s`, variance :math:`v_s` and cdf
     :math:`F_s` of :math:`p_s`:
@@ -205,18 +204,15 @@ def predictive_scores(
     epistemic part (:func:`predictive_uncertainty`).
 
     The constant predictions are made from the observations themselves, so with few rows they are a
-    little too good. **The scores do not show** what these rows do not show: new rows from elsewhere
-    may be predicted with as much confidence, and wrongly. The rows of the fit itself are predicted
-    too well.
+    little too good. The rows of the fit itself are predicted too well.
 
-    A row is one entry of the batch of the site: a vector has one log density and several numbers,
-    each of which is an observation for the other scores. Where NumPyro has no cdf, mean or variance
-    of the site, 100 draws of it stand in for each draw of the fit.
+    A row is one entry of the batch of the site: a vector has one log density and several numbers.
+    Where NumPyro has no cdf, mean or variance of the site, 100 draws of it stand in for each draw
+    of the fit.
 
-    There may be fewer rows than in the minibatch of the run: every plate runs on all of its rows.
-    Entries that a mask leaves out are left out here. A fit that predicts the same in every draw,
-    such as that of an ``AutoDelta``, is evaluated once. A latent site of each row is refused,
-    because it would be inferred from the observation; use :func:`held_out_log_likelihood` for it.
+    Every plate runs on all of its rows, which may be fewer than the minibatch of the run; entries
+    that a mask leaves out are left out here. A latent site of each row is refused, because it would
+    be inferred from the observation; use :func:`held_out_log_likelihood` for it.
 
     **A network with its own dropout layers and no latent site** is passed as it is, with its
     ``SVI`` and an empty guide: each draw is one run of the model with a mask of its own. For
@@ -270,7 +266,7 @@ def predictive_scores(
                 "y is for a distribution or draws; pass the observations to the model, as in"
                 " model_args=(X_test, y_test)."
             )
-        asked = Asked(obj, result, model_args, model_kwargs, num_samples, rng_key, site)
+        asked = FitRequest(obj, result, model_args, model_kwargs, num_samples, rng_key, site)
         found = predictions_of_fit(asked)
     elif isinstance(obj, Distribution):
         found = predictions_of_distribution(obj, y, rng_key)

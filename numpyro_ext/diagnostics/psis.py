@@ -1,9 +1,4 @@
-"""Whether the importance weights of a guide may be used, by the shape of their tail.
-
-References: Vehtari, Simpson, Gelman, Yao and Gabry, *Pareto Smoothed Importance Sampling* (JMLR
-2024); Yao, Vehtari, Simpson and Gelman, *Yes, but Did It Work?: Evaluating Variational Inference*
-(ICML 2018).
-"""
+"""Whether the importance weights of a guide may be used, by the shape of their tail."""
 
 import math
 from typing import Any, NamedTuple
@@ -18,14 +13,15 @@ from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.diagnostics._by_proxy import by_proxy, proxy_of
+from numpyro_ext.diagnostics._density import declare
 from numpyro_ext.diagnostics._evaluate import Prototype, evaluator, prototype
-from numpyro_ext.diagnostics._fit import Asked, Fit, check_key
+from numpyro_ext.diagnostics._fit import Fit, FitRequest, check_key
 
 __all__ = ["ParetoKhat", "fit_with_density", "khat_error", "log_weights_of", "pareto_khat"]
 
 INSTEAD = (
     "judge its draws with kernel_stein_discrepancy or, against draws of the posterior, with"
-    " maximum_mean_discrepancy."
+    " maximum_mean_discrepancy"
 )
 
 
@@ -88,24 +84,19 @@ def pareto_khat(
     - above: do not use the weights. The guide may still have good marginals (in high dimension a
       large value is the rule), or may be wrong; the number does not tell which.
 
-    It says whether the weights may be used, and nothing else: a guide with a small value may be too
-    narrow, or have modes of the wrong shares. :func:`diagnose` compares its draws with the weighted
-    ones.
+    A guide with a small value may still be too narrow, or have modes of the wrong shares:
+    :func:`diagnose` compares its draws with the weighted ones.
 
     If plates enclose every site of model and guide, their elements are independent units, and each
     unit has its own weights and its own :math:`\hat k`.
 
     The estimate depends only on draws of q, so a mode that q misses costs nothing. It is reliable
-    from S of about 500. An additive constant and the order of the weights do not matter. Weights
-    that are tied, up to rounding, with the least one of the tail are left out of it, as those of a
-    discrete guide often are. Where no tail is left, the weights are bounded: then it is ``-inf``,
-    or ``inf`` if a single draw has more than :math:`1 / \sqrt S` of the weight. Draws of which all
-    but 24 have weight 0 give ``inf``. Otherwise draws of weight 0 do not enter:
-    the others are draws of q on the support of the model, and their number decides ``threshold``.
-    An ``InferenceWarning`` says if they are more than a tenth.
+    from S of about 500. Weights that are tied with the least one of the tail are left out of it, as
+    those of a discrete guide often are. Where no tail is left, the weights are bounded: then it is
+    ``-inf``, or ``inf`` if a single draw has more than :math:`1 / \\sqrt S` of the weight. Draws of
+    weight 0 do not enter, and an ``InferenceWarning`` says if they are more than a tenth.
 
-    The densities are those of the model on all data (see :func:`full_data`), also after a fit with
-    minibatches, whose noise ``numpyro.infer.util`` would count as bad weights.
+    The densities are those of the model on all data (see :func:`full_data`).
 
     :param obj: ``(S,)`` or ``(S, *units)`` log weights, *not negated* (ArviZ's ``psislw`` expects
         the sign of LOO); or a ``DataTree`` of :func:`to_arviz`; or an ``SVI`` or engine. Chains and
@@ -136,7 +127,7 @@ def pareto_khat(
         >>> narrow.khat > narrow.threshold, wide.khat < 0
         (True, True)
     """
-    asked = Asked(obj, result, model_args, model_kwargs, num_samples, rng_key)
+    asked = FitRequest(obj, result, model_args, model_kwargs, num_samples, rng_key)
     log_w = log_weights_of(asked, proxy_of(obj, proxy))
     if not np.issubdtype(log_w.dtype, np.floating):
         log_w = log_w.astype(float)
@@ -171,10 +162,7 @@ def pareto_khat(
 
 
 def khat_error(khat: Any, num_draws: int) -> np.ndarray:
-    """The standard error of a shape, of as many of the largest weights as enter its fit.
-
-    That of maximum likelihood for a generalised Pareto distribution, and 0 of one that is infinite.
-    """
+    """The standard error of a shape by maximum likelihood, and 0 of one that is infinite."""
     k = np.asarray(khat, float)
     error = (1 + np.maximum(k, -0.5)) / math.sqrt(_tail_of(num_draws))
     return np.where(np.isfinite(k), error, 0.0)
@@ -186,10 +174,7 @@ def _tail_of(num_draws: int) -> int:
 
 
 def _fit_tail(log_w: np.ndarray, precision: float) -> tuple[float, np.ndarray]:
-    """``(khat, smoothed log weights)`` of ``(S,)`` weights.
-
-    Draws of weight 0 do not enter: the others are draws of q on the support of the model.
-    """
+    """``(khat, smoothed log weights)`` of ``(S,)`` weights; draws of weight 0 do not enter."""
     there = log_w > -np.inf
     if not there.any():
         raise ValueError("every log weight is -inf; no draw has a density under the model.")
@@ -225,17 +210,14 @@ def _fit_positive(log_w: np.ndarray, precision: float) -> tuple[float, np.ndarra
     return (-np.inf if raw.max() <= -0.5 * np.log(log_w.size) else np.inf), raw
 
 
-def log_weights_of(asked: Asked, proxy: TaylorProxy | None = None) -> np.ndarray:
-    """``(S, *units)`` log weights of arrays, a ``DataTree`` or its part, an ``SVI`` or an engine.
-
-    Chains and restarts are put one after the other.
-    """
+def log_weights_of(asked: FitRequest, proxy: TaylorProxy | None = None) -> np.ndarray:
+    """``(S, *units)`` log weights of arrays, a ``DataTree`` or its part, or a fit."""
     obj = asked.obj
     if isinstance(obj, np.ndarray | jax.Array | list | tuple | float):
         if not hasattr(obj, "_fields"):
             return np.asarray(obj)
     if isinstance(obj, MCMC):
-        raise IntractableDensityError(f"the draws of an MCMC have no density; {INSTEAD}")
+        raise IntractableDensityError(f"the draws of an MCMC have no density; {INSTEAD}.")
 
     from xarray import DataArray, DataTree
 
@@ -244,7 +226,7 @@ def log_weights_of(asked: Asked, proxy: TaylorProxy | None = None) -> np.ndarray
             method = obj.attrs.get("inference_method", "unknown")
             raise IntractableDensityError(
                 f"the DataTree (inference method '{method}') has no sample_stats.log_weight,"
-                f" because its draws have no density; {INSTEAD}"
+                f" because its draws have no density; {INSTEAD}."
             )
         obj = obj["sample_stats"]["log_weight"]
     if isinstance(obj, DataArray):
@@ -260,12 +242,9 @@ def log_weights_of(asked: Asked, proxy: TaylorProxy | None = None) -> np.ndarray
 
 
 def fit_with_density(
-    asked: Asked, proxy: TaylorProxy | None = None
+    asked: FitRequest, proxy: TaylorProxy | None = None
 ) -> tuple[Fit, Prototype, Array]:
-    """The fit of an ``SVI`` or an engine whose draws have a density, and a key for its draws.
-
-    :param proxy: that by which some rows stand in for all.
-    """
+    """The fit of an ``SVI`` or an engine whose draws have a density, and a key for its draws."""
     rng_key = check_key(asked.rng_key)
     fit, lines = by_proxy(asked.fit(), asked.obj, proxy, rng_key)
     for line in lines:
@@ -276,11 +255,12 @@ def fit_with_density(
     if proto.marginalized:
         raise IntractableDensityError(
             f"latent site '{proto.marginalized[0]}' was summed out, and the density of the model"
-            f" without it is not computed here; {INSTEAD}"
+            f" without it is not computed here; {INSTEAD}."
         )
     if proto.density == "none":
         what = fit.attributes.get("guide", "this fit")
         raise IntractableDensityError(
             f"{what} gives draws without a density, so they have no importance weights; {INSTEAD}"
+            f"{declare(proto.undeclared)}."
         )
     return fit, proto, key_draws

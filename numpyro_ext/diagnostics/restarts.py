@@ -34,9 +34,7 @@ def restarts(
     equal weights. For the last they are a deep ensemble.
 
     **It fails** to find an optimum that no start leads to: runs that agree do not show that there
-    is no other.
-
-    **Cost:** R times that of one run, compilation included.
+    is no other. It costs R times one run, compilation included.
 
     :param make_svi: a function of no argument that makes an ``SVI`` (or an engine with ``run``)
         with a **new** guide.
@@ -67,12 +65,6 @@ def restarts(
         >>> sorted({f"{fit.params['z_auto_loc']:.1f}" for fit in fits})
         ['-2.0', '2.0']
     """
-    if not callable(make_svi) or isinstance(make_svi, Engine):
-        raise TypeError(
-            f"make_svi is a {type(make_svi).__name__}; it must be a function of no argument that"
-            " makes an SVI with a new guide, such as lambda: SVI(model, AutoNormal(model), optim,"
-            " loss)."
-        )
     num_restarts = check_count("num_restarts", num_restarts)
     num_steps = check_count("num_steps", num_steps)
     results: list[Any] = []
@@ -80,10 +72,7 @@ def restarts(
     for key in random.split(check_key(rng_key), num_restarts):
         svi = make_svi()
         if not isinstance(svi, Engine):
-            raise TypeError(
-                f"make_svi returned a {type(svi).__name__}; it must return a numpyro.infer.SVI, or"
-                " an engine with model, guide and run()."
-            )
+            raise TypeError(f"make_svi returned a {type(svi).__name__}; it must return an SVI.")
         guide: Any = svi.guide
         while not isinstance(guide, AutoGuide) and hasattr(guide, "fn"):  # of a handler
             guide = guide.fn

@@ -15,7 +15,7 @@ from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.program import trace_of
 from numpyro_ext._model.read import latent_sites
 from numpyro_ext._numpyro import posterior_guide
-from numpyro_ext._typing import Diagnosable, Engine, Model, Params, Sites
+from numpyro_ext._typing import Diagnosable, Model, Params, Sites
 from numpyro_ext.diagnostics._simulate import SimulatedModel
 from numpyro_ext.diagnostics.full_data import minibatch_plates, on_all_rows
 
@@ -26,10 +26,8 @@ Fit = Callable[[Any, Model, tuple, dict[str, Any]], dict[str, Any]]
 
 
 class _Compiled:
-    """A fit as one compiled program, whose arguments are the key and the arrays.
-
-    A fit that looks at numbers while it is traced is run as it is, and compiles anew each time.
-    """
+    """A fit as one compiled program of the key and the arrays; run as it is where it looks at
+    numbers."""
 
     def __init__(self, run: Callable[..., Sites], name: str) -> None:
         self._run, self.__name__ = run, name
@@ -63,14 +61,13 @@ def fit_svi(
 ) -> Fit:
     r"""A fit by ``SVI``, for :func:`simulation_based_calibration`.
 
-    Each data set gets a guide of its own by ``guide(model)``, so that each begins at a start of its
-    own. The fit is ``num_steps`` of ``svi.update``, and its draws are those of the guide, on all
-    rows. Initialisation, steps and draws are one compiled program, of which the data are an
-    argument.
+    Each data set gets a guide of its own by ``guide(model)``. The fit is ``num_steps`` of
+    ``svi.update``, and its draws are those of the guide, on all rows: one compiled program, of
+    which the data are an argument.
 
-    A guide that is a function and no automatic guide is called with the arguments of the model,
-    where the simulated data stand in place of the given ones. If the model makes its data out of an
-    argument (as by ``obs=jnp.log(y)``), such a guide is refused.
+    A guide that is a function is called with the arguments of the model, with the simulated data in
+    place of the given ones. If the model makes its data out of an argument (as by
+    ``obs=jnp.log(y)``), it is refused.
 
     :param guide: a function of the model that makes a guide, such as the class ``AutoNormal``, or
         ``lambda model: AutoNormal(model, init_scale=0.1)``.
@@ -92,14 +89,6 @@ def fit_svi(
         >>> bool(abs(draws["z"].mean() - 0.375) < 0.15)  # the posterior mean
         True
     """
-    if isinstance(guide, AutoGuide):
-        name = type(guide).__name__
-        raise TypeError(
-            f"guide is an {name} of one model, which keeps its start; pass a function that makes"
-            f" one for each data set: {name}, or lambda model: {name}(model, ...)."
-        )
-    if not callable(guide):
-        raise TypeError(f"guide is a {type(guide).__name__}; it must be a function of the model.")
     num_steps, num_draws = check_count("num_steps", num_steps), check_count("num_draws", num_draws)
 
     def run(rng_key: Array, model: Model, args: tuple, kwargs: dict[str, Any]) -> Sites:
@@ -120,13 +109,11 @@ def fit_svi(
 def fit_mcmc(make_kernel: Callable[[Model], Any], num_warmup: int, num_samples: int) -> Fit:
     r"""A fit by ``MCMC``, for :func:`simulation_based_calibration`.
 
-    Each data set gets one chain of its own. The ranks are those among draws that should be nearly
-    independent: of the ``num_samples`` the calibration keeps as many as it needs, equally spaced,
-    and warns if these are still correlated. So give several times as many.
+    Each data set gets one chain. Of its draws the calibration keeps as many as it needs, equally
+    spaced, and warns if these are still correlated: give several times as many.
 
-    NumPyro's kernels, ``SGLD`` and others with a given step size become one compiled program, of
-    which the data are an argument. A kernel that finds its own settings looks at numbers, and each
-    of its chains is set up and compiled anew.
+    Kernels with a given step size become one compiled program, of which the data are an argument.
+    One that finds its own settings is set up and compiled anew for each chain.
 
     :param make_kernel: a function of the model that makes a kernel, such as the class ``NUTS``, or
         ``lambda model: SGLD(model, 0.01)``.
@@ -148,7 +135,6 @@ def fit_mcmc(make_kernel: Callable[[Model], Any], num_warmup: int, num_samples: 
     """
     num_warmup = check_count("num_warmup", num_warmup, 0)
     num_samples = check_count("num_samples", num_samples)
-    _check_factory("make_kernel", make_kernel, "NUTS, or lambda model: NUTS(model, ...)")
 
     def run(rng_key: Array, model: Model, args: tuple, kwargs: dict[str, Any]) -> Sites:
         kernel = make_kernel(model)
@@ -193,7 +179,6 @@ def fit_engine(
         (True, True)
     """
     num_steps, num_draws = check_count("num_steps", num_steps), check_count("num_draws", num_draws)
-    _check_factory("make_engine", make_engine, "EP, or lambda model: EP(model, ...)")
     made: dict[str, Any] = {}
 
     def draws(rng_key: Array, params: Params, args: tuple, kwargs: dict[str, Any]) -> Sites:
@@ -203,28 +188,13 @@ def fit_engine(
 
     def fit(rng_key: Any, model: Model, args: tuple, kwargs: dict[str, Any]) -> Sites:
         if made.get("model") is not model:
-            engine = make_engine(model)
-            if isinstance(engine, SVI) or not isinstance(engine, Engine):
-                raise TypeError(
-                    f"make_engine returned a {type(engine).__name__}; it must be an engine with"
-                    " model, guide and run(): for an SVI use fit_svi, for a kernel fit_mcmc."
-                )
-            made.update(engine=engine, model=model)
+            made.update(engine=make_engine(model), model=model)
         key_fit, key_draws = random.split(rng_key)
         engine = made["engine"]
         result = engine.run(key_fit, num_steps, *args, progress_bar=False, **kwargs)
         return draw(key_draws, model, (result.params, *args), kwargs)
 
     return fit
-
-
-def _check_factory(name: str, value: Any, example: str) -> None:
-    is_object = not isinstance(value, type) and hasattr(value, "model")
-    if not callable(value) or is_object:
-        raise TypeError(
-            f"{name} is a {type(value).__name__}; it must be a function of the model that makes a"
-            f" new one for each data set: {example}."
-        )
 
 
 def _bind_arguments(guide: Any, model: Model) -> Any:
@@ -235,8 +205,6 @@ def _bind_arguments(guide: Any, model: Model) -> Any:
         inner = inner.fn
     if isinstance(inner, AutoGuide) or not isinstance(model, SimulatedModel):
         return guide
-    if not callable(guide):
-        raise TypeError(f"guide made a {type(guide).__name__}; it must make a guide of the model.")
     if model.stale:
         raise ValueError(
             f"the guide is a function of the model's arguments, and the {model.stale[0]} still"

@@ -76,8 +76,7 @@ class Diagnosis:
     def ok(self) -> bool:
         """True if no line says that something is wrong, and the draws have been judged.
 
-        A line that should judge the draws and could not counts as wrong, unless another has judged
-        them, and so do lines none of which judges anything.
+        A line that should judge the draws and could not counts as wrong, unless another has.
         """
         if any(row.ok is False for row in self.rows):
             return False

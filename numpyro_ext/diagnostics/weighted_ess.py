@@ -28,8 +28,7 @@ def weighted_ess(x: Any, weights: Any = None, num_batches: int | None = None) ->
 
     **It fails** where the chain forgets slowly: a batch has to be many times longer than its
     autocorrelation, otherwise the result is too large. It does not see the bias of the step size.
-    With 100 batches its standard deviation is about a seventh of it. Numbers that are all equal
-    have no effective sample size; the result is NaN.
+    Numbers that are all equal have no effective sample size; the result is NaN.
 
     :param x: one number of each draw, ``(T,)`` or ``(chain, T)``; chains are added.
     :param weights: ``(T,)``, or the shape of ``x``: step sizes, at least 0; None for equal ones.

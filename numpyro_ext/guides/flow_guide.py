@@ -159,7 +159,7 @@ class FlowGuide(AmortizedGuide):
         batch = value.ndim - site.event_dim
         log_det = jnp.sum(log_det, tuple(range(batch, jnp.ndim(log_det))))
         fn = dist.Delta(value, log_density=-log_det, event_dim=site.event_dim)
-        return jnp.asarray(numpyro.sample(name, fn))
+        return jnp.asarray(numpyro.sample(name, fn, infer={"states_jacobian": True}))
 
 
 def _heads(

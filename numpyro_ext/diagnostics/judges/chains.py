@@ -1,7 +1,5 @@
-"""Whether chains agree, how many independent draws they hold, and what a draw costs.
-
-It takes draws and statistics, and costs nothing. Restarts of a guide are judged as chains are.
-"""
+"""Whether chains, or restarts of a guide, agree; how many independent draws they hold, and their
+price."""
 
 from collections.abc import Collection
 from copy import copy
@@ -10,9 +8,9 @@ import math
 import numpy as np
 
 from numpyro_ext.diagnostics._facts import Facts, Numbers
+from numpyro_ext.diagnostics.context import DiagnosisContext, cached
 from numpyro_ext.diagnostics.judges.shares import AtModes, draws_at_modes
 from numpyro_ext.diagnostics.limits import ESS, ESS_EACH, RHAT, SLOWER, judged
-from numpyro_ext.diagnostics.subject import Subject
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
 __all__ = ["AGREEMENT", "Agreement", "agreement", "split_by_mode", "chain_rows", "compare_chains"]
@@ -23,11 +21,11 @@ COORDINATES = 1000
 """The largest number of coordinates, equally spaced, that are looked at."""
 
 
-def divergences(subject: Subject) -> list[Row]:
+def divergences(context: DiagnosisContext) -> list[Row]:
     """The line of ``HMC`` and ``NUTS``; none where divergences were not collected."""
-    if "diverging" not in subject.stats:
+    if context.is_biased or "diverging" not in context.stats:
         return []
-    value = float(np.sum(subject.stats["diverging"]))
+    value = float(np.sum(context.stats["diverging"]))
     row = judged(
         "divergences",
         value,
@@ -40,41 +38,46 @@ def divergences(subject: Subject) -> list[Row]:
     return [row]
 
 
-def agreement(subject: Subject) -> list[Row]:
+@cached
+def agreement(context: DiagnosisContext) -> list[Row]:
     """The lines of chains, or of several restarts of a guide."""
-    found = subject.once(compare_chains)
-    if subject.kind != "chains":
-        return restart_rows(found, subject.draws, subject.facts)
-    where = "" if split_by_mode(subject) is None else " at a mode"
-    rows = chain_rows(found, subject.stats, subject.facts, where)
-    at = subject.once(draws_at_modes)
-    return rows if at is None or _agree(subject) else [*rows, at.row]
+    if not context.has_chains:
+        return []
+    found = compare_chains(context)
+    if context.kind != "chains":
+        return restart_rows(found, context.draws, context.facts)
+    where = "" if split_by_mode(context) is None else " at a mode"
+    rows = chain_rows(found, context.stats, context.facts, where)
+    at = draws_at_modes(context)
+    return rows if at is None or _agree(context) else [*rows, at.row]
 
 
-def compare_chains(subject: Subject) -> "Agreement":
+@cached
+def compare_chains(context: DiagnosisContext) -> "Agreement":
     """All numbers of chains, or of restarts; where chains differ, those of each mode by itself."""
-    found = subject.once(_all_together)
-    if subject.kind == "chains" and (at := split_by_mode(subject)) is not None:
-        return found.of_groups([Agreement(x) for x in at.within(subject.draws).values()])
+    found = _all_together(context)
+    if context.kind == "chains" and (at := split_by_mode(context)) is not None:
+        return found.of_groups([Agreement(x) for x in at.within(context.draws).values()])
     return found
 
 
-def split_by_mode(subject: Subject) -> AtModes | None:
+def split_by_mode(context: DiagnosisContext) -> AtModes | None:
     """The draws at each mode, where there are several with known shares; None where they are judged
     together, as those of chains that agree are, whatever modes they visit."""
-    at = subject.once(draws_at_modes)
-    if at is None or at.row.ok is None or (subject.kind == "chains" and _agree(subject)):
+    at = draws_at_modes(context)
+    if at is None or at.row.ok is None or (context.kind == "chains" and _agree(context)):
         return None
     return at
 
 
-def _agree(subject: Subject) -> bool:
-    found = subject.once(_all_together)
+def _agree(context: DiagnosisContext) -> bool:
+    found = _all_together(context)
     return found.worst(found.rhat, largest=True)[0] <= RHAT
 
 
-def _all_together(subject: Subject) -> "Agreement":
-    return Agreement(subject.draws, subject.moving if subject.kind == "chains" else ())
+@cached
+def _all_together(context: DiagnosisContext) -> "Agreement":
+    return Agreement(context.draws, context.moving if context.kind == "chains" else ())
 
 
 class Agreement:
@@ -185,10 +188,7 @@ def restart_rows(found: Agreement, draws: Numbers, facts: Facts) -> list[Row]:
 
 
 def chain_rows(found: Agreement, stats: Numbers, facts: Facts, where: str = "") -> list[Row]:
-    """The lines of a run of MCMC: R-hat, effective draws and their price.
-
-    :param where: the words for draws at a mode, where chains are compared there.
-    """
+    """The lines of a run of MCMC: R-hat, effective draws and their price, compared ``where``."""
     rows = [*_moving(found), _rhat(found, restarts=False, where=where)]
     ess, name = found.worst(found.ess, largest=False)
     limit = min(ESS, ESS_EACH * found.chains)

@@ -1,12 +1,11 @@
-"""Whether exact Markov chains on all data leave the draws, or the particles, as they are.
+"""Check draws by running Hamiltonian Monte Carlo on all data from each of them.
 
-Each particle, or up to 1,000 of 10,000 draws, starts a chain of 40 trajectories of Hamiltonian
-Monte Carlo, of 4 gradients on all data each. The numbers, or linear combinations, whose spread and
-mean the chains change most are shown. This finds what weights and gradients do not: a guide that is
-a little too narrow, a single particle far out in a tail, a funnel that is not filled.
+It finds what weights and gradients do not: a guide that is a little too narrow, a single particle
+far out in a tail, a funnel that is not filled.
 """
 
 from collections.abc import Callable
+from functools import partial
 import math
 from typing import Any, NamedTuple
 
@@ -17,22 +16,25 @@ import numpy as np
 
 from numpyro_ext._model.operations import FEW, quick_options
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import model_info, sample_sites
+from numpyro_ext._model.read import coordinate_name, model_info, sample_sites
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics import limits
 from numpyro_ext.diagnostics._evaluate import Prototype, count_of
 from numpyro_ext.diagnostics._facts import Numbers
-from numpyro_ext.diagnostics._points import flat_draws, names_in, replace_nonfinite
+from numpyro_ext.diagnostics._points import flat_draws, replace_nonfinite
 from numpyro_ext.diagnostics._spread import (
     LEAPS,
     NUMBERS,
-    Spread,
+    MoveComparison,
     least_crossing,
     spread_after_moves,
     worst_combinations,
 )
+from numpyro_ext.diagnostics.context import FitContext, cached
 from numpyro_ext.diagnostics.judges.chains import split_by_mode
+from numpyro_ext.diagnostics.judges.points import has_moves
 from numpyro_ext.diagnostics.judges.shares import AtModes, place_in
+from numpyro_ext.diagnostics.judges.weights import weights
 from numpyro_ext.diagnostics.limits import (
     CROSSING,
     FEWEST_EFFECTIVE,
@@ -46,13 +48,12 @@ from numpyro_ext.diagnostics.limits import (
     judged_ranges,
     judged_ratios,
     judged_shifts,
-    together,
+    void_if_any_unjudged,
     worst_rows,
 )
-from numpyro_ext.diagnostics.subject import OfFit
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["GUIDE", "PARTICLES", "Moved", "exact_moves", "move_draws", "name_of"]
+__all__ = ["GUIDE", "PARTICLES", "HMCCheck", "exact_moves", "name_of", "run_hmc_from"]
 __all__ += ["numbers_of", "plan_of", "rows_of_moves"]
 
 MOVES = 40
@@ -105,62 +106,64 @@ CHAINS = GUIDE._replace(
 _NO_GRADIENT = "not judged: a site was summed out, or has no gradient."
 
 
-class Moved(NamedTuple):
+class HMCCheck(NamedTuple):
     """Points before and after moves, and what their numbers are called."""
 
-    found: Spread
+    comparison: MoveComparison
     name: Callable[[int], str]
     """The name of a number."""
-    kind: Wording
+    wording: Wording
     coordinate: Callable[[int], str] = str
     """The name of a coordinate."""
     shares_known: bool = False
     """True if weights have judged the draws, and with them the shares of modes."""
 
 
-def exact_moves(subject: OfFit) -> list[Row]:
+@cached
+def exact_moves(context: FitContext) -> list[Row]:
     """The lines of the worst numbers after moves, or why the draws were not moved."""
-    groups = subject.once(move_draws)
+    groups = run_hmc_from(context)
     rows = worst_rows([_unmoved_row(x) if isinstance(x, str) else rows_of_moves(x) for x in groups])
-    return [*subject.target_lines, *rows] if _are_biased(subject) else rows
+    return [*context.target_lines, *rows] if _are_biased(context) else rows
 
 
-def _are_biased(subject: OfFit) -> bool:
+def _are_biased(context: FitContext) -> bool:
     # A chain without a model has no potential to move by.
-    return subject.is_biased and subject.fit.model is not None
+    return context.is_biased and context.fit.model is not None
 
 
-def move_draws(subject: OfFit) -> list[Moved | str]:
+@cached
+def run_hmc_from(context: FitContext) -> list[HMCCheck | str]:
     """The points of each group that is compared by itself, or why they were not moved."""
-    if subject.kind == "particles":
-        return _groups_of_particles(subject)
-    if subject.num_moves == 0:
+    if context.kind == "particles":
+        return _groups_of_particles(context)
+    if context.num_moves == 0:
         return []
-    if subject.kind == "guide":
-        return [_group_of_guide(subject)] if subject.has_moves else []
-    return _groups_of_chains(subject) if _are_biased(subject) else []
+    if context.kind == "guide":
+        return [_group_of_guide(context)] if has_moves(context) else []
+    return _groups_of_chains(context) if _are_biased(context) else []
 
 
-def _groups_of_particles(subject: OfFit) -> list[Moved | str]:
+def _groups_of_particles(context: FitContext) -> list[HMCCheck | str]:
     """The group of all particles; none if there are as many coordinates, or no moves."""
-    if not subject.has_gradient:
+    if not context.has_gradient:
         return [_NO_GRADIENT]
-    x, num_moves = subject.points.x, subject.num_moves
+    x, num_moves = context.points.x, context.num_moves
     m, d = x.shape
     if m <= d or num_moves == 0:
         return []
-    count = m * MOVES * LEAPS * sum(map(count_of, sample_sites(subject.proto.trace)))
+    count = m * MOVES * LEAPS * sum(map(count_of, sample_sites(context.proto.trace)))
     if num_moves is None and count > limits.MOST_DENSITIES:
         return [_dear(m, "particle", f"{count:.1g} log densities")]
     plan = Plan(m, MOVES if num_moves is None else num_moves, None)
 
-    def moved(x: Array, group: Group | None) -> Moved:
+    def moved(x: Array, group: Group | None) -> HMCCheck:
         # They follow each other, so that they are no independent draws.
-        key = subject.rng_key
+        key = context.rng_key
         kind = PARTICLES._replace(shift=limits.particles_shift(len(x)))
-        return _moved(subject, plan, x, key, kind, independent=False, group=group)
+        return _moved(context, plan, x, key, kind, independent=False, group=group)
 
-    if (at := split_by_mode(subject)) is None:
+    if (at := split_by_mode(context)) is None:
         return [moved(x, None)]
     # Too few at a mode for their spread have too few of all to matter.
     groups = [np.flatnonzero(at.which[0] == k) for k in range(len(at.modes))]
@@ -170,49 +173,46 @@ def _groups_of_particles(subject: OfFit) -> list[Moved | str]:
     return [moved(x[here], (at, k)) for k, here in large.items()]
 
 
-def _group_of_guide(subject: OfFit) -> Moved | str:
+def _group_of_guide(context: FitContext) -> HMCCheck | str:
     """The group of the draws of the first restart, and of more draws of its guide."""
-    if isinstance(plan := plan_of(subject), str):
+    if isinstance(plan := plan_of(context), str):
         return plan
-    key_draws, key_moves = random.split(subject.rng_key)
-    kind = GUIDE if subject.cause is None else GUIDE._replace(remedy=subject.cause)
-    found = _moved(subject, plan, _more(subject, key_draws), key_moves, kind)
+    key_draws, key_moves = random.split(context.rng_key)
+    kind = GUIDE if context.cause is None else GUIDE._replace(remedy=context.cause)
+    found = _moved(context, plan, _more(context, key_draws), key_moves, kind)
     # Where the weights may be used, they have judged the draws, and with them the shares of modes.
-    return found._replace(shares_known=subject.lines("weights")[0].ok is True)
+    return found._replace(shares_known=weights(context)[0].ok is True)
 
 
-def _groups_of_chains(subject: OfFit) -> list[Moved | str]:
-    """The groups of draws of kernels whose stationary law is not the posterior.
-
-    Chains that are far from the posterior agree with each other, and a momentum may have its
-    temperature where the coordinates have not: only exact moves on all data say so.
-    """
-    if subject.facts.temperature is None:
+def _groups_of_chains(context: FitContext) -> list[HMCCheck | str]:
+    """The groups of draws of kernels whose stationary law is not the posterior: chains that are far
+    from it agree with each other."""
+    if context.facts.temperature is None:
         return ["not judged: the draws have no temperature, or several of them."]
-    if not subject.has_gradient:
+    if not context.has_gradient:
         return [_NO_GRADIENT]
-    if (at := split_by_mode(subject)) is None:
-        return [_group_of_chains(subject, *subject.mixed)]
-    draws = {name: subject.draws[name] for name in subject.info.latents}
+    if (at := split_by_mode(context)) is None:
+        return [_group_of_chains(context, *context.mixed)]
+    draws = {name: context.draws[name] for name in context.info.latents}
     groups = at.within(draws).items()
-    return [_group_of_chains(subject, *subject.mix(x), (at, k)) for k, x in groups]
+    return [_group_of_chains(context, *context.mix(x), (at, k)) for k, x in groups]
 
 
 def _group_of_chains(
-    subject: OfFit, mixed: Numbers, sizes: np.ndarray, group: Group | None = None
-) -> Moved | str:
+    context: FitContext, mixed: Numbers, sizes: np.ndarray, group: Group | None = None
+) -> HMCCheck | str:
     """Draws of chains in a random order, of one mode where one is given."""
     if not np.min(sizes) >= FEWEST_EFFECTIVE:
         return f"not judged: the effective sample size of the draws is below {FEWEST_EFFECTIVE}."
-    if isinstance(plan := plan_of(subject), str):
+    if isinstance(plan := plan_of(context), str):
         return plan
-    trace, total = subject.proto.trace, len(next(iter(mixed.values())))
-    derived = sum(jnp.size(trace[name]["value"]) for name in watched_sites(subject.proto))
+    trace, total = context.proto.trace, len(next(iter(mixed.values())))
+    derived = sum(jnp.size(trace[name]["value"]) for name in watched_sites(context.proto))
     sizes = np.append(sizes, np.full(derived, np.min(sizes)))
     inflation = jnp.asarray(np.maximum(total / sizes, 1.0), float)
     draws = {name: jnp.asarray(y) for name, y in mixed.items()}
-    key = subject.key_moves
-    return _moved(subject, plan, draws, key, CHAINS, independent=inflation, group=group)
+    key = context.key_moves
+    return _moved(context, plan, draws, key, CHAINS, independent=inflation, group=group)
 
 
 class Plan(NamedTuple):
@@ -226,15 +226,15 @@ class Plan(NamedTuple):
     """Numbers that they compute."""
 
 
-def plan_of(subject: OfFit) -> Plan | str:
+def plan_of(context: FitContext) -> Plan | str:
     """The moves of draws, by what a gradient on all data costs; or why there are none."""
-    if (cost := subject.gradient_cost) is None:
+    if (cost := context.gradient_cost) is None:
         return "the model has no gradient in reverse mode, which a Markov chain needs here."
-    num_moves = MOVES if subject.num_moves is None else subject.num_moves
+    num_moves = MOVES if context.num_moves is None else context.num_moves
     each = num_moves * LEAPS * cost
     starts = int(np.clip(FEW / each, FEWEST_STARTS, STARTS))
     operations = starts * each
-    if subject.num_moves is None and operations > limits.MOST_OPERATIONS:
+    if context.num_moves is None and operations > limits.MOST_OPERATIONS:
         return _dear(starts, "draw", f"{operations:.1g} operations")
     return Plan(starts, num_moves, quick_options(operations), operations)
 
@@ -253,55 +253,55 @@ def _unmoved_row(verdict: str) -> list[Row]:
 
 
 def _moved(
-    subject: OfFit,
+    context: FitContext,
     plan: Plan,
     draws: Sites | Array,
     rng_key: Array,
     kind: Wording,
     independent: Array | bool = True,
     group: Group | None = None,
-) -> Moved:
+) -> HMCCheck:
     """The first of the constrained draws ``(m, *site)``, or of ``(m, d)`` points, before and after
     moves with the density p^(1/T), which do not leave the mode of a group."""
 
-    def run(params: Params, x: Any, independent: Array | bool, rng_key: Array) -> Spread:
-        target = subject.potential(params, watched_sites(subject.proto))
+    def run(params: Params, x: Any, independent: Array | bool, rng_key: Array) -> MoveComparison:
+        target = context.potential(params, watched_sites(context.proto))
         starts = min(plan.starts, len(jax.tree.leaves(x)[0]))
         if isinstance(x, dict):
-            x = replace_nonfinite(flat_draws(target, x, subject.block))
-        energy, numbers = _energy(subject, target, group), numbers_of(target)
+            x = replace_nonfinite(flat_draws(target, x, context.block))
+        energy, numbers = _energy(context, target, group), numbers_of(target)
         return spread_after_moves(
-            energy, numbers, x, rng_key, plan.num_moves, subject.block, starts, independent
+            energy, numbers, x, rng_key, plan.num_moves, context.block, starts, independent
         )
 
     compiled = jax.jit(run, compiler_options=plan.options)
-    found = compiled(subject.fit.params[0], draws, independent, rng_key)
+    found = compiled(context.fit.params[0], draws, independent, rng_key)
     found = found._replace(combined=worst_combinations(found))
     where = "" if group is None else f" (at {group[0].places[group[1]]})"
-    name, coordinate = name_of(subject.proto), names_in(subject.info.slices)
-    return Moved(found, lambda k: name(k) + where, kind, lambda k: coordinate(k) + where)
+    name, coordinate = name_of(context.proto), partial(coordinate_name, context.info.slices)
+    return HMCCheck(found, lambda k: name(k) + where, kind, lambda k: coordinate(k) + where)
 
 
-def _more(subject: OfFit, rng_key: Array) -> Sites:
+def _more(context: FitContext, rng_key: Array) -> Sites:
     """The draws of latent sites and others like them, by the program that made them."""
-    info = subject.info
-    chosen = {name: subject.first[name] for name in info.latents}
+    info = context.info
+    chosen = {name: context.first[name] for name in info.latents}
     size = len(next(iter(chosen.values())))
     # Some numbers have so heavy a tail that 1,000 draws do not tell their spread.
     times = min(DRAWS, 10**7 // info.size) // size - 1
     pieces = [chosen]
     for key in random.split(rng_key, max(0, min(times, 9))):
-        latent = subject.evaluate(key, size, [subject.fit.params[0]])["latent"]
+        latent = context.evaluate(key, size, [context.fit.params[0]])["latent"]
         pieces.append({name: latent[name][0] for name in chosen})
     return {name: jnp.concatenate([piece[name] for piece in pieces]) for name in chosen}
 
 
 def _energy(
-    subject: OfFit, target: Potential, group: Group | None
+    context: FitContext, target: Potential, group: Group | None
 ) -> Callable[[Array], tuple[Array, Array]]:
     """The potential of a vector and its gradient, over the temperature of chains; infinite where it
     is not at the mode of the group."""
-    T = subject.facts.temperature if subject.kind == "chains" else 1.0
+    T = context.facts.temperature if context.kind == "chains" else 1.0
 
     def energy(x: Array) -> tuple[Array, Array]:
         U, gradient = target.value_and_grad_flat(x, {})
@@ -328,11 +328,8 @@ def numbers_of(target: Potential) -> Callable[[Array], Array]:
 
 
 def watched_sites(proto: Prototype) -> tuple[str, ...]:
-    """The deterministic sites whose numbers are compared too.
-
-    A guide that is right where it is wide may be wrong in what users read, such as a scale that is
-    computed from a precision near 0.
-    """
+    """The deterministic sites whose numbers are compared too, such as a scale that is computed from
+    a precision near 0."""
     return tuple(
         name
         for name, site in proto.trace.items()
@@ -350,101 +347,129 @@ def name_of(proto: Prototype) -> Callable[[int], str]:
     sizes |= {name: jnp.size(trace[name]["value"]) for name in watched_sites(proto)}
     ends = np.cumsum(list(sizes.values())).tolist()
     slices = dict(zip(sizes, map(slice, [0, *ends[:-1]], ends), strict=True))
-    return names_in(slices)
+    return partial(coordinate_name, slices)
 
 
-def rows_of_moves(group: Moved) -> list[Row]:
+def rows_of_moves(check: HMCCheck) -> list[Row]:
     """The lines of the worst numbers: their spread, mean and shape, and modes that no chain
     leaves."""
-    found, name, kind, coordinate, shares_known = group
-    ratios, errors, shifts, shift_errors, between = (np.asarray(x, float) for x in found[:5])
-    what, remedy, limits, farthest, shares = kind
-    accepted, n = float(found.accepted), len(ratios)
-    if accepted < STUCK:
-        ratio, limit = float(np.nanmin(np.append(ratios, np.inf))), f"{limits[0]} to {limits[1]}"
-        verdict = (
-            f"a Markov chain on all data does not leave the {what}, so nothing can be said of"
-            " their spread; the density may be rough, or not a number near some of them."
-        )
-        return [Row(QUANTITY, ratio, None, limit, False, verdict, True)]
-    combined = found.combined
-    pairs = np.zeros((0, 2), int) if combined is None else combined.coordinates
+    comparison, name, wording = check.comparison, check.name, check.wording
+    if comparison.accepted < STUCK:
+        return [_stuck_row(check)]
+    rows = _moment_rows(check)
+    if (why := _reason_for_doubt(check)) and all(row.ok for row in rows):
+        rows = [row._replace(ok=None, verdict=f"not judged: {why}.") for row in rows]
+    rows = void_if_any_unjudged(rows)
+    # Where the draws lie elsewhere, the ranges have other shares in any case.
+    if comparison.range_ratio is not None and rows[1].ok is not False:
+        ranges, begins = (comparison.range_ratio, comparison.range_error), f"{_begin(check)} makes"
+        row = judged_ranges(OF_RANGE, *ranges, name, begins, f"{wording.remedy}.")
+        # Few draws may be enough for a mean, and not for a shape; but not the other way round.
+        rows.append(void_if_any_unjudged([*rows, row])[-1])
+    return rows + _side_rows(check)
 
-    def number(k: int, of: int) -> str:
-        if k < n:
-            return name(k)
-        first, second = sorted(pairs[of + k - n].tolist())
-        return f"a linear combination of {coordinate(first)} and {coordinate(second)} most of all"
 
-    begins = f"a Markov chain on all data that starts from each of the {what}"
-    end = f"{remedy}."
-    elsewhere = f"the {what} are elsewhere: begin at the modes, find_modes(model, *args)."
+def _begin(check: HMCCheck) -> str:
+    return f"a Markov chain on all data that starts from each of the {check.wording.what}"
 
-    def lines(*given: np.ndarray) -> list[Row]:
-        ratios, errors, shifts, shift_errors = given
-        return [
-            judged_ratios(
-                QUANTITY,
-                ratios,
-                errors,
-                limits,
-                f"a Markov chain on all data leaves the {what} as wide as they are; it is too short"
-                " to find another mode.",
-                lambda k, by: (
-                    f"{begins} makes the standard deviation of {number(k, 0)} {1 / by:.2g} times"
-                    f" what it is; {end}"
-                ),
-            ),
-            judged_shifts(
-                OF_SHIFT,
-                shifts,
-                shift_errors,
-                farthest,
-                f"a Markov chain on all data leaves the mean of the {what} where it is.",
-                lambda k, by: (
-                    f"{begins} moves the mean of {number(k, 2)} by {by:.2g} of its standard"
-                    f" deviations; {elsewhere if abs(by) > _ELSEWHERE else end}"
-                ),
-            ),
-        ]
 
-    single = ratios, errors, shifts, shift_errors
-    rows = lines(*single)
-    if combined is not None:
+def _stuck_row(check: HMCCheck) -> Row:
+    low, high = check.wording.limits
+    verdict = (
+        f"a Markov chain on all data does not leave the {check.wording.what}, so nothing can be"
+        " said of their spread; the density may be rough, or not a number near some of them."
+    )
+    ratio = float(np.nanmin(np.append(check.comparison.ratio, np.inf)))
+    return Row(QUANTITY, ratio, None, f"{low} to {high}", False, verdict, True)
+
+
+def _moment_rows(check: HMCCheck) -> list[Row]:
+    """Spread and mean of single numbers; of linear combinations too where one of them is wrong, as
+    the worst of so many is known less well."""
+    comparison = check.comparison
+    single = comparison.ratio, comparison.error, comparison.shift, comparison.shift_error
+    single = [np.asarray(x, float) for x in single]
+    if (combined := comparison.combined) is not None:
         both = zip(single, combined[:4], strict=True)
-        with_combinations = lines(*(np.append(one, other) for one, other in both))
-        # The worst of so many is known less well, and says something only where it is wrong.
-        if any(row.ok is False for row in with_combinations):
-            rows = with_combinations
-    stays = int(np.argmax(np.nan_to_num(between)))
-    why = None
+        rows = _judge_moments(check, *(np.append(one, other) for one, other in both))
+        if any(row.ok is False for row in rows):
+            return rows
+    return _judge_moments(check, *single)
+
+
+def _judge_moments(
+    check: HMCCheck, ratios: np.ndarray, errors: np.ndarray, shifts: np.ndarray, of_shifts: Any
+) -> list[Row]:
+    """The lines of the worst ratio and of the worst shift, of single numbers and then, if there are
+    more, of combinations."""
+    (what, remedy, limits, farthest, _), combined = check.wording, check.comparison.combined
+    count, begins = len(check.comparison.ratio), _begin(check)
+    elsewhere = f"the {what} are elsewhere: begin at the modes, find_modes(model, *args)"
+
+    def number(k: int, first_combination: int) -> str:
+        if k < count or combined is None:
+            return check.name(k)
+        pair = sorted(combined.coordinates[first_combination + k - count].tolist())
+        first, second = map(check.coordinate, pair)
+        return f"a linear combination of {first} and {second} most of all"
+
+    return [
+        judged_ratios(
+            QUANTITY,
+            ratios,
+            errors,
+            limits,
+            f"a Markov chain on all data leaves the {what} as wide as they are; it is too short to"
+            " find another mode.",
+            lambda k, by: (
+                f"{begins} makes the standard deviation of {number(k, 0)} {1 / by:.2g} times what"
+                f" it is; {remedy}."
+            ),
+        ),
+        judged_shifts(
+            OF_SHIFT,
+            shifts,
+            of_shifts,
+            farthest,
+            f"a Markov chain on all data leaves the mean of the {what} where it is.",
+            lambda k, by: (
+                f"{begins} moves the mean of {number(k, 2)} by {by:.2g} of its standard"
+                f" deviations; {elsewhere if abs(by) > _ELSEWHERE else remedy}."
+            ),
+        ),
+    ]
+
+
+def _reason_for_doubt(check: HMCCheck) -> str | None:
+    """Why chains that leave the draws as they are say nothing of them, if they do not."""
+    accepted = float(check.comparison.accepted)
     if accepted > FREE:
-        why = (
+        return (
             f"of the steps of the Markov chains {accepted:.1%} are accepted, so they are too small"
             " for the density, or it is the same everywhere"
         )
-    elif not shares_known and between[stays] > STAY:
-        why = (
-            f"the Markov chains are too short for {name(stays)}, of whose variance"
+    between = np.nan_to_num(np.asarray(check.comparison.between, float))
+    stays = int(np.argmax(between))
+    if not check.shares_known and between[stays] > STAY:
+        return (
+            f"the Markov chains are too short for {check.name(stays)}, of whose variance"
             f" {between[stays]:.0%} is between them; a larger num_moves makes them longer"
         )
-    if why and all(row.ok for row in rows):
-        rows = [row._replace(ok=None, verdict=f"not judged: {why}.") for row in rows]
-    rows = together(rows)
-    # Where the draws lie elsewhere, the ranges have other shares in any case.
-    if found.range_ratio is not None and rows[1].ok is not False:
-        ranges = found.range_ratio, found.range_error
-        row = judged_ranges(OF_RANGE, *ranges, name, f"{begins} makes", end)
-        # Few draws may be enough for a mean, and not for a shape; but not the other way round.
-        rows.append(together([*rows, row])[-1])
-    known = shares_known or not shares
-    ends = np.asarray(found.ends, float)
-    value, least = (math.inf, 0) if known else least_crossing(*ends)
-    if value < CROSSING:
-        least = int(equally_spaced(n, NUMBERS)[least])
-        verdict = (
-            f"the {what} lie on two sides of a value of {name(least)} that hardly any Markov chain"
-            f" crosses, so nothing has checked how many belong on each: {shares}."
-        )
-        rows.append(Row(OF_SIDES, value, None, f"{CROSSING}", False, verdict, True))
-    return rows
+    return None
+
+
+def _side_rows(check: HMCCheck) -> list[Row]:
+    """The line of two modes between which hardly a chain moves, where nothing else judges their
+    shares."""
+    what, *_, shares = check.wording
+    if check.shares_known or not shares:
+        return []
+    value, least = least_crossing(*np.asarray(check.comparison.ends, float))
+    if value >= CROSSING:
+        return []
+    least = int(equally_spaced(len(check.comparison.ratio), NUMBERS)[least])
+    verdict = (
+        f"the {what} lie on two sides of a value of {check.name(least)} that hardly any Markov"
+        f" chain crosses, so nothing has checked how many belong on each: {shares}."
+    )
+    return [Row(OF_SIDES, value, None, f"{CROSSING}", False, verdict, True)]

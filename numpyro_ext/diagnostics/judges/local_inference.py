@@ -1,10 +1,7 @@
-"""Whether the local inference of a structured guide is right, by its sites and a step of Gibbs.
+"""Whether the local inference of a structured guide is right, by its sites ``..._converged``, draws
+of the prior, and a step of Gibbs where the guide knows its conjugate posterior."""
 
-It takes the draws of a guide with a deterministic site ``..._converged``, and runs the guide once
-on all data, 200 draws of the prior and, where the guide knows its conjugate posterior, one step.
-"""
-
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 from jax import Array, lax, random
@@ -16,8 +13,8 @@ from numpyro_ext._model.program import shape_trace, trace_of
 from numpyro_ext._model.read import latent_sites
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics._fit import Fit
+from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.limits import COLLAPSED, NARROW, UNCONVERGED, judged
-from numpyro_ext.diagnostics.subject import OfFit
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
 __all__ = ["local_inference", "narrow_rows", "states_row"]
@@ -27,18 +24,9 @@ DRAWS, BLOCK, PRIOR_DRAWS = 50, 50, 200
 prior."""
 
 
-@runtime_checkable
-class HasConjugate(Protocol):
-    """A guide of a model whose global sites are conjugate to its local ones."""
-
-    def sample_globals(self, rng_key: Array, sites: Sites) -> Sites:
-        """The global sites, drawn from the model given these values of the local ones."""
-        ...
-
-
-def local_inference(subject: OfFit) -> list[Row]:
+def local_inference(context: FitContext) -> list[Row]:
     """The lines of a guide with a deterministic site ``..._converged``; none of other guides."""
-    fit, guide, draws = subject.fit, subject.obj.guide, subject.draws
+    fit, guide, draws = context.fit, context.obj.guide, context.draws
     assert fit.guide is not None
     seeded: Any = seed(fit.guide, random.key(0))
     programs = shape_trace(substitute(seeded, data=fit.params[0]), fit.args, fit.kwargs)
@@ -65,7 +53,7 @@ def local_inference(subject: OfFit) -> list[Row]:
         "message passing was cut; raise max_iter of the rule, or take one in closed form.",
     )
     rows = [first]
-    key_prior, key_step = random.split(random.fold_in(subject.rng_key, 1))
+    key_prior, key_step = random.split(random.fold_in(context.rng_key, 1))
     sizes = {site["name"]: _num_states(site["fn"]) for site in latent_sites(programs)}
     for name, size in sizes.items():
         if size != 1:
@@ -73,7 +61,8 @@ def local_inference(subject: OfFit) -> list[Row]:
     if several := [name for name, size in sizes.items() if size > 1]:
         prior = _prior_draws(fit, several, key_prior)
         rows += [states_row(name, draws[name], prior[name]) for name in several]
-    return rows + (narrow_rows(guide, draws, key_step) if isinstance(guide, HasConjugate) else [])
+    # Of a model whose global sites are conjugate to its local ones.
+    return rows + (narrow_rows(guide, draws, key_step) if hasattr(guide, "sample_globals") else [])
 
 
 def _num_states(fn: Any) -> int:
@@ -85,10 +74,8 @@ def _num_states(fn: Any) -> int:
 
 
 def _collapse_row(name: str, z: np.ndarray, *, one_by_one: bool) -> Row:
-    """The largest share of one state, in the restart where it is largest.
-
-    :param one_by_one: whether each step of a sequence has a state; bits are one state together.
-    """
+    """The largest share of one state, in the restart where it is largest; bits are one state
+    together."""
     shares = []
     for chain in z:
         some = chain[equally_spaced(len(chain), DRAWS)]
@@ -123,10 +110,7 @@ def _prior_draws(fit: Fit, names: list[str], rng_key: Array) -> dict[str, np.nda
 
 
 def states_row(name: str, z: np.ndarray, prior: np.ndarray) -> Row:
-    """The number of states that hold data, in the restart with the fewest, beside the prior's.
-
-    Local optima leave states empty that the posterior uses, and their bounds and k-hat look well.
-    """
+    """The number of states that hold data, beside the prior's: local optima leave some empty."""
     in_use = [np.mean([len(np.unique(draw)) for draw in chain]) for chain in z]
     value = float(min(in_use))
     least = int(np.quantile([len(np.unique(draw)) for draw in prior], 0.05, method="lower"))
@@ -142,7 +126,7 @@ def states_row(name: str, z: np.ndarray, prior: np.ndarray) -> Row:
     )
 
 
-def narrow_rows(guide: HasConjugate, draws: dict[str, Any], rng_key: Array) -> list[Row]:
+def narrow_rows(guide: Any, draws: dict[str, Any], rng_key: Array) -> list[Row]:
     r"""The widths of global sites over those after a step of Gibbs sampling.
 
     If q is a product, the variance of a global number is that given the local ones. The step adds

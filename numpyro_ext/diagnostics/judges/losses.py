@@ -1,48 +1,33 @@
-"""Whether the optimiser of a guide has come to rest: its losses, or the equations of an engine.
+"""Whether the optimiser of a guide has come to rest: its losses, or the equations of an engine."""
 
-It takes what ``run`` returned, and costs nothing.
-"""
-
+from collections.abc import Sequence
 import math
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
+from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.limits import FALL, LOST, STEP_NOISE, judged
-from numpyro_ext.diagnostics.subject import OfFit
 from numpyro_ext.diagnostics.table import Row
 
 __all__ = ["convergence_rows", "loss_rows", "losses"]
 
 
-@runtime_checkable
-class Converges(Protocol):
-    """An :class:`Engine` that solves equations, so that its losses say nothing about its end."""
-
-    def convergence(self, state: Any) -> dict[str, float]:
-        """``residual``, ``limit`` (0 if the residual is not compared), ``skipped`` (factors left
-        out in the last step) and ``inaccurate`` (factors whose moments were not resolved); where
-        rows are random, ``noise`` (the result's standard error in standard deviations)."""
-        ...
-
-
-def losses(subject: OfFit) -> list[Row]:
+def losses(context: FitContext, others: Sequence[Row]) -> list[Row]:
     """The lines of the losses, or of the equations that an engine solves; where the lines on the
     draws find these right, a loss is for information."""
-    if isinstance(subject.obj, Converges):
-        return convergence_rows(subject.obj, subject.results)
-    found = [getattr(one, "losses", None) for one in subject.results]
+    if hasattr(context.obj, "convergence"):
+        return convergence_rows(context.obj, context.results)
+    found = [getattr(one, "losses", None) for one in context.results]
     losses = [np.asarray(one) for one in found if one is not None]
-    of_draws = [row.ok for row in subject.others("losses") if row.of_draws]
+    of_draws = [row.ok for row in others if row.of_draws]
     is_right = True in of_draws and False not in of_draws
     return loss_rows([one for one in losses if one.ndim == 1], is_right=is_right)
 
 
 def loss_rows(losses: list[np.ndarray], *, is_right: bool) -> list[Row]:
-    """The last fifth of the losses of each restart against the fifth before.
-
-    :param is_right: whether other lines have found the draws right; then it is for information.
-    """
+    """The last fifth of the losses of each restart against the fifth before; for information where
+    ``is_right``, other lines have found the draws right."""
     changes, lost = [], []
     for one in losses:
         fifth = len(one) // 5
@@ -76,8 +61,13 @@ def loss_rows(losses: list[np.ndarray], *, is_right: bool) -> list[Row]:
     return [judged(name, change, limit, ok, right, wrong, error)]
 
 
-def convergence_rows(engine: Converges, results: list[Any]) -> list[Row]:
-    """Whether an engine has solved its equations, in the worst of its restarts."""
+def convergence_rows(engine: Any, results: list[Any]) -> list[Row]:
+    """Whether an engine has solved its equations, in the worst of its restarts.
+
+    :param engine: its ``convergence(state)`` is a dict with the ``residual`` and its ``limit`` (0
+        if it is not compared), the numbers of factors ``skipped`` and ``inaccurate``, and maybe the
+        ``noise`` of the rows that were drawn.
+    """
     states = [one.state for one in results if hasattr(one, "state")]
     found = [engine.convergence(state) for state in states]
     if not found:

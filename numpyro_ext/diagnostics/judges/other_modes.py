@@ -1,9 +1,6 @@
-"""Modes of a posterior in which no draw lies, and the mass that they have.
+"""Modes of a posterior in which no draw lies, and the mass that they have."""
 
-It takes draws that no line has found wrong, in up to 100 coordinates, and searches from 32 points.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 import math
 from typing import Any, NamedTuple
@@ -23,9 +20,10 @@ from numpyro_ext.diagnostics._evaluate import model_trace_of
 from numpyro_ext.diagnostics._facts import several_modes
 from numpyro_ext.diagnostics._points import flat_draws, replace_nonfinite
 from numpyro_ext.diagnostics._spread import mean_and_sd, unit_root
+from numpyro_ext.diagnostics.context import FitContext, cached
 from numpyro_ext.diagnostics.judges.exact_moves import QUANTITY as MOVED
-from numpyro_ext.diagnostics.judges.exact_moves import name_of, numbers_of, plan_of
-from numpyro_ext.diagnostics.subject import OfFit
+from numpyro_ext.diagnostics.judges.exact_moves import exact_moves, name_of, numbers_of, plan_of
+from numpyro_ext.diagnostics.judges.points import has_moves
 from numpyro_ext.diagnostics.table import Row
 
 __all__ = ["QUANTITY", "search_of_chains", "other_modes", "unvisited_rows"]
@@ -64,57 +62,56 @@ class End(NamedTuple):
     """Its length, in units of the draws."""
 
 
-def other_modes(subject: OfFit) -> list[Row]:
+def other_modes(context: FitContext, others: Sequence[Row]) -> list[Row]:
     """The line of modes without draws, where no line has found the draws wrong; of chains where
     the settings say that there are several, and the moves nothing."""
-    if subject.kind == "chains":
-        return subject.once(search_of_chains) or []
-    if not subject.has_moves or subject.num_moves == 0:
+    if context.kind == "chains":
+        return search_of_chains(context) or []
+    if any(row.ok is False for row in others):
         return []
-    potentials, key = -subject.stats["lp"][0], random.fold_in(subject.rng_key, 2)
-    return unvisited_rows(subject, subject.first, potentials, key) or []
+    if not has_moves(context) or context.num_moves == 0:
+        return []
+    potentials, key = -context.stats["lp"][0], random.fold_in(context.rng_key, 2)
+    return unvisited_rows(context, context.first, potentials, key) or []
 
 
-def search_of_chains(subject: OfFit) -> list[Row] | None:
+@cached
+def search_of_chains(context: FitContext) -> list[Row] | None:
     """The lines of a search from the draws of chains; None where there was no search."""
-    if not several_modes(subject.facts) or subject.facts.temperature != 1:
+    if not several_modes(context.facts) or context.facts.temperature != 1:
         return None
-    moved = subject.lines("exact moves")
+    moved = exact_moves(context)
     judged = any(row.quantity == MOVED and not math.isnan(row.value) for row in moved)
-    if not judged or not subject.nothing_wrong:
+    if not judged or any(row.ok is False for row in moved):
         return None
-    some = {name: x[:SEARCHED] for name, x in subject.mixed[0].items()}
-    return unvisited_rows(subject, some, None, random.fold_in(subject.key_moves, 1))
+    some = {name: x[:SEARCHED] for name, x in context.mixed[0].items()}
+    return unvisited_rows(context, some, None, random.fold_in(context.key_moves, 1))
 
 
 def unvisited_rows(
-    subject: OfFit, draws: dict[str, Any], potentials: np.ndarray | None, rng_key: Array
+    context: FitContext, draws: dict[str, Any], potentials: np.ndarray | None, rng_key: Array
 ) -> list[Row] | None:
-    """The line of the mode of most mass that has no draws, if such a mode is found; None where
-    descents do not show the modes.
+    r"""The line of the mode of most mass that has no draws, if there is one; None where descents do
+    not show the modes.
 
     Descents from draws, from points around them and near 0, and from draws of the prior end near
-    modes, at which Newton's method comes to rest. A mode to which the potential rises by 2 nats at
-    least, on straight lines from the draws nearest to it, and in whose normal approximation
-    (nearly) no draw lies, has been missed. Its mass is that of the approximation, or what
-    importance sampling makes of it where that is less; that of the draws is :math:`e^{m/2 - U} |2
-    \\pi \\Sigma|^{1/2}` with the medians U of their potential and m of the chi-square law.
-
-    :param draws: constrained, ``(m, *site)``.
-    :param potentials: ``(m,)`` values of U at these draws; None where they are not known.
+    modes, at which Newton's method comes to rest. A mode has been missed if the potential rises by
+    2 nats on straight lines from the nearest draws to it, and hardly a draw lies in its normal
+    approximation. The mass of the draws is :math:`e^{m/2 - U} |2 \pi \Sigma|^{1/2}` with the
+    medians U of their potential and m of the chi-square law.
     """
-    info, plan, m = subject.info, plan_of(subject), len(next(iter(draws.values())))
+    info, plan, m = context.info, plan_of(context), len(next(iter(draws.values())))
     if isinstance(plan, str) or m < FEWEST_DRAWS or info.size > min(MOST_LATENTS, m // 2):
         return None
-    cost = plan.operations + 4 * EACH * 2 * STEPS * (subject.gradient_cost or 0.0)
-    if subject.num_moves is None and cost > limits.MOST_OPERATIONS:
+    cost = plan.operations + 4 * EACH * 2 * STEPS * (context.gradient_cost or 0.0)
+    if context.num_moves is None and cost > limits.MOST_OPERATIONS:
         return None
     key_search, key_mass = random.split(rng_key)
     latent = {name: draws[name] for name in info.latents}
-    found = _search(subject, latent, key_search, plan.options)
+    found = _search(context, latent, key_search, plan.options)
     eps = float(np.finfo(found[0].dtype).eps)
     x, mean, root, ends = jax.tree.map(lambda y: np.asarray(y, np.float64), found)
-    at = _values_of(subject, plan.options)
+    at = _values_of(context, plan.options)
     potentials = at(x) if potentials is None else potentials
     fine = np.isfinite(potentials) & np.all(np.isfinite(x), 1)
     if not (fine.mean() > 0.9 and np.all(np.isfinite(root))):
@@ -128,7 +125,7 @@ def unvisited_rows(
         return []
     # Of a normal, whose U has the median of half a chi-square above the mode.
     of_draws = -middle + 0.5 * special.chdtri(info.size, 0.5) + _log_volume(root)
-    target = subject.potential()
+    target = context.potential()
     modes: list[Mode] = []
     for mode in mode_search(rng_key, target.traced_once(), adam=False)(ends.x[chosen]):
         if mode.at_mode and all(mode.distance(other.center) >= _SAME for other in modes):
@@ -142,7 +139,7 @@ def unvisited_rows(
     if not shares[largest] >= limits.UNVISITED:
         return []
     mode, share = modes[largest], float(shares[largest])
-    where = _place(target, mode.center, draws, name_of(subject.proto))
+    where = _place(target, mode.center, draws, name_of(context.proto))
     lowest, value = float(np.min(ends.value[known])), float(at(np.asarray(mode.center)[None])[0])
     rounding = 256 * eps * max(1.0, abs(lowest))
     if abs(value - lowest) <= max(0.01, rounding):
@@ -170,13 +167,15 @@ def _log_volume(root: np.ndarray) -> float:
     return float(np.sum(np.log(np.diagonal(root)))) + 0.5 * len(root) * math.log(2 * math.pi)
 
 
-def _search(subject: OfFit, draws: Sites, rng_key: Array, options: dict[str, int] | None) -> Any:
+def _search(
+    context: FitContext, draws: Sites, rng_key: Array, options: dict[str, int] | None
+) -> Any:
     """Unconstrained draws with their mean and the root of their covariance, and the ends of the
     descents: first those from draws."""
-    fit, info, block = subject.fit, subject.info, subject.block
+    fit, info, block = context.fit, context.info, context.block
 
     def run(params: Params, draws: Sites, rng_key: Array) -> tuple[Array, Array, Array, End]:
-        target = subject.potential(params)
+        target = context.potential(params)
 
         def of_prior(key: Array) -> Array:
             sites = model_trace_of(fit, params, {}, key)
@@ -248,10 +247,10 @@ def _choose_ends(xi: np.ndarray, ends: End, highest: float) -> tuple[list[int], 
 
 
 def _values_of(
-    subject: OfFit, options: dict[str, int] | None
+    context: FitContext, options: dict[str, int] | None
 ) -> Callable[[np.ndarray], np.ndarray]:
     """U at ``(n, d)`` points, inf where it is no number."""
-    target, block = subject.potential(), subject.block
+    target, block = context.potential(), context.block
 
     def values(points: Array) -> Array:
         return lax.map(lambda x: target(target.info.unravel(x), {}), points, batch_size=block)
@@ -280,10 +279,7 @@ class _Drawn(NamedTuple):
 def _unvisited_modes(
     at: Callable[[np.ndarray], np.ndarray], drawn: _Drawn, modes: list[Mode], rng_key: Array
 ) -> list[Mode]:
-    """The modes in which there is hardly a draw, with the evidence that they have.
-
-    :param at: values of U.
-    """
+    """The modes in which there is hardly a draw, with the evidence that they have."""
     (x, potentials, root, of_draws), d = drawn, drawn.x.shape[1]
     e = np.asarray(random.normal(rng_key, (_NORMAL_DRAWS, d)), np.float64)
     found: list[Mode] = []

@@ -7,15 +7,16 @@ import numpy as np
 from numpyro_ext._model.read import Site, is_delta
 from numpyro_ext.diagnostics._density import coordinates
 from numpyro_ext.diagnostics._spread import least_spread, mean_and_sd
-from numpyro_ext.diagnostics.subject import OfFit
+from numpyro_ext.diagnostics.context import FitContext, cached
 from numpyro_ext.diagnostics.table import Row
 
-__all__ = ["points"]
+__all__ = ["has_moves", "points"]
 
 
-def points(subject: OfFit) -> list[Row]:
+@cached
+def points(context: FitContext) -> list[Row]:
     """The line of latent sites of which draws differ by rounding alone, if there are any."""
-    proto, draws = subject.proto, subject.latent
+    proto, draws = context.proto, context.latent
     some = [name for name in proto.latents if draws[name].size]
     if not some or draws[some[0]].shape[1] < 2:
         return []
@@ -39,11 +40,17 @@ def points(subject: OfFit) -> list[Row]:
     return [Row("sites that do not vary", len(points), None, "0", False, verdict, of_draws=True)]
 
 
-def _still(site: Site, x: np.ndarray) -> np.ndarray:
-    """``(chain, number)``: whether all draws of a number are the same but for rounding.
+@cached
+def has_moves(context: FitContext) -> bool:
+    """Whether draws of a guide have a gradient, and are no points: where a density has collapsed to
+    a point, moves say how far."""
+    is_estimate = context.density == "none" and any(row.ok is None for row in points(context))
+    return context.has_gradient and not is_estimate
 
-    One for the whole site where numbers may be constants, as the zeros of a triangular factor.
-    """
+
+def _still(site: Site, x: np.ndarray) -> np.ndarray:
+    """``(chain, number)``: whether all draws of a number are the same but for rounding; one for a
+    whole site where numbers may be constants, as the zeros of a triangular factor."""
     flat = x.reshape(*x.shape[:2], -1)
     if not np.issubdtype(x.dtype, np.floating):
         still = np.all(flat == flat[:, :1], 1)

@@ -1,8 +1,4 @@
-"""At which modes chains, or particles, are, and whether each mode has its share of them.
-
-It takes the modes that a kernel has found, or Newton's method from the mean of each group of
-particles. Draws are compared with the normal at each mode, wherever they began.
-"""
+"""At which modes chains, or particles, are, and whether each mode has its share of them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +17,7 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
 from numpyro_ext.diagnostics._facts import Numbers
 from numpyro_ext.diagnostics._points import flat_draws
+from numpyro_ext.diagnostics.context import DiagnosisContext, FitContext, cached
 from numpyro_ext.diagnostics.limits import (
     DEPARTURE,
     ELSEWHERE,
@@ -29,7 +26,6 @@ from numpyro_ext.diagnostics.limits import (
     farthest,
     judged,
 )
-from numpyro_ext.diagnostics.subject import OfFit, Subject
 from numpyro_ext.diagnostics.table import Row
 
 __all__ = ["SHARE", "AtModes", "draws_at_modes", "place_in"]
@@ -82,27 +78,28 @@ def place_in(modes: list[Mode]) -> Callable[[Array], tuple[Array, Array]]:
     return place
 
 
-def draws_at_modes(subject: Subject) -> AtModes | None:
+@cached
+def draws_at_modes(context: DiagnosisContext) -> AtModes | None:
     """Where the draws are; None where no several modes are known."""
-    if not isinstance(subject, OfFit) or subject.kind == "guide":
+    if not isinstance(context, FitContext) or context.kind == "guide":
         return None
-    particles = subject.kind == "particles"
+    particles = context.kind == "particles"
     # Most fits know no several modes, and then nothing is computed.
-    modes = _modes_of_particles(subject) if particles else _modes_of_kernel(subject)
-    if len(modes) < 2 or not subject.has_gradient:
+    modes = _modes_of_particles(context) if particles else _modes_of_kernel(context)
+    if len(modes) < 2 or not context.has_gradient:
         return None
-    target = subject.potential()
+    target = context.potential()
     if len(modes[0].center) != target.info.size:
         return None
-    place, block = place_in(modes), subject.block
+    place, block = place_in(modes), context.block
     if particles:
-        kept = np.ones((1, subject.num_points), bool)
-        which, away = jax.jit(jax.vmap(place))(subject.points.x)
+        kept = np.ones((1, context.num_points), bool)
+        which, away = jax.jit(jax.vmap(place))(context.points.x)
     else:
-        draws = {name: subject.draws[name] for name in subject.info.latents}
+        draws = {name: context.draws[name] for name in context.info.latents}
         kept = np.ones(next(iter(draws.values())).shape[:2], bool)
-        if "sampling" in subject.stats:
-            kept &= np.asarray(subject.stats["sampling"], bool)
+        if "sampling" in context.stats:
+            kept &= np.asarray(context.stats["sampling"], bool)
 
         def run(draws: Sites) -> tuple[Array, Array]:
             return lax.map(place, flat_draws(target, draws, block), batch_size=block)
@@ -115,41 +112,41 @@ def draws_at_modes(subject: Subject) -> AtModes | None:
     return AtModes(modes, which, places, _row(modes, which, away, places, particles=particles))
 
 
-def _modes_of_kernel(subject: OfFit) -> list[Mode]:
+def _modes_of_kernel(context: FitContext) -> list[Mode]:
     """The modes that a kernel has found, if they are several that lie apart."""
-    modes = getattr(subject.obj.sampler, "modes", None)
-    if not isinstance(modes, Modes) or subject.facts.temperature not in (None, 1):
+    modes = getattr(context.obj.sampler, "modes", None)
+    if not isinstance(modes, Modes) or context.facts.temperature not in (None, 1):
         return []
     return list(modes.modes) if of_kind(modes.problems, "several modes") else []
 
 
-def _groups(subject: OfFit) -> np.ndarray | None:
+def _groups(context: FitContext) -> np.ndarray | None:
     """``(m, K)``, 1 for the one of several modes at which a particle began; None if unknown."""
-    if isinstance(subject.obj, MCMC):
-        groups = getattr(subject.obj.last_state, "modes", None)
+    if isinstance(context.obj, MCMC):
+        groups = getattr(context.obj.last_state, "modes", None)
     else:
-        prefix = getattr(subject.obj.guide, "prefix", "auto")
-        groups = subject.fit.params[0].get(f"{prefix}_modes")
+        prefix = getattr(context.obj.guide, "prefix", "auto")
+        groups = context.fit.params[0].get(f"{prefix}_modes")
     return None if groups is None or np.shape(groups)[1] < 2 else np.asarray(groups)
 
 
-def _modes_of_particles(subject: OfFit) -> list[Mode]:
+def _modes_of_particles(context: FitContext) -> list[Mode]:
     """The modes near the means of groups of particles, with their shares; none where groups are not
     known or have come to the same mode."""
-    groups = _groups(subject)
-    if groups is None or not subject.has_gradient:
+    groups = _groups(context)
+    if groups is None or not context.has_gradient:
         return []
-    x = np.asarray(subject.points.x)
+    x = np.asarray(context.points.x)
     if len(groups) != len(x) or not np.all(np.isfinite(x)):
         return []
     starts = [x[here > 0.5].mean(0) for here in groups.T if np.any(here > 0.5)]
-    target = subject.potential().traced_once()
-    modes = list(mode_search(subject.rng_key, target, adam=False)(starts))
+    target = context.potential().traced_once()
+    modes = list(mode_search(context.rng_key, target, adam=False)(starts))
     if any(
         one.distance(two.center) < _DISTINCT for one in modes for two in modes if one is not two
     ):
         return []
-    with_shape = shape_measure(subject.rng_key, target, modes[0].factor)
+    with_shape = shape_measure(context.rng_key, target, modes[0].factor)
     logs = np.array([mode.log_evidence for mode in modes])
     shares = np.exp(logs - np.logaddexp.reduce(logs))
     if not np.all(shares > 0):
@@ -175,11 +172,8 @@ def _places(target: Potential, modes: list[Mode]) -> list[str]:
 def _row(
     modes: list[Mode], which: np.ndarray, away: np.ndarray, places: list[str], *, particles: bool
 ) -> Row:
-    """The line that compares the share of the draws at each mode with that of the evidence.
-
-    The root of the sum of (q - p)^2 / p over the modes is what the mean of any number may be off,
-    in its standard deviations, if the draws at each mode are right.
-    """
+    """The share of the draws q at each mode against that p of the evidence: the mean of a number
+    may be off by the root of the sum of (q - p)^2 / p, in standard deviations."""
     p = np.array([mode.share for mode in modes])
     counts = np.array([np.sum(which == k) for k in range(len(modes))])
     q = counts / max(counts.sum(), 1)

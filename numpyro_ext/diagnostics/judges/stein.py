@@ -16,10 +16,12 @@ import numpy as np
 from numpyro_ext.diagnostics._facts import Facts
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics._points import Points, minibatch_noise
+from numpyro_ext.diagnostics.context import DiagnosisContext, FitContext
 from numpyro_ext.diagnostics.judges.chains import split_by_mode
+from numpyro_ext.diagnostics.judges.exact_moves import exact_moves
+from numpyro_ext.diagnostics.judges.points import has_moves
 from numpyro_ext.diagnostics.judges.shares import AtModes, draws_at_modes
 from numpyro_ext.diagnostics.limits import judged, worst_rows
-from numpyro_ext.diagnostics.subject import OfFit, Subject
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 from numpyro_ext.scores.discrepancy import squared_ksd
 from numpyro_ext.scores.implied_sd import IMPLIED_RATIO, IMPLIED_SHIFT, implied_sd_ratio
@@ -32,24 +34,21 @@ POINTS = 2000
 _ratios_of = jax.jit(implied_sd_ratio)
 
 
-def particles(subject: Subject) -> list[Row]:
-    """The lines of particles.
-
-    Gradients do not see how many particles belong to a mode, which chains leave open that are too
-    short; otherwise the lines say whether the particles are those of the posterior.
-    """
-    m = subject.num_points
-    if not isinstance(subject, OfFit):
-        return particle_rows(m, subject.facts)
-    if not subject.has_gradient:
-        return particle_rows(m, Facts(num_latents=subject.num_latents))
-    at, points = split_by_mode(subject), subject.points
+def particles(context: DiagnosisContext) -> list[Row]:
+    """The lines of particles; they say whether these are right unless chains were too short to
+    judge the shares of modes."""
+    m = context.num_points
+    if not isinstance(context, FitContext):
+        return particle_rows(m, context.facts)
+    if not context.has_gradient:
+        return particle_rows(m, Facts(num_latents=context.num_latents))
+    at, points = split_by_mode(context), context.points
     number, *rest = particle_rows(m, particle_facts(points))
     if at is not None:
-        rest = worst_rows([particle_rows(*one)[1:] for one in _groups(subject.fit, points, at)])
-    moved = subject.lines("exact moves")
+        rest = worst_rows([particle_rows(*one)[1:] for one in _groups(context.fit, points, at)])
+    moved = exact_moves(context)
     short = any(row.not_judged and np.isfinite(row.value) for row in moved)
-    known = subject.once(draws_at_modes)
+    known = draws_at_modes(context)
     shares = [] if known is None else [known.row]
     return [number, *(row._replace(of_draws=not short) for row in rest), *shares]
 
@@ -63,21 +62,25 @@ def _groups(fit: Fit, points: Points, at: AtModes) -> Iterator[tuple[int, Facts]
             yield m, particle_facts(Points(x, score, points.name, minibatch_noise(fit, x)))
 
 
-def stein(subject: OfFit) -> list[Row]:
+def stein(context: FitContext) -> list[Row]:
     """The lines of draws without a density, which are independent, so that their mean has an error
     of its own; none if all are equal."""
-    found = subject.points
+    if context.density != "none" or not has_moves(context):
+        return []
+    found = context.points
     m, d = found.x.shape
     if m <= d or not bool(jnp.all(jnp.any(found.x != found.x[0], 0))):
         return []
     remedy = "train longer, or take a richer guide"
     rows = _stein_rows(particle_facts(found), "draws", remedy, IMPLIED_SHIFT + 3 / math.sqrt(m))
-    return [row._replace(of_draws=True) for row in [*rows, *discrepancy(subject)]]
+    return [row._replace(of_draws=True) for row in [*rows, *discrepancy(context)]]
 
 
-def discrepancy(subject: OfFit) -> list[Row]:
+def discrepancy(context: FitContext) -> list[Row]:
     """The Stein discrepancy, for information."""
-    x, score, *_ = subject.points
+    if not context.has_gradient:
+        return []
+    x, score, *_ = context.points
     chosen = equally_spaced(len(x), POINTS)
     ksd = float(squared_ksd(x[chosen], score[chosen], statistic="v"))
     verdict = "for comparison with other runs of this model; smaller is better."
@@ -115,10 +118,7 @@ def particle_facts(found: Points) -> Facts:
 
 
 def particle_rows(m: int, facts: Facts) -> list[Row]:
-    """The number of particles and, by their gradients, their spread and their mean.
-
-    :param facts: those of :func:`particle_facts`, as far as they are known.
-    """
+    """The number of particles and, by their gradients, their spread and their mean."""
     d = facts.num_latents
     number = judged(
         "number of particles",

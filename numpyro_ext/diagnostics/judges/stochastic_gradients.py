@@ -1,45 +1,42 @@
-"""Whether a chain of stochastic gradients has the temperature and the step of its posterior.
-
-It takes the statistics of the run, and costs nothing.
-"""
+"""Whether a chain of stochastic gradients has the temperature and the step of its posterior."""
 
 import math
 
 import numpy as np
 
 from numpyro_ext.diagnostics._facts import Facts, Numbers, several_modes
-from numpyro_ext.diagnostics.judges.chains import AGREEMENT
+from numpyro_ext.diagnostics.context import DiagnosisContext, FitContext
+from numpyro_ext.diagnostics.judges.chains import AGREEMENT, agreement
 from numpyro_ext.diagnostics.judges.other_modes import search_of_chains
 from numpyro_ext.diagnostics.judges.shares import SHARE
 from numpyro_ext.diagnostics.limits import DIVERGING, TEMPERATURE, judged, judged_mean
-from numpyro_ext.diagnostics.subject import OfFit, Subject
 from numpyro_ext.diagnostics.table import Row, shown
 
 __all__ = ["settings", "sgmcmc_rows", "stochastic_gradients"]
 
 
-def stochastic_gradients(subject: Subject) -> list[Row]:
+def stochastic_gradients(context: DiagnosisContext) -> list[Row]:
     """The lines of kernels whose draws have a bias."""
-    return sgmcmc_rows(subject.stats, subject.facts)
+    return sgmcmc_rows(context.stats, context.facts) if context.is_biased else []
 
 
-def settings(subject: Subject) -> list[Row]:
+def settings(context: DiagnosisContext) -> list[Row]:
     """The assumptions that did not hold where the kernel found its settings; chains that agree,
     where each mode has its share or a search finds no mode without draws, make that there are
     several an information."""
-    problems = subject.facts.settings_problems
+    problems = context.facts.settings_problems
     if not problems:
         return []
     # An attribute of a single string loses its list in some file formats.
     problems = [problems] if isinstance(problems, str) else list(problems)
-    right = [row.quantity for row in subject.lines("agreement") if row.ok]
+    right = [row.quantity for row in agreement(context) if row.ok]
     fine = None
     if AGREEMENT in right and SHARE in right:
         fine = "here the chains at each mode agree, and each mode has its share of the draws"
-    elif AGREEMENT in right and isinstance(subject, OfFit) and subject.once(search_of_chains) == []:
+    elif AGREEMENT in right and isinstance(context, FitContext) and search_of_chains(context) == []:
         fine = "here the chains agree, and no mode was found without draws"
     name = "problems of the settings"
-    if fine and several_modes(subject.facts) == problems:
+    if fine and several_modes(context.facts) == problems:
         verdict = f"{problems[0][:-1]}: {fine}."
         return [Row(name, len(problems), None, "", None, verdict)]
     return [Row(name, len(problems), None, "0", False, " ".join(problems))]

@@ -1,11 +1,4 @@
-"""Whether the importance weights of a guide may be used, and what they change if so.
-
-It takes log densities of draws under model and guide, which the draws come with, and costs nothing
-more. The shape k-hat says whether the weights may be used, and nothing else: large values are
-common for good guides in many dimensions. If they may, means, standard deviations and ranges with
-the weights and without are compared, which finds modes of the wrong share; the gap of the ELBO sees
-the whole guide, with the dependence between its numbers.
-"""
+"""Whether the importance weights of a guide may be used, by k-hat, and what they change if so."""
 
 from collections.abc import Callable
 import math
@@ -14,15 +7,18 @@ from typing import Any, NamedTuple
 from jax.scipy.special import ndtr
 import numpy as np
 
+from numpyro_ext.diagnostics._density import declare
 from numpyro_ext.diagnostics._spread import (
     LEVELS,
-    as_widths,
     inside,
     is_heavy,
     least_spread,
     mean_and_sd,
+    shares_to_sd_ratios,
 )
+from numpyro_ext.diagnostics.context import DiagnosisContext, FitContext, cached
 from numpyro_ext.diagnostics.evidence import evidence_bounds
+from numpyro_ext.diagnostics.judges.points import has_moves
 from numpyro_ext.diagnostics.limits import (
     BAD_UNITS,
     GAP,
@@ -33,13 +29,12 @@ from numpyro_ext.diagnostics.limits import (
     judged_ranges,
     judged_ratios,
     judged_shifts,
-    together,
+    void_if_any_unjudged,
 )
 from numpyro_ext.diagnostics.psis import ParetoKhat, khat_error, pareto_khat
-from numpyro_ext.diagnostics.subject import Subject
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["Weighed", "khat_rows", "reweighted_rows", "weigh_draws", "weights"]
+__all__ = ["WeightSummary", "khat_rows", "reweighted_rows", "weigh_draws", "weights"]
 
 UNITS = 1000
 """The largest number of units, equally spaced, that get a k-hat of their own."""
@@ -51,7 +46,7 @@ _ROUNDING = 1e-6
 """What is left of an error where all weights are equal, which is no lack of evidence."""
 
 
-class Usable:
+class UsableWeights:
     """The smoothed weights of the units whose weights may be used.
 
     * ``weights`` - ``(S, units)``, each column with the sum 1.
@@ -71,11 +66,11 @@ class Usable:
         self.gap = None if auxiliary else _gap(log_w[:, chosen[fine]])
 
 
-class Weighed(NamedTuple):
+class WeightSummary(NamedTuple):
     """What is known of weights before they are compared with anything."""
 
     rows: list[Row]
-    usable: Usable | None = None
+    usable: UsableWeights | None = None
     log_w: np.ndarray | None = None
     """``(S,)`` or ``(S, units)`` log weights of at most so many units, and the fit to their tail;
     None where there is no such fit."""
@@ -93,18 +88,22 @@ def _gap(log_w: np.ndarray) -> tuple[float, float] | None:
     return float(np.sum(np.log(w.mean(0)) - x.mean(0))), float(np.std(each)) / math.sqrt(size)
 
 
-def weigh_draws(subject: Subject) -> Weighed | None:
+@cached
+def weigh_draws(context: DiagnosisContext) -> WeightSummary | None:
     """The weights of a guide, if it has a density."""
-    if (log_weight := subject.log_weight) is None:
+    if (log_weight := context.log_weight) is None:
         return None
     log_w = log_weight.reshape(-1, *log_weight.shape[2:])
-    return khat_rows(log_w, auxiliary=subject.density == "bound", cause=subject.cause)
+    return khat_rows(log_w, auxiliary=context.density == "bound", cause=context.cause)
 
 
-def weights(subject: Subject) -> list[Row]:
+@cached
+def weights(context: DiagnosisContext) -> list[Row]:
     """The lines of the weights of a guide, if it has a density."""
-    if (known := subject.once(weigh_draws)) is None:
-        more = "the next lines look at its draws" if subject.has_moves else "compare it with MCMC"
+    if (known := weigh_draws(context)) is None:
+        moved = isinstance(context, FitContext) and has_moves(context)
+        more = "the next lines look at its draws" if moved else "compare it with MCMC"
+        more += declare(context.undeclared)
         verdict = (
             "the guide has no density, so neither k-hat nor bounds of the evidence can be"
             f" computed; {more}."
@@ -112,18 +111,13 @@ def weights(subject: Subject) -> list[Row]:
         return [Row("k-hat", np.nan, None, "0.7", None, verdict, of_draws=True)]
     if known.usable is None:
         return known.rows
-    every = {name: x.reshape(-1, *x.shape[2:]) for name, x in subject.latent.items()}
-    return [*known.rows, *reweighted_rows(every, known.usable, subject.unit_of, subject.cause)]
+    every = {name: x.reshape(-1, *x.shape[2:]) for name, x in context.latent.items()}
+    return [*known.rows, *reweighted_rows(every, known.usable, context.unit_of, context.cause)]
 
 
-def khat_rows(log_w: np.ndarray, *, auxiliary: bool, cause: str | None = None) -> Weighed:
-    """Pareto shapes of ``(S, *units)`` log weights, the bounds of the evidence, and the weights.
-
-    A large shape is no verdict on the draws: it says that their weights may not be used.
-
-    :param auxiliary: true if the weights are those of a bound, with auxiliary variables.
-    :param cause: what is wrong with the objective, if that is known.
-    """
+def khat_rows(log_w: np.ndarray, *, auxiliary: bool, cause: str | None = None) -> WeightSummary:
+    """Pareto shapes of ``(S, *units)`` log weights, the bounds of the evidence, and the weights. A
+    large shape is no verdict on the draws: it says that their weights may not be used."""
     units = log_w.reshape(len(log_w), -1)
     chosen = equally_spaced(units.shape[1], UNITS)
     if not np.all(np.isfinite(units) | (units == -np.inf)) or len(log_w) < 25:
@@ -131,7 +125,7 @@ def khat_rows(log_w: np.ndarray, *, auxiliary: bool, cause: str | None = None) -
             "there are too few weights or some are not numbers, because the guide leaves the"
             " support of the model; pass more num_samples, or fit again with another guide."
         )
-        return Weighed([Row("k-hat", np.nan, None, "", False, verdict)])
+        return WeightSummary([Row("k-hat", np.nan, None, "", False, verdict)])
     lost = float(np.max(np.mean(units == -np.inf, 0)))
     if lost > NO_DENSITY:
         share = "no draw has" if lost == 1 else f"{lost:.0%} of the draws do not have"
@@ -139,13 +133,13 @@ def khat_rows(log_w: np.ndarray, *, auxiliary: bool, cause: str | None = None) -
             f"{share} a density under the model, because the guide leaves its support; fit again"
             " with another guide."
         )
-        return Weighed([Row("k-hat", np.inf, None, "", False, verdict)])
+        return WeightSummary([Row("k-hat", np.inf, None, "", False, verdict)])
     if log_w.ndim == 1 and np.sum(np.exp(log_w.astype(np.float64) - np.max(log_w)) > 0) == 1:
         verdict = (
             "all weights but one are 0: the guide has collapsed, or lies where the posterior has no"
             " mass; fit again with another loss or another guide."
         )
-        return Weighed([Row("k-hat", np.inf, None, "", False, verdict)])
+        return WeightSummary([Row("k-hat", np.inf, None, "", False, verdict)])
     some = units[:, chosen] if log_w.ndim > 1 else units[:, 0]
     found = pareto_khat(some)
     errors, limit = khat_error(found.khat, len(log_w)), found.threshold
@@ -180,21 +174,19 @@ def khat_rows(log_w: np.ndarray, *, auxiliary: bool, cause: str | None = None) -
     if np.min(bounds.effective_sample_size) < 50:
         verdict = "a few draws carry it, so it says little about the log evidence."
     rows.append(Row("bound of order 0", log_evidence, se0, "", None, verdict))
-    usable = Usable(found, units, chosen, auxiliary=auxiliary) if ok else None
-    return Weighed(rows, usable, some, found)
+    usable = UsableWeights(found, units, chosen, auxiliary=auxiliary) if ok else None
+    return WeightSummary(rows, usable, some, found)
 
 
 def reweighted_rows(
     draws: dict[str, np.ndarray],
-    usable: Usable,
+    usable: UsableWeights,
     unit_of: Callable[[str], np.ndarray],
     remedy: str | None = None,
 ) -> list[Row]:
     """Mean and standard deviation of every number, with the weights and without.
 
     :param draws: ``{site: (S, *site)}``, in the order of the weights.
-    :param unit_of: the unit of every number of a site.
-    :param remedy: what to do about draws that are wrong, if it is known.
     """
     remedy = remedy or "train longer, or take a richer guide"
     names: list[str] = []
@@ -252,15 +244,12 @@ def reweighted_rows(
             judged_ranges(OF_RANGE, of_ranges[0], of_ranges[1], names.__getitem__, reweighted, end)
         )
     rest += _gap_rows(usable, ratio, remedy)
-    return [*together(rows), *(together([*rows, row])[-1] for row in rest)]
+    return [*void_if_any_unjudged(rows), *(void_if_any_unjudged([*rows, row])[-1] for row in rest)]
 
 
-def _gap_rows(usable: Usable, ratios: np.ndarray, remedy: str) -> list[Row]:
-    """The Kullback-Leibler divergence of the guide from the posterior, as the weights have it.
-
-    It sees all of the guide, as dependence between its numbers, which one number at a time does
-    not show.
-    """
+def _gap_rows(usable: UsableWeights, ratios: np.ndarray, remedy: str) -> list[Row]:
+    """The Kullback-Leibler divergence of the guide from the posterior by the weights, which sees
+    dependence between numbers too."""
     if usable.gap is None:
         return []
     gap, error = usable.gap
@@ -285,10 +274,7 @@ def _compare(
     x: np.ndarray, weights: np.ndarray, column: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Shifts in sds ``(2, n)``, sds over those by the weights ``(2, n)``, and the same of ranges
-    ``(2, 2, n)``; the second of each is its error, and NaN a number that does not vary.
-
-    The errors are those of independent draws, of which both means are made.
-    """
+    ``(2, 2, n)``; the second of each is its error, and NaN a number that does not vary."""
     eps = np.finfo(x.dtype).eps if np.issubdtype(x.dtype, np.floating) else 0.0
     x = x.astype(np.float64)
     size, (centre, sd) = len(x), mean_and_sd(x)
@@ -311,7 +297,9 @@ def _compare(
     levels = ranked[np.round(np.array(LEVELS) * (size - 1)).astype(int)]
     shares = inside(x, levels)
     held, no_error = shares.mean(1), np.zeros((3, x.shape[1]))
-    widths, of_widths, median, of_median = as_widths(held, no_error, *moved(shares), _ROUNDING)
+    widths, of_widths, median, of_median = shares_to_sd_ratios(
+        held, no_error, *moved(shares), _ROUNDING
+    )
     heavy = is_heavy(x, levels[2])
     no_widths = np.array([np.nan, 0.0])[:, None, None]
 

@@ -1,12 +1,10 @@
-"""What judges read: a fit with its draws, or a ``DataTree`` alone.
+"""What the checks of ``diagnose`` read: a fit with its draws, or a ``DataTree`` alone."""
 
-Each part is computed when a judge asks for it, once.
-"""
-
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, wraps
 import math
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal
 
 import jax
 from jax import Array
@@ -18,10 +16,7 @@ from numpyro_ext._model.handlers import subsampled_plates
 from numpyro_ext._model.operations import count_operations
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, model_info
-from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._typing import Params, Sites
-from numpyro_ext.diagnostics._by_penalties import by_penalties
-from numpyro_ext.diagnostics._by_proxy import by_proxy, proxy_of
 from numpyro_ext.diagnostics._evaluate import (
     Evaluate,
     Prototype,
@@ -42,23 +37,11 @@ from numpyro_ext.diagnostics._points import (
 from numpyro_ext.diagnostics.full_data import minibatch_plates
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["Judge", "Kind", "OfFit", "OfTree", "Subject", "title_of"]
+__all__ = ["DiagnosisContext", "FitContext", "Kind", "TreeContext", "cached", "title_of"]
 
-T = TypeVar("T")
 Kind = Literal["chains", "guide", "particles"]
 _MOST_DRAWS = 10_000
 """Draws of chains of which some are moved."""
-
-
-@runtime_checkable
-class ReadsMinibatches(Protocol):
-    """A loss that says of itself how it takes the rows of a minibatch."""
-
-    linear: bool
-    """True if it is linear in the log joint, so that its mean over minibatches is that of all
-    rows."""
-    per_datum: bool
-    """True if each row has a term of its own, and latent sites may be shared by all rows."""
 
 
 def title_of(facts: Facts, size: str) -> str:
@@ -66,16 +49,19 @@ def title_of(facts: Facts, size: str) -> str:
     return f"{facts.kernel or facts.engine or f'{facts.guide} by {facts.loss}'}, {size}"
 
 
-class Judge(NamedTuple):
-    """What reads a :class:`Subject` and yields lines."""
+def cached[T](function: Callable[[Any], T]) -> Callable[[Any], T]:
+    """A function of a context, computed once for each context."""
 
-    lines: Callable[[Any], list[Row]]
-    of: tuple[Kind, ...]
-    needs: tuple[str, ...] = ()
-    """What must be true of the subject, asked in this order."""
+    @wraps(function)
+    def compute_once(context: Any) -> T:
+        if function not in context.results_of:
+            context.results_of[function] = function(context)
+        return context.results_of[function]
+
+    return compute_once
 
 
-class Subject:
+class DiagnosisContext:
     """Draws, statistics and facts, as a ``DataTree`` of :func:`to_arviz` holds them."""
 
     kind: Kind
@@ -86,45 +72,21 @@ class Subject:
     latent: Numbers
     """Values of the sites at which weights are compared."""
     density: str
+    undeclared: Sequence[str] = ()
+    """``Delta`` sites of a guide whose Jacobian may be stated or not."""
     log_weight: np.ndarray | None
     """``(chain, draw, *units)``"""
     num_points: int
     """Particles."""
-    is_fit: bool = False
-    has_moves: bool = False
-    """Whether draws of a guide have a gradient, and are no points."""
     cause: str | None = None
     """What to do about draws that are wrong, if it is known."""
     moving: frozenset[str] | set[str] = frozenset()
     """Sites that have to move."""
 
-    def __init__(self) -> None:
-        self.judges: dict[str, Judge] = {}
-        self.answered: Callable[[], Any] = lambda: None
-        """Called after each judge, for a progress bar."""
-        self._known: dict[Callable[[Any], Any], Any] = {}
-
-    def once(self, of: Callable[[Any], T]) -> T:
-        """What a function of a subject says of this one."""
-        if of not in self._known:
-            self._known[of] = of(self)
-        return self._known[of]
-
-    def lines(self, *names: str) -> list[Row]:
-        """The lines of these judges, each of which is asked once; none of those who do not sit."""
-        judges = [self.judges[name] for name in names if name in self.judges]
-        asked = (one for one in judges if all(getattr(self, need) for need in one.needs))
-        rows: list[Row] = []
-        for judge in asked:
-            new = judge.lines not in self._known
-            rows += self.once(judge.lines)
-            if new:
-                self.answered()
-        return rows
-
-    def others(self, *names: str) -> list[Row]:
-        """The lines of all judges but these."""
-        return self.lines(*(name for name in self.judges if name not in names))
+    @cached_property
+    def results_of(self) -> dict[Callable[[Any], Any], Any]:
+        """The results of :func:`cached` functions."""
+        return {}
 
     def unit_of(self, name: str) -> np.ndarray:
         """The unit of every number of a site, by which the weights of a draw are split; -1 for a
@@ -135,15 +97,6 @@ class Subject:
     def is_biased(self) -> bool:
         """Chains whose stationary law is not the posterior."""
         return self.facts.inference_method == "sgmcmc"
-
-    @property
-    def is_exact(self) -> bool:
-        return not self.is_biased
-
-    @property
-    def is_implicit(self) -> bool:
-        """Draws without a density."""
-        return self.density == "none"
 
     @property
     def has_chains(self) -> bool:
@@ -158,11 +111,10 @@ class Subject:
         return title_of(self.facts, f"{chains} x {length:,} draws")
 
 
-class OfTree(Subject):
+class TreeContext(DiagnosisContext):
     """A ``DataTree`` that :func:`to_arviz` made, without the fit that it came from."""
 
     def __init__(self, tree: Any) -> None:
-        super().__init__()
         facts = dict(tree.attrs)
         method = facts.get("inference_method")
         if method is None or "posterior" not in tree:
@@ -203,34 +155,41 @@ def _numbers(tree: Any, group: str) -> Numbers:
     return {str(n): x.transpose("chain", "draw", ...).to_numpy() for n, x in variables}
 
 
-class OfFit(Subject):
-    """A fit, the model on all of its data, and what is computed from both.
+@dataclass(frozen=True)
+class FitContext(DiagnosisContext):
+    """A fit, the model on all of its data, and what is computed from both."""
 
-    :param fit: of the object ``obj``, with its ``result``.
-    """
+    obj: Any
+    fit: Fit
+    """Of the object, with its result."""
+    result: Any
+    rng_key: Array
+    num_samples: int = 1000
+    num_moves: int | None = None
+    target_lines: Sequence[Row] = ()
+    """What is said of the density by which the fit is judged."""
 
-    def __init__(
-        self,
-        obj: Any,
-        fit: Fit,
-        result: Any,
-        rng_key: Array,
-        num_samples: int = 1000,
-        num_moves: int | None = None,
-        proxy: TaylorProxy | None = None,
-    ) -> None:
-        super().__init__()
-        self.is_fit = True
-        self.obj, self.results, self.rng_key = obj, restarts_of(result), rng_key
-        self.num_samples, self.num_moves = num_samples, num_moves
-        self.fit, self.target_lines = by_penalties(fit, obj, proxy, rng_key)
-        if not self.target_lines:
-            self.fit, self.target_lines = by_proxy(fit, obj, proxy_of(obj, proxy), rng_key)
-        particles = fit.attributes["inference_method"] == "particles"
-        of_chains = isinstance(obj, MCMC)
-        self.kind = "particles" if particles else "chains" if of_chains else "guide"
-        self._key_prototype, key = (rng_key, rng_key) if particles else jax.random.split(rng_key)
-        self._key_draws, self.key_moves = key, key if of_chains else rng_key
+    @cached_property
+    def results(self) -> list[Any]:
+        return restarts_of(self.result)
+
+    @cached_property
+    def kind(self) -> Kind:
+        if self.fit.attributes["inference_method"] == "particles":
+            return "particles"
+        return "chains" if isinstance(self.obj, MCMC) else "guide"
+
+    @cached_property
+    def _keys(self) -> tuple[Array, Array]:
+        """For the prototype, and for the draws."""
+        if self.kind == "particles":
+            return self.rng_key, self.rng_key
+        key_prototype, key_draws = jax.random.split(self.rng_key)
+        return key_prototype, key_draws
+
+    @property
+    def key_moves(self) -> Array:
+        return self._keys[1] if isinstance(self.obj, MCMC) else self.rng_key
 
     @cached_property
     def facts(self) -> Facts:
@@ -239,7 +198,7 @@ class OfFit(Subject):
 
     @cached_property
     def proto(self) -> Prototype:
-        return prototype(self.fit, self._key_prototype)
+        return prototype(self.fit, self._keys[0])
 
     @cached_property
     def info(self) -> ModelInfo:
@@ -253,7 +212,7 @@ class OfFit(Subject):
     @cached_property
     def evaluated(self) -> dict[str, Any]:
         """The draws of a guide, run through the model."""
-        out = self.evaluate(self._key_draws, self.num_samples)
+        out = self.evaluate(self._keys[1], self.num_samples)
         warn_of_lost_draws(out)
         return out
 
@@ -320,6 +279,10 @@ class OfFit(Subject):
         return self.proto.density
 
     @property
+    def undeclared(self) -> list[str]:
+        return self.proto.undeclared
+
+    @property
     def log_weight(self) -> np.ndarray | None:
         return self.stats.get("log_weight")
 
@@ -361,21 +324,6 @@ class OfFit(Subject):
         return has_gradient(self.proto)
 
     @cached_property
-    def has_moves(self) -> bool:
-        # Where a density has collapsed to a point, moves say how far.
-        points = self.lines("points")
-        is_estimate = self.is_implicit and any(row.ok is None for row in points)
-        return self.has_gradient and not is_estimate
-
-    @property
-    def nothing_wrong(self) -> bool:
-        """Whether no line has found the draws wrong, so that what they miss is worth a search; of
-        chains the lines of exact moves say so."""
-        without = ("target", "losses", "other modes")
-        rows = self.others(*without) if self.kind == "guide" else self.lines("exact moves")
-        return all(row.ok is not False for row in rows)
-
-    @cached_property
     def points(self) -> Points:
         """The first draws in unconstrained space, with their score."""
         return score_points(self.fit, self.proto, self.first)
@@ -400,7 +348,8 @@ class OfFit(Subject):
     def cause(self) -> str | None:
         """What to do where the loss takes the noise of a minibatch for uncertainty."""
         loss = getattr(self.obj, "loss", None)
-        if not isinstance(loss, ReadsMinibatches) or loss.linear or loss.per_datum:
+        # Its mean over minibatches is then that of all rows, or each row has a term of its own.
+        if getattr(loss, "linear", True) or getattr(loss, "per_datum", True):
             return None
         if getattr(loss, "proxy", None) is not None:
             return None

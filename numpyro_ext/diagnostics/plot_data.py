@@ -1,20 +1,17 @@
-"""What a picture of a diagnosis shows, taken from what the judges have computed.
-
-Nothing is computed here but which numbers have moved most.
-"""
+"""What a picture of a diagnosis shows, taken from what the checks have computed."""
 
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpyro_ext.diagnostics.context import DiagnosisContext, FitContext
 from numpyro_ext.diagnostics.judges.chains import Agreement, compare_chains
-from numpyro_ext.diagnostics.judges.exact_moves import Moved, move_draws
-from numpyro_ext.diagnostics.judges.weights import Weighed, weigh_draws
+from numpyro_ext.diagnostics.judges.exact_moves import HMCCheck, run_hmc_from
+from numpyro_ext.diagnostics.judges.weights import WeightSummary, weigh_draws
 from numpyro_ext.diagnostics.limits import RATIO_KNOWN, decide
-from numpyro_ext.diagnostics.subject import OfFit, Subject
 
-__all__ = ["Moves", "Seen", "seen_of"]
+__all__ = ["Moves", "DiagnosisPlotData", "plot_data_of"]
 
 SHOWN, DRAWN = 10, 3
 """The largest number of quantities with a line of their own, and with their draws."""
@@ -26,7 +23,7 @@ class Moves(NamedTuple):
 
     names: list[str]
     shift: np.ndarray
-    """``(k,)`` as in :class:`Spread`, NaN where not known, as are the next ones."""
+    """``(k,)`` as in :class:`MoveComparison`, NaN where not known, as are the next ones."""
     shift_error: np.ndarray
     ratio: np.ndarray
     ratio_error: np.ndarray
@@ -40,47 +37,47 @@ class Moves(NamedTuple):
     """The coordinates of a linear combination that is wrong: ``(m, 2)``, and ``(n, 2)``."""
 
 
-class Seen(NamedTuple):
+class DiagnosisPlotData(NamedTuple):
     """The parts of a picture; None, or empty, where a fit does not have one."""
 
     moves: Moves | None
-    tail: Weighed | None
+    tail: WeightSummary | None
     """The log weights, and the fit to their tail."""
     losses: list[np.ndarray]
     """The losses of each restart."""
     chains: Agreement | None
 
 
-def seen_of(subject: Subject) -> Seen:
-    """What the judges of a subject have seen, after they were asked."""
+def plot_data_of(context: DiagnosisContext) -> DiagnosisPlotData:
+    """What the judges of a context have seen, after they were asked."""
     groups, losses, tail, chains = [], [], None, None
-    if isinstance(subject, OfFit):
-        groups = [x for x in subject.once(move_draws) if isinstance(x, Moved)]
-        if subject.kind == "guide":
-            every = [np.asarray(getattr(one, "losses", ())) for one in subject.results]
+    if isinstance(context, FitContext):
+        groups = [x for x in run_hmc_from(context) if isinstance(x, HMCCheck)]
+        if context.kind == "guide":
+            every = [np.asarray(getattr(one, "losses", ())) for one in context.results]
             losses = [one for one in every if one.ndim == 1 and len(one) > 1]
-    if subject.kind == "guide" and (known := subject.once(weigh_draws)) is not None:
+    if context.kind == "guide" and (known := weigh_draws(context)) is not None:
         tail = None if known.found is None else known._replace(usable=None)
-    if subject.kind != "particles" and subject.has_chains:
-        found = subject.once(compare_chains)
+    if context.kind != "particles" and context.has_chains:
+        found = compare_chains(context)
         chains = found if found.names else None
-    return Seen(_moves(groups) if groups else None, tail, losses, chains)
+    return DiagnosisPlotData(_moves(groups) if groups else None, tail, losses, chains)
 
 
-def _badness(shift: Any, ratio: Any, group: Moved) -> Any:
+def _badness(shift: Any, ratio: Any, group: HMCCheck) -> Any:
     """How far outside of its limits a number is, which are at 1; 0 where that is not known."""
-    low, high = np.log(group.kind.limits)
+    low, high = np.log(group.wording.limits)
     with np.errstate(divide="ignore", invalid="ignore"):
         log = np.log(ratio)
-    beyond = np.where(log < 0, log / low, log / high), np.abs(shift) / group.kind.shift
+    beyond = np.where(log < 0, log / low, log / high), np.abs(shift) / group.wording.shift
     return np.max(np.nan_to_num(np.stack(beyond), nan=0.0), 0)
 
 
-def _moves(groups: list[Moved]) -> Moves:
+def _moves(groups: list[HMCCheck]) -> Moves:
     """The worst of all groups, and of the linear combinations those that are wrong."""
     parts, columns, draws, pairs = [], [], {}, {}
     for group in groups:
-        found = group.found
+        found = group.comparison
         four = found.shift, found.shift_error, found.ratio, found.error
         columns.append(np.stack([np.asarray(x, np.float64) for x in four]))
         parts += [(group, k) for k in range(columns[-1].shape[1])]
@@ -91,8 +88,8 @@ def _moves(groups: list[Moved]) -> Moves:
     names, worst = [parts[k][0].name(parts[k][1]) for k in order.tolist()], [each[:, order]]
     for k in order.tolist()[:DRAWN]:
         group, number = parts[k]
-        if group.found.after is not None:
-            before, after = group.found.before[:, number], group.found.after[..., number]
+        if group.comparison.after is not None:
+            before, after = group.comparison.before[:, number], group.comparison.after[..., number]
             draws[group.name(number)] = _few(before), _few(after.ravel())
     for group in groups:
         for column, coordinates in _wrong_combinations(group):
@@ -101,27 +98,30 @@ def _moves(groups: list[Moved]) -> Moves:
                 continue
             names.append(f"{first} with {second}")
             worst.append(column[:, None])
-            before, after = group.found.points[:, coordinates], group.found.later[..., coordinates]
+            before, after = (
+                group.comparison.points[:, coordinates],
+                group.comparison.later[..., coordinates],
+            )
             pairs[first, second] = _few(before), _few(after.reshape(-1, 2))
-    kind = groups[0].kind
+    wording = groups[0].wording
     shift, shift_error, ratio, error = np.concatenate(worst, 1)
     four = shift, shift_error, ratio, error
-    return Moves(names, *four, len(parts), kind.shift, kind.limits, draws, pairs)
+    return Moves(names, *four, len(parts), wording.shift, wording.limits, draws, pairs)
 
 
-def _wrong_combinations(group: Moved) -> list[tuple[np.ndarray, np.ndarray]]:
+def _wrong_combinations(group: HMCCheck) -> list[tuple[np.ndarray, np.ndarray]]:
     """Shift, its error, ratio and its error, ``(4,)``, and the two coordinates of each combination
     that is wrong, the worst one first."""
-    if (combined := group.found.combined) is None:
+    if (combined := group.comparison.combined) is None:
         return []
-    low, high = group.kind.limits
+    low, high = group.wording.limits
     unknown, found = np.full(2, np.nan), []
     for k in (0, 1):
         value, error = combined.ratios[k : k + 1], combined.errors[k : k + 1]
         limits = math.log(low), math.log(high)
         if decide(np.log(value), error / value, limits, RATIO_KNOWN)[0] is False:
             found.append((np.concatenate([unknown, value, error]), combined.coordinates[k]))
-    farthest = group.kind.shift
+    farthest = group.wording.shift
     one = combined.shift, combined.shift_error
     if decide(*one, (-farthest, farthest), farthest)[0] is False:
         found.append((np.concatenate([*one, unknown]), combined.coordinates[2]))
