@@ -14,7 +14,6 @@ from numpyro.infer import HMC, MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer import log_likelihood as numpyro_log_likelihood
 from numpyro.infer.autoguide import (
     AutoDiagonalNormal,
-    AutoGuideList,
     AutoLaplaceApproximation,
     AutoMultivariateNormal,
     AutoNormal,
@@ -23,9 +22,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import potential_energy, unconstrain_fn
 import pytest
 
-from numpyro_ext._model.implicit import Implicit
 from numpyro_ext.diagnostics import to_arviz
-from numpyro_ext.diagnostics._evaluate import evaluator, prototype
 from numpyro_ext.diagnostics._fit import fit_of
 
 X = jnp.array([0.5, -1.0, 2.0])
@@ -122,14 +119,6 @@ def test_exact_guide_has_constant_weight_on_each_restart(exact, tol):
     np.testing.assert_allclose(stats.lp, log_p, rtol=tol(1e-5, 1e-12))
 
 
-def test_moments_are_those_of_the_guide_on_each_restart(exact):
-    error = 0.5 / np.sqrt(800)
-    np.testing.assert_allclose(exact.posterior.z.mean("draw"), 0.375, atol=4 * error)
-    np.testing.assert_allclose(exact.posterior.z.std("draw"), 0.5, atol=4 * error)
-    a, b = exact.posterior.z.to_numpy()
-    assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(800)
-
-
 def test_minibatches_of_one_give_all_rows(exact, tol):
     assert np.array_equal(exact.observed_data.x, X)
     assert exact.log_likelihood.x.dims == ("chain", "draw", "N")
@@ -152,18 +141,6 @@ far_out = pytest.mark.filterwarnings("ignore:Estimated shape parameter")
 
 
 @far_out
-def test_loo_equals_that_of_the_same_draws_by_hand(exact):
-    z = exact.posterior.z.to_numpy()
-    by_hand = az.from_dict(
-        {
-            "posterior": {"z": z},
-            "log_likelihood": {"x": np.asarray(dist.Normal(z[..., None]).log_prob(X))},
-        }
-    )
-    assert az.loo(exact).elpd == pytest.approx(az.loo(by_hand).elpd, abs=1e-4)
-
-
-@far_out
 def test_loo_of_a_variational_fit(exact):
     corrected = az.loo_approximate_posterior(
         exact, log_p=exact.sample_stats.lp, log_q=exact.sample_stats.log_q
@@ -175,36 +152,6 @@ def test_loo_of_a_variational_fit(exact):
     elpd = dist.Normal(others, np.sqrt(4 / 3)).log_prob(X).sum()
     # Over 60 keys the mean is .02 above it and the standard deviation .056.
     assert corrected.elpd == pytest.approx(float(elpd), abs=0.02 + 4 * 0.056)
-
-
-@far_out
-def test_everything_in_arviz_works_on_it(exact):
-    assert list(az.summary(exact).index) == ["z", "double"]
-    assert az.ess(exact).z > 800
-    assert az.rhat(exact).z < 1.02
-    for plot in (az.plot_trace, az.plot_dist, az.plot_forest, az.plot_pair):
-        plot(exact, var_names=["z", "double"], backend="none")
-    az.plot_trace(exact, var_names=["z"])
-    az.plot_ppc_pit(exact, backend="none")
-    az.plot_loo_pit(exact, backend="none")
-
-
-def test_rhat_of_restarts_sees_different_optima():
-    apart = [{**EXACT, "z_auto_loc": jnp.array(loc)} for loc in (-3.0, 3.0)]
-    dt = exact_tree(num_samples=100, result=apart, log_likelihood=False)
-    assert az.rhat(dt).z > 1.5
-    assert dt.attrs["num_restarts"] == 2
-
-
-def test_attributes_are_on_the_root_and_the_posterior(exact):
-    for attrs in (exact.attrs, exact.posterior.attrs):
-        assert attrs["inference_method"] == "svi"
-        assert attrs["inference_library"] == "numpyro"
-        assert attrs["inference_library_version"] == numpyro.__version__
-        assert attrs["guide"] == "AutoNormal"
-        assert attrs["loss"] == "Trace_ELBO"
-        assert attrs["num_restarts"] == 2
-        assert attrs["density"] == "exact"
 
 
 @pytest.mark.x64
@@ -239,33 +186,6 @@ def test_custom_guide_keeps_only_sites_of_the_model_and_its_deterministic_sites(
     assert dt.attrs["density"] == "bound"
 
 
-@pytest.mark.slow
-def test_parts_of_a_guide_list_are_independent():
-    def model():
-        numpyro.sample("a", dist.Normal())
-        numpyro.sample("b", dist.Normal())
-
-    guide = AutoGuideList(model)
-    guide.append(AutoNormal(numpyro.handlers.block(model, hide=["b"])))
-    guide.append(AutoDiagonalNormal(numpyro.handlers.block(model, hide=["a"])))
-    svi = svi_of(model, guide)
-    params = {
-        "a_auto_loc": jnp.array(0.7),
-        "a_auto_scale": jnp.array(0.5),
-        "auto_loc": jnp.array([0.2]),
-        "auto_scale": jnp.array([0.1]),
-    }
-    dt = to_arviz(svi, result=params, num_samples=2000)
-    a, b = dt.posterior.a.to_numpy()[0], dt.posterior.b.to_numpy()[0]
-    assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(2000)
-    assert dt.attrs["density"] == "exact"
-    log_q = (dt.sample_stats.lp - dt.sample_stats.log_weight).to_numpy()[0]
-    expected = dist.Normal(params["a_auto_loc"], params["a_auto_scale"]).log_prob(a)
-    expected += dist.Normal(params["auto_loc"][0], params["auto_scale"][0]).log_prob(b)
-    np.testing.assert_allclose(log_q, expected, rtol=1e-3, atol=1e-4)
-    assert set(dt.children) == {"posterior", "sample_stats"}
-
-
 SPREAD = jnp.linspace(-0.75, 0.75, 7)
 """Its standard deviation is that of the posterior, 1/2."""
 
@@ -289,18 +209,6 @@ def test_particles_are_the_draws_in_order():
     z = dt.posterior.z.to_numpy()
     log_p = dist.Normal().log_prob(z) + dist.Normal(z[..., None]).log_prob(X).sum(-1)
     np.testing.assert_allclose(dt.sample_stats.lp, log_p, rtol=1e-5)
-
-
-def test_implicit_guide_is_only_sampled():
-    def guide(x, batch=None):
-        noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
-        numpyro.sample("z", Implicit(numpyro.param("w", 0.7) * jnp.tanh(noise)))
-
-    svi = svi_of(conjugate, guide)
-    dt = to_arviz(svi, result={"w": jnp.array(0.7)}, model_args=(X, 1), num_samples=300)
-    assert dt.attrs["density"] == "none"
-    assert set(dt.sample_stats.data_vars) == {"lp"}
-    assert 0.1 < float(dt.posterior.z.std()) < float(abs(dt.posterior.z).max()) < 0.7
 
 
 @pytest.mark.slow
@@ -337,18 +245,6 @@ def test_deterministic_sites_belong_to_the_arguments_of_the_call():
     dt = to_arviz(svi, result=params, model_args=(new, new), num_samples=10)
     expected = dt.posterior.w.to_numpy()[..., None] * new
     np.testing.assert_allclose(dt.posterior["mean"], expected, rtol=1e-6)
-
-
-@pytest.mark.golden  # the default is the key of 0
-def test_keys_new_style_legacy_and_default():
-    def draws(rng_key):
-        return exact_tree(num_samples=5, rng_key=rng_key, log_likelihood=False).posterior.z
-
-    default, legacy, other = draws(None), draws(random.PRNGKey(0)), draws(random.key(1))
-    assert np.array_equal(default, legacy)
-    assert not np.any(default == other)
-    with pytest.raises(TypeError, match="rng_key is 0"):
-        draws(0)
 
 
 @pytest.mark.slow
@@ -412,21 +308,6 @@ def test_auxiliary_guide_has_the_weight_of_its_bound():
     dt = to_arviz(svi, result={"loc": jnp.array(0.375)}, model_args=(X,), num_samples=100)
     assert dt.attrs["density"] == "bound"
     np.testing.assert_allclose(dt.sample_stats.log_weight, LOG_EVIDENCE, atol=1e-5)
-
-
-class Engine:
-    """What an engine looks like from outside."""
-
-    def __init__(self, model):
-        self.model = model
-        self.guide = AutoMultivariateNormal(model)
-
-    def run(self, rng_key, num_steps, *args, **kwargs):
-        raise NotImplementedError
-
-    class RunResult(tuple):
-        _fields = ("params",)
-        params = {"auto_loc": jnp.array([0.375]), "auto_scale_tril": jnp.array([[0.5]])}  # noqa: RUF012
 
 
 def run_mcmc(
@@ -550,27 +431,6 @@ def test_kernel_on_all_data_keeps_lp():
     assert "lp_minibatch" not in dt.sample_stats
 
 
-def test_more_chains_than_draws():
-    kernel = Minibatch(conjugate)
-    mcmc = run_mcmc(kernel, X, num_samples=1, num_chains=4, chain_method="sequential")
-    dt = to_arviz(mcmc)
-    assert dt.posterior.z.shape == (4, 1)
-    assert dt.log_likelihood.x.shape == (4, 1, 3)
-
-
-def test_mcmc_on_a_potential_function():
-    mcmc = MCMC(
-        NUTS(potential_fn=lambda z: 0.5 * jnp.sum(z["a"] ** 2)),
-        num_warmup=5,
-        num_samples=10,
-        progress_bar=False,
-    )
-    mcmc.run(random.key(0), init_params={"a": jnp.ones(2)})
-    dt = to_arviz(mcmc)
-    assert np.array_equal(dt.posterior.a, mcmc.get_samples(group_by_chain=True)["a"])
-    assert set(dt.children) == {"posterior", "sample_stats"}
-
-
 def test_a_site_with_the_name_of_a_dimension_is_refused():
     mcmc = MCMC(
         NUTS(potential_fn=lambda z: 0.5 * z["draw"] ** 2),
@@ -603,56 +463,6 @@ def test_block_size_changes_no_number():
     for group in whole.children:
         for name, value in whole[group].data_vars.items():
             np.testing.assert_allclose(blocks[group][name], value, rtol=1e-5, atol=1e-6)
-
-
-def test_block_size_bounds_the_memory(monkeypatch):
-    """Temporary memory of the compiled evaluation: that of a block of draws, not of all of them."""
-    rows, draws = 2000, 512
-    temporary = []
-    jit = jax.jit
-
-    def measured(fn):
-        def call(*args):
-            compiled = jit(fn).lower(*args).compile()
-            temporary.append(compiled.memory_analysis().temp_size_in_bytes)
-            return compiled(*args)
-
-        return call
-
-    x = jnp.linspace(-1, 1, rows)
-
-    def model(x):
-        z = numpyro.sample("z", dist.Normal().expand([3]).to_event(1))
-        with numpyro.plate("N", rows):
-            numpyro.sample("x", dist.StudentT(3.0, jnp.sort(jnp.outer(x, z).T, 1)[0]), obs=x)
-
-    draws_of_z = {"z": jnp.ones((draws, 3))}
-    fit = fit_of(svi_of(model, Given(**draws_of_z)), {}, (x,), None)
-    proto = prototype(fit, random.key(0))
-    monkeypatch.setattr(jax, "jit", measured)
-    for block in (8, 512):
-        evaluator(fit, proto, block_size=block, lp=True)(random.key(1), draws)
-    small, large = temporary
-    assert large > draws * rows * 4
-    assert small < large / 20
-
-
-def test_the_model_is_traced_a_fixed_number_of_times():
-    count = 0
-
-    def counted(x):
-        nonlocal count
-        count += 1
-        conjugate(x)
-
-    svi = svi_of(counted, AutoNormal(counted))
-    counts = []
-    for restarts, draws in ((2, 10), (5, 40)):
-        before = count
-        to_arviz(svi, result=[EXACT] * restarts, model_args=(X,), num_samples=draws)
-        counts.append(count - before)
-    # The first call also sets the guide up.
-    assert counts[1] <= counts[0] <= 15
 
 
 def test_dims_and_coordinates():
@@ -731,15 +541,6 @@ def test_observed_sites_of_other_shapes():
     np.testing.assert_allclose(dt.sample_stats.lp, total, rtol=1e-4)
 
 
-def test_groups_that_do_not_exist_are_left_out():
-    def prior():
-        numpyro.sample("z", dist.Normal())
-
-    dt = given(prior, draws={"z": jnp.zeros(5)}, posterior_predictive=True)
-    assert set(dt.children) == {"posterior", "sample_stats"}
-    assert "log_likelihood" not in exact_tree(num_samples=5, log_likelihood=False).children
-
-
 @pytest.mark.slow
 def test_model_with_params_mutable_state_and_scan():
     from numpyro.contrib.control_flow import scan
@@ -769,94 +570,3 @@ def test_model_with_params_mutable_state_and_scan():
     previous = np.concatenate([np.zeros((1, 4, 1)), z[..., :-1]], -1)
     lp = dist.Normal(previous + result.params["drift"]).log_prob(z).sum(-1) + expected.sum(-1)
     np.testing.assert_allclose(dt.sample_stats.lp, lp, rtol=1e-4)
-
-
-def test_bad_objects():
-    svi = svi_of(conjugate, AutoNormal(conjugate))
-    args = {"model_args": (X,)}
-    with pytest.raises(TypeError, match=r"obj is a AutoNormal.*SVI.*MCMC.*engine"):
-        to_arviz(svi.guide)
-    with pytest.raises(ValueError, match="SVI does not keep its parameters: pass result="):
-        to_arviz(svi, **args)
-    with pytest.raises(ValueError, match="Engine does not keep"):
-        to_arviz(Engine(conjugate), **args)
-    with pytest.raises(TypeError, match=r"result is a SimpleNamespace.*get_params"):
-        to_arviz(svi, result=SimpleNamespace(losses=X), **args)
-    with pytest.raises(ValueError, match="empty list"):
-        to_arviz(svi, result=[], **args)
-    with pytest.raises(ValueError, match="restart 1 has parameters of other names or shapes"):
-        to_arviz(svi, result=[EXACT, {**EXACT, "z_auto_loc": jnp.zeros(2)}], **args)
-    with pytest.raises(ValueError, match="'z_auto_loc' of restart 1 is not finite"):
-        to_arviz(svi, result=[EXACT, {**EXACT, "z_auto_loc": jnp.nan}], **args)
-    with pytest.raises(ValueError, match="num_samples is 0"):
-        to_arviz(svi, result=EXACT, num_samples=0, **args)
-    with pytest.raises(ValueError, match="block_size is 0"):
-        to_arviz(svi, result=EXACT, block_size=0, **args)
-
-
-def test_bad_mcmc():
-    mcmc = MCMC(Minibatch(conjugate), num_warmup=2, num_samples=4, progress_bar=False)
-    with pytest.raises(ValueError, match="has not run"):
-        to_arviz(mcmc)
-    mcmc.run(random.key(0), X)
-    with pytest.raises(ValueError, match="leave out result"):
-        to_arviz(mcmc, result=EXACT)
-    mcmc.run(random.key(0), X, extra_fields=("~z.z",))
-    with pytest.raises(ValueError, match="the draws lack latent site 'z'"):
-        to_arviz(mcmc)
-
-
-def test_bad_models_and_guides():
-    def no_latents(x):
-        numpyro.sample("x", dist.Normal(), obs=x)
-
-    def empty(*args):
-        pass
-
-    with pytest.raises(ValueError, match="no latent sample site"):
-        to_arviz(svi_of(no_latents, empty), result={}, model_args=(X,))
-    with pytest.raises(ValueError, match="the guide does not draw latent site 'z'"):
-        to_arviz(svi_of(conjugate, empty), result={}, model_args=(X,))
-    many = SVI(conjugate, empty, numpyro.optim.Adam(0.1), Trace_ELBO(multi_sample_guide=True))
-    with pytest.raises(ValueError, match="multi_sample_guide"):
-        to_arviz(many, result={}, model_args=(X,))
-
-    def sliced(x):
-        z = numpyro.sample("z", dist.Normal())
-        with numpyro.plate("N", 100, subsample_size=3):
-            numpyro.sample("x", dist.Normal(z), obs=x)
-
-    with pytest.raises(ValueError, match="pass the full arrays"):
-        to_arviz(svi_of(sliced, AutoNormal(sliced)), result=EXACT, model_args=(X,))
-
-
-def test_a_log_likelihood_of_gigabytes_is_refused_before_anything_is_computed():
-    rows = jnp.zeros(500_000)
-    with pytest.raises(ValueError, match=r"8\.0 GB; pass log_likelihood=False, or fewer draws"):
-        given(conjugate, rows, 100, draws={"z": jnp.zeros(4000)})
-    svi = svi_of(conjugate, AutoNormal(conjugate))
-    args = {"result": [EXACT, EXACT], "model_args": (rows,), "num_samples": 2000}
-    with pytest.raises(ValueError, match=r"500,000 numbers .* 4,000 draws, 8\.0 GB.*num_samples="):
-        to_arviz(svi, **args)
-    with pytest.raises(ValueError, match=r"posterior_predictive=False"):
-        to_arviz(svi, **args, log_likelihood=False, posterior_predictive=True)
-
-
-def test_arguments_of_the_wrong_kind_get_a_sentence():
-    svi = svi_of(conjugate, AutoNormal(conjugate))
-    with pytest.raises(TypeError, match=r"of shape \(3,\); .* pass model_args=\(x,\)"):
-        to_arviz(svi, result=EXACT, model_args=X)
-    with pytest.raises(TypeError, match=r"function of \(x, batch=None\) .* pass model_args="):
-        to_arviz(svi, result=EXACT)
-    with pytest.raises(TypeError, match="given 3 arguments"):
-        to_arviz(svi, result=EXACT, model_args=(X, None, X))
-    with pytest.raises(TypeError, match="model_kwargs is a list"):
-        to_arviz(svi, result=EXACT, model_args=(X,), model_kwargs=[1])
-
-
-def test_an_unknown_name_in_dims_is_an_error():
-    draws = {"z": jnp.zeros(5)}
-    with pytest.raises(ValueError, match=r"dims names 'w', .* it has double, log_weight, x, z"):
-        given(conjugate, X, draws=draws, dims={"w": ["a"]})
-    with pytest.raises(ValueError, match="extra_event_dims names 'w'"):
-        given(conjugate, X, draws=draws, extra_event_dims={"w": ["a"]})

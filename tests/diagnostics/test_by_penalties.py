@@ -49,7 +49,7 @@ def judged(svi, params, **options):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("loc", "right"), [(1.625, True), (0.5, False), (2.0, False)])
+@pytest.mark.parametrize(("loc", "right"), [(1.625, True), (0.5, False)])
 def test_the_optimum_of_the_penalty_is_right_and_the_posterior_is_wrong(loc, right):
     """With the slope at the mean m of the guide, the best mean is 6.5 - 3 m; the error of a shift
     in 400 draws is 0.05 of their standard deviation."""
@@ -100,5 +100,5 @@ def test_without_an_optimum_that_is_known_nothing_is_tilted():
 
 def test_a_proxy_cannot_stand_in_for_penalties():
     svi, params = fit(1.625)
-    with pytest.raises(ValueError, match=r"penalties are of all rows.*leave out proxy="):
+    with pytest.raises(ValueError, match=r"no proxy stands in for the penalties"):
         judged(svi, params, proxy=object())

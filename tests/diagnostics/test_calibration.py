@@ -61,31 +61,6 @@ def test_error_of_a_perfect_model_is_that_of_the_noise_of_its_observations():
         assert all_found[0].perfect_error == pytest.approx(0.1833333 / 50, rel=1e-5)
 
 
-def test_exact_posterior_predictive_is_calibrated_where_its_plug_in_is_not():
-    """theta ~ N(0, 1), 3 data and one new y of sd 1: the exact predictive is N(m, 1 + 1/4).
-
-    On 4,000 data sets the error of a perfect model is about 4.6e-5, that of the plug-in, whose
-    interval is too narrow by sqrt(1.25), is 1.9e-3.
-    """
-    rng = np.random.default_rng(1)
-    theta = rng.normal(size=4000)
-    data = theta[:, None] + rng.normal(size=(4000, 3))
-    y, mean = theta + rng.normal(size=4000), data.sum(1) / 4
-    exact = regression_calibration(y, loc=mean, scale=1.25**0.5)
-    assert exact.error < 10 * exact.perfect_error
-    assert regression_calibration(y, loc=mean, scale=1.0).error > 20 * exact.perfect_error
-
-
-def test_the_marginal_distribution_is_calibrated_and_not_sharp():
-    rng = np.random.default_rng(2)
-    x = 3 * rng.normal(size=2000)
-    y = x + rng.normal(size=2000)
-    useless = regression_calibration(y, loc=0.0, scale=10**0.5)
-    useful = regression_calibration(y, loc=x, scale=1.0)
-    assert useless.error < 10 * useless.perfect_error
-    assert useless.sharpness == pytest.approx(10 * useful.sharpness)
-
-
 @pytest.mark.parametrize(
     ("kwargs", "sentence"),
     [
@@ -94,7 +69,6 @@ def test_the_marginal_distribution_is_calibrated_and_not_sharp():
         ({"loc": 1.0}, "give exactly one of samples=, pit=, or loc= with scale="),
         ({"scale": 1.0}, "give exactly one of samples=, pit=, or loc= with scale="),
         ({"loc": 1.0, "scale": 0.0}, "scale must be positive"),
-        ({"loc": np.zeros(2), "scale": 1.0}, r"loc has shape \(2,\)"),
         ({"samples": np.zeros((5, 2))}, r"samples has shape \(5, 2\) and y \(3,\)"),
         ({"pit": [0.5, 1.2]}, r"probabilities in \[0, 1\]"),
         ({"pit": [0.5, np.nan]}, "no NaN"),
@@ -107,8 +81,3 @@ def test_the_marginal_distribution_is_calibrated_and_not_sharp():
 def test_bad_input(kwargs, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence):
         regression_calibration(Y, **kwargs)
-
-
-def test_observations_that_are_missing():
-    with pytest.raises(ValueError, match="not finite; drop these rows"):
-        regression_calibration([1.0, np.nan], loc=0.0, scale=1.0)

@@ -2,16 +2,13 @@
 
 import functools
 
-from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC
 import pytest
 
 from numpyro_ext.diagnostics import diagnose
-from numpyro_ext.mcmc import SGHMC
 from tests.diagnostics.drawn import visited
 
 pytestmark = pytest.mark.slow
@@ -121,18 +118,3 @@ def test_a_site_without_numbers_is_no_missing_draw():
     given = {"z": jnp.asarray(rng.normal(size=500)), "none": jnp.zeros((500, 0))}
     found = diagnose(visited(model, given))
     assert found.ok and rows_of(found)[SD].ok, found
-
-
-def test_the_temperature_of_eulers_rule_with_found_settings_is_that_of_its_law():
-    def model():
-        numpyro.sample("z", dist.Normal(3.0, jnp.array([0.1, 5.0])).to_event(1))
-
-    kernel = SGHMC(model, integrator="euler", steps_per_sample=10)
-    mcmc = MCMC(kernel, num_warmup=50, num_samples=2000, progress_bar=False)
-    mcmc.run(random.key(0))
-    found = diagnose(mcmc)
-    row = rows_of(found)["kinetic temperature"]
-    low, high = kernel.settings.kinetic_temperature
-    assert low == pytest.approx(high) and high > 1.1
-    assert row.value == pytest.approx(high, abs=5 * row.error)
-    assert row.ok and found.ok, found

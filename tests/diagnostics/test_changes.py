@@ -1,8 +1,6 @@
 """A second look at a fit shows what has changed since the first."""
 
-from collections import OrderedDict
 import functools
-from types import SimpleNamespace
 
 from jax import random
 import jax.numpy as jnp
@@ -39,31 +37,9 @@ class Shifted:
         conjugate(X + self.shift)
 
 
-def object_that_is_called():
-    model = Shifted()
-    return model, (), lambda: setattr(model, "shift", 0.3)
-
-
 def bound_method():
     model = Shifted()
     return model.method, (), lambda: setattr(model, "shift", 0.3)
-
-
-def namespace():
-    outside = SimpleNamespace(shift=0.0)
-    return lambda: conjugate(X + outside.shift), (), lambda: setattr(outside, "shift", 0.3)
-
-
-def class_attribute():
-    class Outside:
-        shift = 0.0
-
-    return lambda: conjugate(X + Outside.shift), (), lambda: setattr(Outside, "shift", 0.3)
-
-
-def ordered_dict():
-    outside = OrderedDict(shift=0.0)
-    return lambda: conjugate(X + outside["shift"]), (), lambda: outside.update(shift=0.3)
 
 
 def partial():
@@ -98,11 +74,7 @@ def looks(svi, args):
 
 
 CASES = [
-    object_that_is_called,
     bound_method,
-    namespace,
-    class_attribute,
-    ordered_dict,
     partial,
     argument,
     global_variable,

@@ -66,18 +66,6 @@ def test_error_of_a_perfect_model_is_not_zero(N, expected):
     assert expected_calibration_error(wrong, labels) > 1.5 * perfect_calibration_error(wrong)
 
 
-def test_true_probabilities_have_the_best_brier_score():
-    """Exactly, in the mean over labels."""
-    rng = np.random.default_rng(1)
-    truth, other = rng.dirichlet(np.ones(3), 20), rng.dirichlet(np.ones(3), 20)
-
-    def expected(p):
-        each = [np.sum((p - np.eye(3)[c]) ** 2, 1) for c in range(3)]
-        return np.mean(np.sum(truth * np.stack(each, 1), 1))
-
-    assert expected(truth) < expected(other)
-
-
 def test_uncertainty_is_split_into_parts_that_are_not_negative():
     """Draws that agree have no epistemic part; draws that are sure and differ nothing else."""
     rng = np.random.default_rng(2)
@@ -115,15 +103,3 @@ def test_bad_input(probs, labels, sentence):
     for score in (brier_score, expected_calibration_error, reliability_bins):
         with pytest.raises(ValueError, match=sentence):
             score(probs, labels)
-
-
-def test_bad_input_of_arguments():
-    with pytest.raises(ValueError, match="num_bins is 0"):
-        reliability_bins(PROBS, LABELS, 0)
-    # Rows are not taken for draws, as the same array has rows in the other scores.
-    with pytest.raises(ValueError, match=r"shape \(4, 2\); it must be \(S, N, C\), draws first"):
-        predictive_uncertainty(PROBS)
-    with pytest.raises(TypeError, match="model_args belongs to a fit"):
-        brier_score(PROBS, LABELS, model_args=(1,))
-    with pytest.raises(TypeError, match="result belongs to a fit"):
-        predictive_uncertainty(PROBS[None], {})

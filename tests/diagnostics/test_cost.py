@@ -14,7 +14,7 @@ from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
 from numpyro_ext.diagnostics._facts import Facts, cost_of, rows_of
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.judges.chains import Agreement, chain_rows
-from numpyro_ext.mcmc import PSGLD, SGLD, SVRG, ControlVariate, MinibatchGradient
+from numpyro_ext.mcmc import SGLD, SVRG, MinibatchGradient
 
 X = jnp.linspace(-1.0, 1.0, 200)
 
@@ -46,24 +46,11 @@ def rows(mcmc):
     return {row.quantity: row for row in diagnose(mcmc, num_moves=0).rows}
 
 
-@pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
-def test_a_factor_counts_as_a_row():
-    def by_factor(x, batch=5):
-        z = numpyro.sample("z", dist.Normal(0, 1))
-        with numpyro.plate("rows", len(x), subsample_size=batch) as i:
-            numpyro.factor("x", -0.5 * (x[i] - z) ** 2)
-
-    found = rows(run(SGLD(by_factor, 1e-3, steps_per_sample=3), X, 5))
-    assert "5 of 200 rows" in found["ESS per gradient"].verdict
-    ratio = found["ESS per pass over the data"].value / found["ESS per gradient"].value
-    assert ratio == pytest.approx(40)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("gradient", "cost"),
     # 200 rows are 40 batches of 5; SVRG reads all rows in every 20th step.
-    [(MinibatchGradient(), 1), (ControlVariate({"z": 0.0}), 2), (SVRG(20), 2 + 40 / 20)],
+    [(MinibatchGradient(), 1), (SVRG(20), 2 + 40 / 20)],
     ids=lambda value: type(value).__name__,
 )
 @pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
@@ -79,11 +66,6 @@ def test_a_draw_costs_the_gradients_of_its_transitions(gradient, cost):
         warnings.simplefilter("ignore", InferenceWarning)
         tree = to_arviz(mcmc, log_likelihood=False)
     assert [row[:2] for row in diagnose(tree).rows] == [row[:2] for row in found.values()]
-
-
-def test_hessian_products_count():
-    assert PSGLD(model, 1e-3, gamma="hutchinson").gradients_per_transition(1.0) == 2
-    assert PSGLD(model, 1e-3).gradients_per_transition(1.0) == 1
 
 
 def test_rows_are_those_of_the_likelihood():

@@ -11,7 +11,6 @@ import numpyro.distributions as dist
 from numpyro.infer.util import potential_energy, unconstrain_fn
 import pytest
 
-from numpyro_ext import scores
 from numpyro_ext.diagnostics import kernel_stein_discrepancy, maximum_mean_discrepancy
 from numpyro_ext.scores.discrepancy import squared_ksd, squared_mmd
 from numpyro_ext.targets import normal_mean, normal_mean_answer
@@ -108,15 +107,6 @@ def test_mean_discrepancy_of_draws_equals_the_one_by_hand(tol):
         np.testing.assert_allclose(maximum_mean_discrepancy(a, b), by_hand, rtol=tol(1e-5, 1e-12))
 
 
-def test_integer_sites_are_compared_as_numbers():
-    x, y = {"k": np.arange(20)}, {"k": np.arange(20) + 5}
-    found = maximum_mean_discrepancy(x, y, scores.RBF(3.0))
-    expected = squared_mmd(
-        jnp.arange(20.0)[:, None], jnp.arange(20.0)[:, None] + 5, scores.RBF(3.0)
-    )
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
 def test_stein_discrepancy_of_a_model_with_a_loop():
     """A random walk on positive numbers, whose score is known: w = log z moves by N(0, 1)."""
 
@@ -142,26 +132,18 @@ def test_stein_discrepancy_of_a_model_with_a_loop():
 def test_bad_input_of_the_stein_discrepancy():
     x, draws = jnp.ones((5, 2)), draws_of(5)
     options = {"model": constrained, "model_args": (X,)}
-    with pytest.raises(ValueError, match="no score is given"):
+    with pytest.raises(ValueError, match="pass an array with score="):
         kernel_stein_discrepancy(x)
-    with pytest.raises(ValueError, match="and model is given"):
-        kernel_stein_discrepancy(x, -x, **options)
     with pytest.raises(ValueError, match=r"score has shape \(3, 2\) and x has shape \(5, 2\)"):
         kernel_stein_discrepancy(x, -x[:3])
-    with pytest.raises(ValueError, match="needs model="):
+    with pytest.raises(ValueError, match="needs model=, which gives the score"):
         kernel_stein_discrepancy(draws)
-    with pytest.raises(ValueError, match="takes its score from it"):
-        kernel_stein_discrepancy(draws, -x, **options)
     with pytest.raises(ValueError, match="draws lack latent site 'p'"):
         kernel_stein_discrepancy({"scale": draws["scale"]}, **options)
     with pytest.raises(ValueError, match="same number of draws"):
         kernel_stein_discrepancy({**draws, "p": draws["p"][:3]}, **options)
     with pytest.raises(ValueError, match="same number of draws"):
         kernel_stein_discrepancy({"p": jnp.array(1.0)}, **options)
-    with pytest.raises(ValueError, match="num_samples is 0"):
-        kernel_stein_discrepancy(draws, num_samples=0, **options)
-    with pytest.raises(ValueError, match="statistic is 'w'"):
-        kernel_stein_discrepancy(draws, statistic="w", **options)
 
     def discrete(x):
         numpyro.sample("k", dist.Bernoulli(0.5))
@@ -172,8 +154,6 @@ def test_bad_input_of_the_stein_discrepancy():
 
 def test_bad_input_of_the_mean_discrepancy():
     draws = draws_of(5)
-    with pytest.raises(TypeError, match="two arrays, or two DataTrees"):
-        maximum_mean_discrepancy(draws, jnp.ones((5, 4)))
     with pytest.raises(ValueError, match="keep only the common ones"):
         maximum_mean_discrepancy(draws, {"p": draws["p"]})
     with pytest.raises(ValueError, match="keep only the common ones"):

@@ -1,7 +1,6 @@
 """What a newcomer calls: a table, or one sentence that says what to call instead."""
 
 import functools
-from types import SimpleNamespace
 
 import arviz as az
 from jax import random
@@ -15,14 +14,11 @@ import pandas as pd
 import pytest
 
 from numpyro_ext.diagnostics import (
-    InferenceWarning,
     diagnose,
-    evidence_bounds,
     pareto_khat,
     to_arviz,
 )
 from numpyro_ext.guides import Implicit
-from numpyro_ext.particles import ParVI
 
 pytestmark = pytest.mark.slow
 
@@ -46,15 +42,6 @@ def fitted():
     return SVI_OF.run(random.key(0), 300, jnp.asarray(DESIGN), jnp.asarray(Y), progress_bar=False)
 
 
-def test_the_result_may_be_given_by_its_place():
-    found = diagnose(SVI_OF, fitted(), model_args=(DESIGN, Y), num_moves=0)
-    assert "k-hat" in [row.quantity for row in found.rows]
-    keyword = {"result": fitted(), "model_args": (DESIGN, Y)}
-    for fn in (pareto_khat, evidence_bounds):
-        assert str(fn(SVI_OF, fitted(), model_args=(DESIGN, Y))) == str(fn(SVI_OF, **keyword))
-    assert to_arviz(SVI_OF, fitted(), model_args=(DESIGN, Y)).equals(to_arviz(SVI_OF, **keyword))
-
-
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -70,7 +57,7 @@ def test_the_result_may_be_given_by_its_place():
         (lambda r: diagnose({"b": np.zeros((9, 2))}), TypeError, "kernel_stein_discrepancy"),
         (lambda r: diagnose(np.zeros((9, 2))), TypeError, "obj is a ndarray.*az.summary"),
         (lambda r: diagnose(r.params), TypeError, "obj is a dict"),
-        (lambda r: diagnose(SVI_OF, r), TypeError, r"missing a required argument: 'x'\); pass mod"),
+        (lambda r: diagnose(SVI_OF, r), TypeError, r"missing 1 required positional argument: 'x'"),
         (lambda r: diagnose(SVI_OF, r, model_args=DESIGN), TypeError, r"pass model_args=\(x,\)"),
         (lambda r: diagnose(SVI_OF, r, model_args=(DESIGN,)), ValueError, "'y' .*if it is data"),
         (
@@ -83,6 +70,48 @@ def test_the_result_may_be_given_by_its_place():
 def test_one_sentence_says_what_to_call(call, error, words):
     with pytest.raises(error, match=words):
         call(fitted())
+
+
+def nothing(*args):
+    pass
+
+
+def sliced(x):
+    z = numpyro.sample("z", dist.Normal())
+    with numpyro.plate("N", 300, subsample_size=3):
+        numpyro.sample("x", dist.Normal(z), obs=x)
+
+
+def svi_of(model, guide=nothing):
+    return SVI(model, guide, numpyro.optim.Adam(0.05), Trace_ELBO())
+
+
+def of(params, **options):
+    return to_arviz(SVI_OF, params, model_args=(DESIGN, Y), **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda p: of([p, {**p, "b_auto_loc": jnp.zeros(3)}]), "restart 1 has parameters of other"),
+        (
+            lambda p: of([p, {**p, "b_auto_loc": jnp.full(2, jnp.nan)}]),
+            "of restart 1 is not finite",
+        ),
+        (lambda p: of({"auto_loc": jnp.zeros(2)}), r"no parameter 'b_auto_loc' of the guide"),
+        (lambda p: of(p, dims={"w": ["a"]}), "dims names 'w', .* it has b, log_weight, y"),
+        (lambda p: of(p, num_samples=10**7), r"4\.0 GB; pass log_likelihood=False, or fewer draws"),
+        (lambda p: to_arviz(svi_of(sliced), {}, model_args=(Y,)), "pass the full arrays"),
+        (
+            lambda p: to_arviz(svi_of(regression), {}, model_args=(DESIGN, Y)),
+            "does not draw latent",
+        ),
+        (lambda p: to_arviz(svi_of(nothing), {}), "no latent sample site"),
+    ],
+)
+def test_what_would_be_wrong_in_silence_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call(fitted().params)
 
 
 def test_data_that_are_no_arrays_are_named():
@@ -129,33 +158,3 @@ def test_draws_of_an_implicit_guide_are_judged_by_their_gradients():
         assert (rows["implied sd ratio, worst"].ok, found.ok) == (ok, ok), found
         assert rows["shift in sds"].ok
         assert rows["squared KSD"].value > 0
-
-
-@pytest.mark.filterwarnings("ignore:the particles have not converged")
-def test_particles_are_judged():
-    def wide():
-        numpyro.sample("a", dist.Normal(0.0, 3.0))
-
-    mcmc = MCMC(
-        ParVI(wide, init_from=None),
-        num_warmup=1,
-        num_samples=1,
-        num_chains=20,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    noise = np.random.default_rng(0).normal(size=20)
-    start = {"a": jnp.asarray(1.5 * (noise - noise.mean()) / noise.std())}
-    mcmc.run(random.key(0), init_params=start)
-    x = np.asarray(mcmc.get_samples()["a"])
-    rows = {row.quantity: row for row in diagnose(mcmc).rows}
-    assert rows["implied sd ratio, worst"].value == pytest.approx(x.std() / 3.0, rel=1e-3)
-    with pytest.warns(InferenceWarning, match=r"most of all in a;") as record:
-        to_arviz(mcmc)
-    assert record[0].filename == __file__
-    assert rows["shift in sds"].value == pytest.approx(abs(x.mean()) * x.std() / 9.0, abs=1e-4)
-
-
-def test_a_table_is_a_frame_without_further_imports():
-    found = diagnose(SVI_OF, SimpleNamespace(params=fitted().params), model_args=(DESIGN, Y))
-    assert isinstance(found.to_frame(), pd.DataFrame)

@@ -14,10 +14,12 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import Diagnosis, diagnose, to_arviz
-from numpyro_ext.diagnostics._spread import Spread
-from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, Moved, rows_of_moves
+from numpyro_ext.diagnostics._fit import fit_of
+from numpyro_ext.diagnostics._spread import MoveComparison
+from numpyro_ext.diagnostics.context import FitContext
+from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, HMCCheck, rows_of_moves
+from numpyro_ext.diagnostics.judges.other_modes import other_modes
 from numpyro_ext.diagnostics.judges.weights import khat_rows, reweighted_rows
-from numpyro_ext.diagnostics.subject import Judge, OfFit, Subject
 from numpyro_ext.diagnostics.table import Row
 from numpyro_ext.guides import AutoMixtureNormal
 from numpyro_ext.objectives import VRELBO, BBAlphaELBO
@@ -190,7 +192,7 @@ def by_hand(x):
 def test_a_spread_that_a_few_draws_make_is_not_judged(ratio, error, ok):
     """Nor are the draws then, though their means are found right."""
     n, still = 5, np.zeros((3, 4, 5))
-    spread = Spread(
+    spread = MoveComparison(
         ratio=np.r_[ratio, np.ones(n - 1)],
         error=np.r_[error, np.full(n - 1, 0.02)],
         shift=np.zeros(n),
@@ -199,7 +201,7 @@ def test_a_spread_that_a_few_draws_make_is_not_judged(ratio, error, ok):
         ends=still,
         accepted=np.array(0.7),
     )
-    rows = rows_of_moves(Moved(spread, str, GUIDE, shares_known=True))
+    rows = rows_of_moves(HMCCheck(spread, str, GUIDE, shares_known=True))
     assert [row.ok for row in rows] == [ok, None if ok is None else True]
     assert Diagnosis("", tuple(rows)).ok is (ok is True)
 
@@ -258,14 +260,7 @@ def test_weights_with_auxiliary_variables_are_those_of_the_latent_sites():
     assert found[RATIO].ok is False and found[RATIO].error < 0.04
 
 
-def test_a_judge_of_guides_ends_the_search_for_other_modes_without_being_named():
-    subject = OfFit.__new__(OfFit)
-    Subject.__init__(subject)
-    subject.kind = "guide"
-    for ok in (True, None, False):
-        line = Row("effective number of rows", 1.0, None, "2", ok, "so.")
-        subject.judges = {
-            "other modes": Judge(lambda _, ok=ok: [ok], ("guide",), ("nothing_wrong",)),
-            "rows": Judge(lambda _, line=line: [line], ("guide",)),
-        }
-        assert subject.lines("other modes") == ([] if ok is False else [ok])
+def test_other_modes_are_not_searched_for_where_a_line_is_wrong():
+    svi = SVI(two, by_hand, optax.adam(0.1), Trace_ELBO())
+    context = FitContext(svi, fit_of(svi, {"m": 0.4}, (X,), None), {}, random.key(0))
+    assert other_modes(context, [row(False)]) == []

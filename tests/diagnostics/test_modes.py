@@ -8,8 +8,8 @@ import pytest
 from scipy.special import ndtri
 
 from numpyro_ext.diagnostics import Diagnosis
-from numpyro_ext.diagnostics._spread import Spread, least_crossing
-from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, PARTICLES, Moved, rows_of_moves
+from numpyro_ext.diagnostics._spread import MoveComparison, least_crossing
+from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, PARTICLES, HMCCheck, rows_of_moves
 
 TWO = np.concatenate([np.linspace(-5, -3, 300), np.linspace(3, 5, 100)])[:, None]
 ONE = ndtri((np.arange(400) + 0.5) / 400)[:, None]
@@ -39,30 +39,30 @@ def test_one_mode_has_no_sides_however_slow_its_chains_are():
 def spread(x, between):
     """Of chains that find nothing wrong, and of which so much variance is between them."""
     one, zero, ends = jnp.ones(1), jnp.zeros(1), jnp.stack([x, x - 1, x + 1])
-    return Spread(one, 0.01 * one, zero, 0.01 * one, between * one, ends, jnp.array(0.7))
+    return MoveComparison(one, 0.01 * one, zero, 0.01 * one, between * one, ends, jnp.array(0.7))
 
 
 def test_chains_that_are_too_short_judge_nothing_unless_weights_do():
     for between, known, ok in ((0.9, False, None), (0.9, True, True), (0.2, False, True)):
-        rows = rows_of_moves(Moved(spread(ONE, between), str, GUIDE, shares_known=known))
+        rows = rows_of_moves(HMCCheck(spread(ONE, between), str, GUIDE, shares_known=known))
         assert [row.ok for row in rows] == [ok, ok]
         assert Diagnosis("", tuple(rows)).ok is bool(ok)
     assert (
         "too short for 0, of whose variance 90% is"
-        in rows_of_moves(Moved(spread(ONE, 0.9), str, GUIDE))[0].verdict
+        in rows_of_moves(HMCCheck(spread(ONE, 0.9), str, GUIDE))[0].verdict
     )
 
 
 def test_draws_far_away_are_to_begin_elsewhere_and_not_to_be_trained_longer():
     near = spread(ONE, 0.2)
     for shift, words in ((2.0, "train longer"), (-30.0, "elsewhere: begin at the modes")):
-        row = rows_of_moves(Moved(near._replace(shift=jnp.array([shift])), str, GUIDE))[1]
+        row = rows_of_moves(HMCCheck(near._replace(shift=jnp.array([shift])), str, GUIDE))[1]
         assert row.ok is False and words in row.verdict
 
 
 @pytest.mark.parametrize(("kind", "words"), [(GUIDE, "of the guide"), (PARTICLES, "began there")])
 def test_shares_of_modes_that_nothing_has_checked_are_wrong(kind, words):
-    row = rows_of_moves(Moved(spread(TWO, 0.95), str, kind))[-1]
+    row = rows_of_moves(HMCCheck(spread(TWO, 0.95), str, kind))[-1]
     assert row.quantity == "crossing rate between modes" and row.ok is False
     assert words in row.verdict
-    assert len(rows_of_moves(Moved(spread(TWO, 0.95), str, kind, shares_known=True))) == 2
+    assert len(rows_of_moves(HMCCheck(spread(TWO, 0.95), str, kind, shares_known=True))) == 2

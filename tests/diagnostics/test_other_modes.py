@@ -12,13 +12,11 @@ from numpyro.infer import SVI, Trace_ELBO
 import optax
 import pytest
 
-from numpyro_ext._model.mode_search import Mode, Problem
-from numpyro_ext._model.modes import _several_problem
+from numpyro_ext._model.mode_search import Problem
 from numpyro_ext.diagnostics import diagnose
-from numpyro_ext.diagnostics._facts import Facts, several_modes
 from numpyro_ext.diagnostics._fit import fit_of
+from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.judges.other_modes import QUANTITY, _descend, unvisited_rows
-from numpyro_ext.diagnostics.subject import OfFit
 from numpyro_ext.mcmc import Settings
 from tests.diagnostics.drawn import visited
 
@@ -56,8 +54,8 @@ def lines(model, draws, *args):
     """Those of draws of any law."""
     shapes = {name: (jnp.zeros(x.shape[1:]), 1.0) for name, x in draws.items()}
     svi = drawing(model, shapes)
-    subject = OfFit(svi, fit_of(svi, {}, args, None), {}, random.key(0))
-    return unvisited_rows(subject, draws, None, random.key(1))
+    context = FitContext(svi, fit_of(svi, {}, args, None), {}, random.key(0))
+    return unvisited_rows(context, draws, None, random.key(1))
 
 
 @pytest.mark.x64
@@ -99,10 +97,6 @@ def test_a_mode_without_draws_is_named_with_its_mass():
 @pytest.mark.parametrize(("share", "of_draws"), [(0.2, 0.2), (0.01, 0.0)])
 def test_modes_with_draws_and_modes_of_little_mass_are_not_named(share, of_draws):
     assert lines(two_modes, of_modes(of_draws), share) == []
-
-
-def test_a_few_draws_are_not_compared_with_modes():
-    assert lines(two_modes, of_modes(0.2, size=50), 0.2) is None
 
 
 def test_a_copy_of_the_mode_is_not_judged():
@@ -154,10 +148,3 @@ def test_chains_that_have_been_in_all_modes_make_the_notice_of_several_an_inform
 def test_chains_that_have_not_are_told_so_twice():
     rows = chains(of_modes(0.0), 0.2)
     assert rows["problems of the settings"].ok is False and rows[QUANTITY].ok is False
-
-
-def test_the_problem_of_several_modes_is_known_by_its_kind():
-    modes = [Mode(jnp.array([x]), jnp.ones(1), log_evidence=0.0) for x in (0.0, 20.0)]
-    problems = list(_several_problem(modes, 4))
-    assert len(problems) == 1
-    assert several_modes(Facts(settings_problems=[*problems, str(SEVERAL)])) == problems

@@ -12,7 +12,7 @@ from numpyro.infer import MCMC, SVI
 import optax
 import pytest
 
-from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
+from numpyro_ext.diagnostics import InferenceWarning, diagnose
 from numpyro_ext.particles import AutoParticles, ParVI, RegularizedSVGD
 
 pytestmark = pytest.mark.slow
@@ -67,15 +67,6 @@ def test_a_shift_within_the_error_of_as_many_independent_draws_is_fine():
     fine, wrong = (judged(shift)[0]["shift in sds"] for shift in (0.15, 0.25))
     assert fine.ok and wrong.ok is False
     assert fine.error == pytest.approx(0.1, rel=0.05)
-
-
-def test_the_tree_says_the_same():
-    rows, fit, svi = judged(1.0)
-    with pytest.warns(InferenceWarning, match="larger batch"):
-        tree = to_arviz(svi, log_likelihood=False, **fit)
-    found = {row.quantity: row for row in diagnose(tree).rows}
-    assert found[NOISE].value == rows[NOISE].value
-    assert found["shift in sds"].verdict == rows["shift in sds"].verdict
 
 
 def test_an_ensemble_warns_of_the_noise_that_its_particles_share():

@@ -12,17 +12,14 @@ from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 import pytest
 
-from numpyro_ext.diagnostics import Diagnosis, diagnose, plot_diagnosis, to_arviz
-from numpyro_ext.diagnostics._spread import Spread, worst_combinations
+from numpyro_ext.diagnostics import Diagnosis, diagnose, plot_diagnosis
+from numpyro_ext.diagnostics._spread import MoveComparison, worst_combinations
 from numpyro_ext.diagnostics.judges.chains import Agreement
-from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, Moved
-from numpyro_ext.diagnostics.judges.weights import Weighed
+from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, HMCCheck
+from numpyro_ext.diagnostics.judges.weights import WeightSummary
+from numpyro_ext.diagnostics.plot_data import DiagnosisPlotData, _moves
 from numpyro_ext.diagnostics.psis import pareto_khat
-from numpyro_ext.diagnostics.seen import Seen, _moves
 from numpyro_ext.diagnostics.table import Row
-from numpyro_ext.ep import EP
-from numpyro_ext.mcmc import SGHMC
-from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
 
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.multivariate_normal([0, 0], [[1, 0.95], [0.95, 1]], 200))
@@ -38,8 +35,8 @@ def _closed():
 def group(ratio, shift, names, found=GUIDE, **more):
     ratio, shift = np.array(ratio), np.array(shift)
     error, n = np.full(len(ratio), 0.01), np.zeros((3, 10, len(ratio)))
-    spread = Spread(ratio, error, shift, 2 * error, error, n, np.array(0.7), **more)
-    return Moved(
+    spread = MoveComparison(ratio, error, shift, 2 * error, error, n, np.array(0.7), **more)
+    return HMCCheck(
         spread._replace(combined=worst_combinations(spread)), names.__getitem__, found, str
     )
 
@@ -50,7 +47,7 @@ def rows(**ok):
 
 
 def seen(**parts):
-    return Seen(*({"moves": None, "tail": None, "losses": [], "chains": None} | parts).values())
+    return DiagnosisPlotData(**{"moves": None, "tail": None, "losses": [], "chains": None} | parts)
 
 
 def dots(ax):
@@ -102,16 +99,9 @@ def test_a_combination_that_is_wrong_has_a_line_and_a_panel():
     assert not right.pairs and right.names == ["a", "b"]
 
 
-@pytest.mark.parametrize("losses", [np.full(20, np.nan), np.r_[np.ones(9), np.inf, np.ones(10)]])
-def test_losses_that_are_not_finite_are_drawn_as_far_as_they_are(losses):
-    axes = plot_diagnosis(Diagnosis("x", (), seen(losses=[losses])))
-    drawn = axes["losses"].get_lines()[0].get_ydata()
-    np.testing.assert_array_equal(np.isfinite(drawn), np.isfinite(losses))
-
-
 def test_weights_and_their_tail_losses_and_chains():
     log_w = RNG.standard_t(4, 500)
-    tail = Weighed([], None, log_w, pareto_khat(log_w))
+    tail = WeightSummary([], None, log_w, pareto_khat(log_w))
     losses = [100.0 - np.minimum(np.arange(500), 90), np.full(500, 9.0)]
     x = np.random.default_rng(1).normal(size=(2, 2, 9))
     chains = Agreement(dict(zip("ab", x, strict=True)))
@@ -134,7 +124,7 @@ def test_weights_and_their_tail_losses_and_chains():
     np.testing.assert_array_equal(axes["chains"].get_lines()[0].get_ydata(), [1.0, 1.3])
     assert [text.get_text() for text in axes["chains"].texts] == ["b"]
     units = RNG.standard_t(4, (500, 40))
-    of_units = Diagnosis("x", (), seen(tail=Weighed([], None, units, pareto_khat(units))))
+    of_units = Diagnosis("x", (), seen(tail=WeightSummary([], None, units, pareto_khat(units))))
     bars = plot_diagnosis(of_units)["weights"].patches
     assert sum(bar.get_height() for bar in bars) == 40
 
@@ -174,17 +164,6 @@ def by_mcmc(kernel, **batch):
     return diagnose(mcmc)
 
 
-def by_ep():
-    ep = EP(model)
-    return diagnose(ep, ep.run(random.key(0), 10, X, Y, progress_bar=False), model_args=(X, Y))
-
-
-def by_tree():
-    svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.02), Trace_ELBO())
-    fit = svi.run(random.key(0), 100, X, Y, progress_bar=False)
-    return diagnose(to_arviz(svi, fit, model_args=(X, Y)))
-
-
 MOVED = ["means", "sds"]
 OF_W = ["w[0]", "w[1]"]
 FITS = {
@@ -192,14 +171,7 @@ FITS = {
         lambda: by_svi(AutoNormal(model), numpyro.optim.Adam(0.02), Trace_ELBO(), 1500),
         [*MOVED, "weights", "losses"],
     ),
-    "particles": (
-        lambda: by_svi(AutoParticles(model, 50), particle_step(100), RegularizedSVGD(), 100),
-        MOVED,
-    ),
     "NUTS": (lambda: by_mcmc(NUTS(model)), ["chains"]),
-    "SGHMC": (lambda: by_mcmc(SGHMC(model, steps_per_sample=10), batch=50), [*MOVED, "chains"]),
-    "EP": (by_ep, [*MOVED, "weights", "losses"]),
-    "tree": (by_tree, ["weights"]),
 }
 
 

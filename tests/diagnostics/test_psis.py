@@ -1,23 +1,20 @@
 """Pareto k-hat: reference values, the sign trap, and what has no weights."""
 
-import pickle
 import warnings
 
 import arviz as az
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import ndtri
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
 import pytest
 
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.diagnostics import (
     InferenceWarning,
-    ParetoKhat,
     evidence_bounds,
     pareto_khat,
     to_arviz,
@@ -55,16 +52,6 @@ def test_reference_values(k, size, expected):
 def test_the_sign_is_that_of_importance_weights():
     log_w = quantiles(0.5, 2000)
     assert pareto_khat(-log_w).khat < -0.5
-
-
-def test_smoothed_weights_are_normalised_and_keep_the_bulk():
-    log_w = np.random.default_rng(1).permutation(quantiles(0.3, 1000))
-    smoothed = pareto_khat(log_w).log_weights
-    assert np.logaddexp.reduce(smoothed) == pytest.approx(0.0, abs=1e-12)
-    bulk = log_w < np.quantile(log_w, 0.9)
-    shift = (smoothed - log_w)[bulk]
-    np.testing.assert_allclose(shift, shift[0], atol=1e-12)
-    assert np.array_equal(np.argsort(log_w[~bulk]), np.argsort(smoothed[~bulk]))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -136,34 +123,6 @@ def test_ties_leave_the_shape_where_it_is():
         assert np.isnan(array_stats.psislw(-coarse)[1])
         found = pareto_khat(coarse)
         assert (found.khat <= found.threshold) is (k < 0.7)
-
-
-@pytest.mark.x64
-def test_exact_guide_has_equal_weights_after_minibatches():
-    count = np.int64(500)
-    found = pareto_khat(
-        svi_of(AutoNormal(model)), result=EXACT, model_args=(X, 1), num_samples=count
-    )
-    assert isinstance(found, ParetoKhat)
-    assert found.khat == -np.inf
-
-
-@pytest.mark.slow
-def test_wide_guide_is_better_than_narrow_guide():
-    svi = svi_of(AutoNormal(model))
-    results = [{**EXACT, "z_auto_scale": jnp.array(scale)} for scale in (1.0, 0.1)]
-    count = 40_000
-    tree = to_arviz(svi, result=results, model_args=(X,), num_samples=count, log_likelihood=False)
-    wide, narrow = (pareto_khat(tree.sample_stats.log_weight[i].to_numpy()) for i in (0, 1))
-    # log w = c e^2 / 2 with e normal and c = 1 - (sd_q / sd_p)^2, so k = c up to logarithms: .96; a
-    # guide that is wider than the posterior has bounded weights.
-    e = ndtri((np.arange(count) + 0.5) / count)
-    exact = [pareto_khat(c * e**2 / 2).khat for c in (-3.0, 0.96)]
-    # The shape is that of the 3 sqrt(40000) largest weights: its error is (1 + k) / sqrt(600) for
-    # k > 0, and .05 over keys for the wide one.
-    assert wide.khat == pytest.approx(exact[0], abs=4 * 0.05) and exact[0] < -0.2
-    assert narrow.khat > narrow.threshold
-    assert narrow.khat == pytest.approx(exact[1], abs=4 * 0.08) and abs(exact[1] - 0.96) < 0.2
 
 
 def test_tree_and_fit_agree_and_chains_are_flattened():
@@ -264,25 +223,3 @@ def test_mcmc_and_its_tree_are_refused():
 def test_bad_weights(weights, message):
     with pytest.raises(ValueError, match=message):
         pareto_khat(weights)
-
-
-def test_bad_objects():
-    with pytest.raises(TypeError, match="obj is a str"):
-        pareto_khat("weights")
-    with pytest.raises(ValueError, match="pass result="):
-        pareto_khat(svi_of(AutoMultivariateNormal(model)), model_args=(X,))
-    with pytest.raises(ValueError, match="num_samples is 0"):
-        pareto_khat(svi_of(AutoNormal(model)), result=EXACT, model_args=(X,), num_samples=0)
-
-
-def test_results_print_as_summaries():
-    found = pareto_khat(quantiles(0.3, 1000))
-    assert repr(found) == "ParetoKhat(khat=0.323, threshold=0.67, 1000 draws)"
-    both = pareto_khat(np.stack([quantiles(0.3, 1000), quantiles(0.9, 1000)], -1))
-    assert "1 of 2 units above threshold=0.67" in repr(both)
-    assert pickle.loads(pickle.dumps(found)).khat == found.khat
-    bounds = evidence_bounds([-1.2, 0.3, -2.5, 0.9, -0.1, -4.0], alphas=(1.0, 0.0))
-    assert repr(bounds) == (
-        "EvidenceBounds(-1.10 +- 0.76 (alpha=1), -0.16 +- 0.45 (alpha=0);"
-        " effective sample size 3.0)"
-    )

@@ -2,7 +2,6 @@
 
 import warnings
 
-import arviz as az
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -83,12 +82,6 @@ def test_half_the_standard_deviation_is_always_found():
 )
 def test_other_shapes_are_named(fit, words):
     assert words in str(calibrate(fit, key=3, size=100))
-
-
-def test_arviz_plots_the_dataset():
-    result = calibrate(exact(), size=20, draws=10)
-    one = result.dataset.isel(z_dim_0=slice(0, 1))
-    az.plot_ecdf_pit(one, group="prior_sbc")
 
 
 @pytest.mark.slow
@@ -239,12 +232,6 @@ def test_correlated_draws_and_warnings_of_fits_are_told_once():
     assert messages[1].startswith("the 50 draws of each fit are correlated (0.")
 
 
-def test_independent_draws_do_not_warn():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        calibrate(exact(), size=20, key=4)
-
-
 def autoregressive(y):
     z = numpyro.sample("z", dist.Normal(0, 0.5))
     numpyro.sample("y", dist.Normal(z * y[:-1], 1.0), obs=y[1:])
@@ -263,11 +250,6 @@ def with_param(y):
 def with_factor(y):
     z = numpyro.sample("z", dist.Normal(0, 1))
     numpyro.factor("penalty", -(z**2))
-    numpyro.sample("y", dist.Normal(z, 1), obs=y)
-
-
-def improper(y):
-    z = numpyro.sample("z", dist.ImproperUniform(dist.constraints.real, (), ()))
     numpyro.sample("y", dist.Normal(z, 1), obs=y)
 
 
@@ -292,8 +274,7 @@ Y = jnp.array([0.5, -1.0, 2.0])
         (centred, (Y, {"y": Y}), {}, r"argument 'data'\['y'\] holds .* latent site 'z' depends on"),
         (with_param, (Y,), {}, "the param site 'a', which has no prior"),
         (with_factor, (Y,), {}, "the factor 'penalty', which draws from the prior do not follow"),
-        (improper, (Y,), {}, "a prior that cannot be sampled, as ImproperUniform"),
-        (discrete, (Y,), {}, r"no continuous latent site .* are discrete: \['z'\]"),
+        (discrete, (Y,), {}, r"no continuous latent site, but \['z'\]"),
         (rows_model, (Y,), {}, "observes no site on these arguments; pass its data, or name"),
         (two, (Y, Y), {"observed_sites": ["x"]}, "site 'y' is observed and not among"),
         (two, (Y, Y), {"observed_sites": ["q"]}, "has 'q', which is no sample site of the model"),
@@ -309,24 +290,16 @@ def test_models_that_cannot_be_simulated(model, args, kwargs, message):
 @pytest.mark.parametrize(
     ("draws", "error", "message"),
     [
-        ({"z": np.zeros((9, N))}, ValueError, r"at least num_samples=10 of these \(num_draws="),
-        ({"z": np.zeros((10, 3))}, ValueError, r"shape \(10, 3\) at site 'z', whose values have"),
-        ({"q": np.zeros(10)}, ValueError, r"draws of \['q'\], and none of the latent site 'z'"),
+        ({"z": np.zeros((9, N))}, ValueError, "at least num_samples=10 of shape"),
+        ({"z": np.zeros((10, 3))}, ValueError, r"shape \(10, 3\) at site 'z'"),
+        ({"q": np.zeros(10)}, ValueError, r"draws of \['q'\], and none of 'z'"),
         (
             {"z": np.full((10, N), np.nan)},
             ValueError,
             "simulation 0 has draws of site 'z' that are",
         ),
-        (np.zeros((10, N)), TypeError, "returned a ndarray; it must return a dict"),
     ],
 )
 def test_fits_that_return_something_else(draws, error, message):
     with pytest.raises(error, match=message):
         calibrate(lambda *_: draws, size=20, draws=10)
-
-
-def test_mistakes_of_type():
-    with pytest.raises(TypeError, match="fit is a str; it must be the result of fit_svi"):
-        calibrate("nuts")
-    with pytest.raises(TypeError, match=r"observed_sites is 'x'; it must be a list of names"):
-        calibrate(exact(), observed_sites="x")

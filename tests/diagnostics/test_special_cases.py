@@ -8,7 +8,6 @@ from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
-from numpyro.infer.ensemble import AIES
 from numpyro.infer.mcmc import MCMCKernel
 import pytest
 
@@ -18,9 +17,6 @@ from numpyro_ext.diagnostics import (
     pareto_khat,
     to_arviz,
 )
-from numpyro_ext.diagnostics._fit import fit_of
-from numpyro_ext.mcmc import SGHMC, SGLD, KernelHMC
-from numpyro_ext.particles import ParVI
 
 X = jnp.array([0.5, -1.0, 2.0])
 
@@ -150,22 +146,3 @@ def test_a_minibatch_inside_a_loop_is_refused():
     for judge in (to_arviz, pareto_khat):
         with pytest.raises(ValueError, match=r"'N' takes a minibatch of 1 of 3 rows inside scan"):
             judge(svi_of(looped), result=params, **args)
-
-
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
-        (lambda m: SGLD(m, 0.1), "sgmcmc"),
-        (lambda m: SGHMC(m, 0.1), "sgmcmc"),
-        (lambda m: KernelHMC(m, 0.1, score=jnp.zeros_like), "mcmc"),
-        (lambda m: ParVI(m, init_from=None), "particles"),
-        (lambda m: AIES(m, moves={AIES.DEMove(): 1.0}), "mcmc"),
-    ],
-    ids=["SGLD", "SGHMC", "KernelHMC", "ParVI", "AIES"],
-)
-def test_the_method_of_a_kernel(make, expected):
-    mcmc = run(noisy, {"loc": jnp.ones(2), "scale": jnp.ones(2)}, X)
-    mcmc.sampler = make(noisy)
-    attributes = fit_of(mcmc, None, None, None).attributes
-    assert attributes["inference_method"] == expected
-    assert attributes["kernel"] == type(mcmc.sampler).__name__

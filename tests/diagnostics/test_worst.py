@@ -16,8 +16,8 @@ from scipy.stats import norm, t
 from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.diagnostics._facts import Facts
 from numpyro_ext.diagnostics._points import Points
-from numpyro_ext.diagnostics._spread import Spread, mean_and_sd, unit_root
-from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, Moved, rows_of_moves
+from numpyro_ext.diagnostics._spread import MoveComparison, mean_and_sd, unit_root
+from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, HMCCheck, rows_of_moves
 from numpyro_ext.diagnostics.judges.points import _still
 from numpyro_ext.diagnostics.judges.stein import particle_facts, particle_rows
 from numpyro_ext.diagnostics.judges.weights import khat_rows, reweighted_rows
@@ -63,7 +63,7 @@ def test_a_verdict_takes_evidence(values, errors, ok):
 def still(accepted, between, error):
     zero, n = np.zeros(2), np.zeros((3, 40, 2))
     ratio, error = np.ones(2), np.full(2, error)
-    return Spread(ratio, error, zero, error, zero + between, n, np.array(accepted))
+    return MoveComparison(ratio, error, zero, error, zero + between, n, np.array(accepted))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def still(accepted, between, error):
     ids=["moved", "steps that are too small", "chains that stay", "no error"],
 )
 def test_chains_that_do_not_move_judge_nothing(accepted, between, error, ok):
-    rows = rows_of_moves(Moved(still(accepted, between, error), str, GUIDE))
+    rows = rows_of_moves(HMCCheck(still(accepted, between, error), str, GUIDE))
     assert [row.ok for row in rows] == [ok, ok]
 
 
