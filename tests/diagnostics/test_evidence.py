@@ -124,7 +124,7 @@ def test_draws_without_density():
 
 def test_bad_input():
     for lw in (1.0, [0.5], np.zeros((1, 4))):
-        with pytest.raises(ValueError, match=r"log_weights has shape .* at least 2 draws"):
+        with pytest.raises(ValueError, match=r"log_weights has shape .* of 2 draws or more"):
             evidence_bounds(lw)
     for bad in (np.nan, np.inf):
         with pytest.raises(ValueError, match="log_weights holds nan or inf"):
