@@ -64,10 +64,9 @@ _SHARED_FIELDS = {
     "step_scale": "factor on the step size: 1, halved at each divergence in warmup.",
     "settings": "``kernel.settings``, None where the step size was given; not an array, so that"
     " ``MCMC`` compiles the chain again for others.",
-    "heat": "sum of ``kinetic_temperature`` over T, or else of the logarithm of"
-    " ``implied_variance_ratio``, of up to 50 draws; minus their mean if it is far above what is"
-    " predicted, infinite after a warning that says so, and minus infinity in draws that do not"
-    " count.",
+    "heat": "sum over up to 50 draws of ``kinetic_temperature`` over T, or of the logarithm of"
+    " ``implied_variance_ratio``; minus their mean if that is far above what is predicted, infinite"
+    " after the warning, and minus infinity in draws that do not count.",
     "best": "lowest potential estimate of the warmup so far, and the flat vector where it was.",
 }
 _LAST_FIELDS = {
@@ -383,14 +382,12 @@ class GradientChain(Chain):
         return Transition(z, estimate, lax.cond(last, fresh, lambda: kept))
 
     def _measure_heat(self, state: Any, T: Array) -> Any:
-        r"""
-        The state with the heat of its draw, which is minus the mean where 50 draws have one far
-        above what is predicted. The first 50 after warmup, perhaps on their way, do not count.
+        r"""The state with the heat of its draw. The first 50 draws after warmup do not count.
 
         The mean of m squares of normal numbers exceeds 1 by :math:`2 \sqrt{t/m} + 2 t/m` with a
         probability of at most :math:`e^{-t}` (Laurent & Massart, 2000, lemma 1); here t is 16.
-        Momenta forget each other at the rate of the friction. Of implied ratios, which a right
-        chain has in the hundreds where it comes near a bound, the mean is the geometric one.
+        Momenta forget each other at the rate of the friction. Implied ratios, of which a right
+        chain has some in the hundreds near a bound, are averaged geometrically.
         """
         kernel, draws, settings = self.kernel, _DRAWS_OF_HEAT, self.kernel.settings
         if kernel.heat_field == "kinetic_temperature":
@@ -463,9 +460,6 @@ _COLLECTED = (
 )
 """The fields that ``MCMC`` collects without being asked."""
 
-_FOR_AN_ACCEPT_STEP = {"adapt_mass_matrix", "adapt_step_size", "dense_mass", "max_tree_depth"}
-_FOR_AN_ACCEPT_STEP |= {"target_accept_prob", "trajectory_length"}
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ModelKernel(ResumableKernel):
@@ -493,19 +487,6 @@ class ModelKernel(ResumableKernel):
     inference_method: ClassVar[str] = "mcmc"
     """The name by which a diagnosis calls the method, ``"mcmc"`` or ``"sgmcmc"``."""
     forward_mode_differentiation = False
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        if "potential_fn" in kwargs:
-            raise TypeError(
-                f"{cls.__name__} takes a model and no potential_fn; write a model that samples from"
-                " dist.ImproperUniform and adds numpyro.factor('U', -potential_fn(z))."
-            )
-        for name in _FOR_AN_ACCEPT_STEP & kwargs.keys():
-            raise TypeError(
-                f"{cls.__name__} takes no {name}, which adapts a kernel with an accept step; leave"
-                " it out."
-            )
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         self.settings: Settings | None = None
@@ -761,6 +742,8 @@ class ModelKernel(ResumableKernel):
     ) -> tuple[ModelInfo, Params]:
         """The model's sites and plates, and its parameters from the key of a first chain."""
         strategy, info = self.init_strategy, self._read_sites(args, kwargs)
+        if not (info.params or info.mutable):
+            return info, {}
         key = random.key(0) if rng_key is None else random.split(rng_key, 4)[1]
         spread, whole = spread_arrays(args, kwargs)
 

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
-from numpyro_ext._checks import check_choice
 from numpyro_ext._model.read import ModelInfo
 
 VectorFn = Callable[[Array], Any]
@@ -54,12 +53,6 @@ def check_shape(what: str, fn: VectorFn, x: Array, ranks: tuple[int, ...]) -> No
             f"{what} returns shape {shape} for a vector of {x.shape[0]} numbers; it must be"
             f" {' or '.join(map(str, allowed))}."
         )
-
-
-def check_correction(correction: Any) -> None:
-    """``"autodiff"`` or a callable, or a ``ValueError``."""
-    if not callable(correction):
-        check_choice("correction", correction, ("autodiff",))
 
 
 def values_at(fn: VectorFn, points: Array) -> np.ndarray:
@@ -113,17 +106,11 @@ class ExpandedMean:
 
     .. doctest::
 
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from jax import random
-        >>> from numpyro.infer import MCMC
+        >>> import numpyro, numpyro.distributions as dist
         >>> from numpyro_ext.mcmc import SGRLD, ExpandedMean
         >>> def model():
         ...     numpyro.sample("rate", dist.Gamma(3.0, 2.0).expand([100]).to_event(1))
         >>> kernel = SGRLD(model, 0.02, metric=ExpandedMean())
-        >>> mcmc = MCMC(kernel, num_warmup=200, num_samples=500, progress_bar=False)
-        >>> mcmc.run(random.key(0))
-        >>> abs(mcmc.get_samples()["rate"].mean() - 1.5) < 0.1
-        Array(True, dtype=bool)
     """
 
     def __init__(self, sites: list[str] | tuple[str, ...] | None = None) -> None:

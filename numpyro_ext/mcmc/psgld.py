@@ -76,17 +76,10 @@ class PSGLD(SGMCMCKernel):
 
     .. doctest::
 
-        >>> import jax.numpy as jnp
-        >>> from jax import random
-        >>> from numpyro.infer import MCMC
         >>> from numpyro_ext.mcmc import PSGLD
         >>> from numpyro_ext.targets import normal_mean
-        >>> x = jnp.sin(jnp.arange(100.0)) + 3
-        >>> kernel = PSGLD(normal_mean, 0.02)
-        >>> mcmc = MCMC(kernel, num_warmup=500, num_samples=2000, progress_bar=False)
-        >>> mcmc.run(random.key(0), x, subsample_size=10)
-        >>> abs(mcmc.get_samples()["z"].mean() - 2.97) < 0.1
-        Array(True, dtype=bool)
+        >>> PSGLD(normal_mean, 0.02, gamma="hutchinson", adapt="always")
+        PSGLD(model=normal_mean, step_size=0.02, gamma='hutchinson', adapt='always')
     """
 
     state_class = PSGLDState

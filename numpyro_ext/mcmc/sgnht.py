@@ -81,17 +81,10 @@ class SGNHT(SGMCMCKernel):
 
     .. doctest::
 
-        >>> import jax.numpy as jnp
-        >>> from jax import random
-        >>> from numpyro.infer import MCMC
         >>> from numpyro_ext.mcmc import SGNHT
         >>> from numpyro_ext.targets import normal_mean
-        >>> x = jnp.sin(jnp.arange(100.0)) + 3
-        >>> kernel = SGNHT(normal_mean, 0.02)
-        >>> mcmc = MCMC(kernel, num_warmup=200, num_samples=2000, progress_bar=False)
-        >>> mcmc.run(random.key(0), x, subsample_size=10)
-        >>> abs(mcmc.get_samples()["z"].mean() - 2.97) < 0.1
-        Array(True, dtype=bool)
+        >>> SGNHT(normal_mean, 0.02, thermostat="per_site")
+        SGNHT(model=normal_mean, step_size=0.02, thermostat='per_site')
     """
 
     state_class = SGNHTState

@@ -68,15 +68,6 @@ def test_a_chain_with_a_given_step_starts_where_its_gradient_is_finite():
     assert np.all(np.isfinite(state.grad_norm)) and np.all(np.isfinite(state.potential_energy))
 
 
-def test_a_model_that_is_finite_nowhere_is_refused_by_the_name_of_its_site():
-    def model():
-        numpyro.sample("z", dist.Normal(0, 1))
-        numpyro.factor("never", jnp.nan)
-
-    with pytest.raises(ValueError, match="not finite at the initial point: see site 'never'"):
-        SGHMC(model).init(random.key(0), 10, None)
-
-
 @cache
 def modes():
     with pytest.warns(InferenceWarning, match="different modes"):

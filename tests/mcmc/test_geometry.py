@@ -64,7 +64,7 @@ def sites(a, b, n):
     return model
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_expanded_mean_has_the_law_of_the_gamma():
     """Mean a/b and ``Var = T (a / b^2) / (1 - eps b / 2)``; the other site as in SGLD."""
     a, b, eps, n, T = np.array([20.0, 12.0]), np.array([2.0, 0.5]), 0.1, 1000, 0.5
@@ -90,7 +90,7 @@ def test_expanded_mean_has_the_law_of_the_gamma():
     assert abs(mean - T / 4 / (1 - eps * 4 / 2)) < 4 * error
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_expanded_mean_near_zero():
     """Gamma(1.5, 1): the reflection is hit, and its bias vanishes with the step."""
 

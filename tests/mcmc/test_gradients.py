@@ -161,21 +161,15 @@ def test_gaussian_mean_law():
     within(jnp.mean(draws), 0.6978412627, (expected / 20_000 * 1.25) ** 0.5)
 
 
-@pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
-@pytest.mark.parametrize("name", ["minibatch", "control variate"])
-def test_regression_law(name):
+def test_regression_law():
     """Gradient noise that depends on the place. Lag-1 correlation of draws 0.8^20: error 1 %."""
     x, y = slope_data()
-    a, b = x * (x * 1.995268671 - y), x**2
-    h, va, vb = 301.438562, 200**2 / 10 * np.var(a), 200**2 / 10 * np.var(b)
-    assert np.allclose([va, vb], [3025.010013, 8514.555363], rtol=1e-3)
+    h, vb = 301.438562, 200**2 / 10 * np.var(x**2)
+    assert np.isclose(vb, 8514.555363, rtol=1e-3)
     eps = 0.2 / h
-    gradient = None if name == "minibatch" else ControlVariate({"w": 1.995268671})
-    noise = va if name == "minibatch" else 0.0
-    expected = (2 * eps + eps**2 * noise) / (1 - (1 - eps * h) ** 2 - eps**2 * vb)
-    table = {"minibatch": 0.0074627484, "control variate": 0.0037248101}
-    assert np.isclose(expected, table[name], rtol=1e-3)
-    kernel = SGLD(slope, eps, gradient=gradient, steps_per_sample=20)
+    expected = 2 * eps / (1 - (1 - eps * h) ** 2 - eps**2 * vb)
+    assert np.isclose(expected, 0.0037248101, rtol=1e-3)
+    kernel = SGLD(slope, eps, gradient=ControlVariate({"w": 1.995268671}), steps_per_sample=20)
     draws = run(kernel, x, y, draws=20_000).get_samples()["w"]
     within(jnp.mean(draws), 1.995268671, (expected / 20_000 * 1.1) ** 0.5)
     # The noise at a distance from the mode makes heavier tails: the error is that of the fourth
@@ -247,13 +241,6 @@ def test_center_may_have_deterministic_sites():
         for c in (center, center | {"length": 1.0})
     ]
     assert np.array_equal(states[0].gradient.grad["w"], states[1].gradient.grad["w"])
-
-
-def test_center_that_does_not_fit_the_model():
-    kernel = SGLD(linear, 1e-3, gradient=ControlVariate({"w": jnp.zeros(2)}))
-    message = r"center has \['w'\]; it must be a dict with the sites \['sigma', 'w'\]"
-    with pytest.raises(ValueError, match=message):
-        kernel.init(random.key(0), 0, None, linear_data(), {})
 
 
 def test_a_refreshed_state_has_the_gradient_of_other_data():

@@ -11,7 +11,7 @@ from numpyro.infer import MCMC, Gibbs
 import pytest
 
 from numpyro_ext.mcmc import KernelHMC, KernelHMCState
-from tests.mcmc.laws import average, mean_and_error, normal, start
+from tests.mcmc.laws import average, mean_and_error, start
 from tests.mcmc.models import from_potential, gaussian_mean, gaussian_mean_data
 
 LOC, COVARIANCE = np.array([1.0, -2.0]), np.array([[1.0, 0.6], [0.6, 2.0]])
@@ -215,14 +215,6 @@ def test_potential_that_is_not_finite_is_rejected():
         mean, error = mean_and_error(out[name])
         assert error < 0.02
         assert abs(mean - expected) < 4 * error
-
-
-def test_score_that_is_not_finite_is_a_divergence():
-    kernel = KernelHMC(normal([1.0]), 0.5, score=lambda z: jnp.where(z > 2, jnp.nan, -z))
-    state, step = start(kernel, z=[1.0])
-    state = step(state._replace(z={"z": jnp.array([2.5])}))
-    assert state.diverging
-    assert state.z["z"].tolist() == [2.5]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_unsplit_sghmc_has_the_covariance_of_explicit_euler():
         assert abs(mean - expected) < 4 * error
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_changing_diffusion_and_curl_keep_the_law():
     """Both matrices of the reference value, on a Gaussian of unequal curvatures off the origin."""
     h, loc = np.array([3.0, 1.0]), 0.5

@@ -121,6 +121,7 @@ def test_gaussian_law():
     within(jnp.mean(fields["kinetic_temperature"]), np.mean(kinetic), np.mean(kinetic) * 0.002)
 
 
+@pytest.mark.nightly
 def test_noise_variance_from_warmup():
     """
     Gaussian mean with batches: the estimate is N^2/B popvar = 499.6, and z has the exact posterior

@@ -52,6 +52,7 @@ def test_restores_the_temperature_under_unknown_noise():
         ("per_parameter", [1.0, 1.0], 0.05),
     ],
 )
+@pytest.mark.nightly
 def test_unequal_groups_need_thermostats_of_their_own(thermostat, expected, tolerance):
     def model():
         numpyro.sample("a", dist.Normal(0, 1).expand([300]).to_event(1))

@@ -96,7 +96,7 @@ def test_step_is_the_formula(metric, tol):
         )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_double_well_in_a_changing_metric():
     """``U = -2 z^2 + z^4``: E z^2 = 0.8327455; without the correction it would be 0.72."""
 

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC
 import pytest
 
-from numpyro_ext.mcmc import SGHMC, SGLD, SGNHT
+from numpyro_ext.mcmc import SGHMC, SGLD
 
 pytestmark = pytest.mark.slow
 
@@ -42,22 +42,6 @@ def test_a_far_start_does_not_become_momentum():
     assert np.max(np.abs(product.mean(1) - float(x.mean()))) < 0.002
     assert np.all((product.std(1) > 0.002) & (product.std(1) < 0.005))
     assert float(a.max()) < 1.0
-
-
-def test_a_thermostat_is_not_wound_up_by_the_descent():
-    """Normal(mu, sd) with 1,000 rows: sds of mu and sd are sd / sqrt(N) and sd / sqrt(2 N)."""
-    x = 5 + 2 * random.normal(random.key(1), (1000,))
-
-    def model(x):
-        mu, sd = numpyro.sample("mu", dist.Normal(0, 10)), numpyro.sample("sd", dist.HalfNormal(10))
-        numpyro.sample("x", dist.Normal(mu, sd).expand([1000]).to_event(1), obs=x)
-
-    options = {"num_chains": 4, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(SGNHT(model, 0.01, steps_per_sample=5), num_warmup=500, num_samples=2000, **options)
-    mcmc.run(random.key(0), x)
-    samples, sd = mcmc.get_samples(), float(x.std())
-    assert float(samples["mu"].std()) == pytest.approx(sd / 1000**0.5, rel=0.1)
-    assert float(samples["sd"].std()) == pytest.approx(sd / 2000**0.5, rel=0.1)
 
 
 def test_a_chain_that_diverges_in_warmup_halves_its_step():
