@@ -151,11 +151,8 @@ class IdentityCoordinates:
 
 @dataclass(frozen=True)
 class GradFn:
-    """
-    The gradient estimate as a step sees it: a function of the flat vector, from the batch and the
-    keys of the transition. Nothing is changed by a call, so a step may call it any number of times,
-    also inside a JAX loop.
-    """
+    """The gradient estimate as a step sees it: a function of the flat vector, from the batch of the
+    transition. A step may call it any number of times, also inside a JAX loop."""
 
     chain: "GradientChain"
     i: Array
@@ -933,9 +930,8 @@ def first_states(
     The first state of one chain, or of several, and whether it is traced; an error names the site
     where the potential or its gradient is not finite.
 
-    Starts that were drawn, and are not finite for some chain, are drawn again: nearer to a mode, or
-    with the gradient looked at. Of several chains each mode in ``near`` has its share; a single one
-    starts at the heaviest.
+    Starts that are not finite for some chain are drawn again: nearer to a mode, or with the
+    gradient looked at. Of several chains each mode in ``near`` has its share.
     """
     info, single = potential.info, is_prng_key(rng_key)
     spread, whole = spread_arrays(*potential.arguments)

@@ -70,10 +70,9 @@ class CyclicalSchedule:
         \epsilon_i = \tfrac{1}{2}\,\text{peak}\,(\cos(\pi q) + 1).
 
     While :math:`q <` ``exploration`` the kernel runs at temperature 0 (descent with large steps)
-    and the draw is marked ``sampling=False`` in the extra fields. ``predictive_scores`` and the
-    other diagnostics leave these draws out; drop them from ``mcmc.get_samples()`` yourself.
-    Afterwards it runs at its own temperature. The paper indexes from 1 and rounds its cycles up;
-    here ``i`` counts from 0 and every cycle has L transitions.
+    and the draw is marked ``sampling=False`` in the extra fields. The diagnostics leave these draws
+    out; drop them from ``mcmc.get_samples()`` yourself. The paper indexes from 1 and rounds its
+    cycles up; here ``i`` counts from 0 and every cycle has L transitions.
 
     :param float peak: step size at the start of a cycle.
     :param int cycle_length: transitions in a cycle, warmup included, of which a draw takes

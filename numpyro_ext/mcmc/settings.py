@@ -43,8 +43,7 @@ _NOISE_POINTS, _NOISE_BATCHES = 512, 4
 @dataclass(frozen=True, eq=False)
 class Settings:
     """
-    The settings found by a kernel with ``step_size=None``, as ``kernel.settings``; they print as a
-    table.
+    The settings found by a kernel with ``step_size=None``, as ``kernel.settings``.
 
     The mode is found first, by four searches of 2,000 minibatches and at most 300 gradients of all
     rows each, and in the coordinates the curvature there is 1. The step, and the friction, are the
@@ -380,9 +379,8 @@ def noise_measure(
 
     Variances are those over batches, whitened, ``(n,)`` for each estimator: the one that is given,
     or the plain one and the one that is corrected at the center, or none without a plate. Each is
-    the mean over points of the normal approximation, which is what the variance of a Gaussian
-    target feels to first order of a noise :math:`s^2(\xi)` that depends on the place. Points at
-    which it is not finite are left out; NaN if these are more than half.
+    the mean over points of the normal approximation at which it is finite, which is what the
+    variance of a Gaussian target feels to first order; NaN if these are less than half.
     """
     info, sites = potential.info, potential.postprocess()
 
