@@ -1,7 +1,7 @@
 """Checks of arguments, whose errors are one sentence with the given and the allowed values."""
 
 from collections.abc import Callable, Collection
-from functools import partial, wraps
+from functools import partial
 import inspect
 import numbers
 from typing import Any
@@ -68,21 +68,6 @@ def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
     if value not in allowed:
         words = ", ".join(repr(word) for word in allowed)
         raise ValueError(f"{name} is {value!r}; it must be one of {words}.")
-
-
-def of_an_object(method: Callable[..., Any]) -> Any:
-    """A method of a loss with an error for the case that its class itself is given as the loss."""
-
-    @wraps(method)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not hasattr(self, "loss_with_mutable_state"):
-            raise TypeError(
-                "the loss is a class and not an object; call it, as in SVI(model, guide, optim,"
-                " loss=VRELBO()) instead of loss=VRELBO."
-            )
-        return method(self, *args, **kwargs)
-
-    return wrapped
 
 
 def summary(

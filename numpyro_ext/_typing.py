@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import jax
 from jax import Array
-import numpyro.distributions as dist
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -34,7 +33,6 @@ __all__ = [
     "Int",
     "Model",
     "Params",
-    "SemiImplicit",
     "Sites",
     "Trace",
 ]
@@ -47,19 +45,6 @@ Sites = dict[str, Array]
 """Values of sample sites by name."""
 Trace = dict[str, dict[str, Any]]
 """What ``numpyro.handlers.trace`` records."""
-
-
-@runtime_checkable
-class SemiImplicit(Protocol):
-    """A guide ``q(z) = E_psi q(z | psi)``, in unconstrained space."""
-
-    def sample_mixing(self, rng_key: jax.Array, params: Params, num_samples: int) -> Any:
-        """Draws of psi, a pytree of arrays ``(num_samples, ...)``."""
-        ...
-
-    def conditional(self, params: Params, psi: Any) -> dist.Distribution:
-        """``q(z | psi)``, of batch shape ``(num_samples,)`` and event shape ``(latent_dim,)``."""
-        ...
 
 
 @runtime_checkable

@@ -1,9 +1,8 @@
 """Divergences and bounds for ``SVI(..., loss=)``, in the shape of ``numpyro.infer.Trace_ELBO``."""
 
 from numpyro_ext.objectives.amortized import AmortizedMCMC
-from numpyro_ext.objectives.annealing import count_steps
 from numpyro_ext.objectives.auxiliary import AuxiliaryELBO
-from numpyro_ext.objectives.base import Objective
+from numpyro_ext.objectives.base import Objective, count_steps
 from numpyro_ext.objectives.black_box_alpha import BBAlphaELBO
 from numpyro_ext.objectives.chi import ChiUpperBound
 from numpyro_ext.objectives.curvature import CurvatureELBO

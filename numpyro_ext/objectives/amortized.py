@@ -33,26 +33,21 @@ class AmortizedMCMC(Objective):
     with a density and minimises :math:`-\frac1K \sum_k \log q(y_k)` in nats, the forward KL from
     the law of y but for a constant. It has less noise.
 
-    (The mean of :math:`|y_k - z_k|^2` is not offered: its optimum :math:`z = E[y \mid z]` is one
-    point for a long chain, whose end does not depend on its start.)
-
     Parameters of the model get :math:`-\frac1K \sum_k \nabla_\theta \log p^*(y_k)`, a gradient
     without a value, as in Monte Carlo EM.
 
-    **Bias.** T transitions from q end between q and the posterior, and places that they do not
-    reach yield no gradient: modes that no chain finds are left out. ``"langevin"`` is not adjusted:
-    its fixed point is the law of that chain, too wide by a relative variance of :math:`\epsilon /
-    (2 s^2)` for a normal posterior of variance :math:`s^2`. With a subsampled likelihood the
-    transitions have its noise, unless there is a ``proxy``. The pull of T short transitions is weak
-    compared with the noise of K draws, so give the optimiser a falling rate, or take more of both.
+    **Bias.** Modes that no chain finds are left out. ``"langevin"`` is not adjusted: its fixed
+    point is too wide by a relative variance of :math:`\epsilon / (2 s^2)` for a posterior of
+    variance :math:`s^2`. With a subsampled likelihood the transitions have its noise, unless there
+    is a ``proxy``. The pull of T short transitions is weak compared with the noise of K draws, so
+    give the optimiser a falling rate, or take more of both.
 
     **Units.** If plates enclose every site, each of their elements has transitions of its own.
     Otherwise there is one vector of all latents. Latents in a subsampled plate that does not
     enclose every site are an error.
 
-    A step takes K T gradients of the model (twice as many for ``"mala"``), K more for its
-    parameters, and :math:`O(K^2 d)` for the pairs. Nothing is differentiated through the
-    transitions.
+    A step takes K T gradients of the model (twice as many for ``"mala"``) and :math:`O(K^2 d)` for
+    the pairs. Nothing is differentiated through the transitions.
 
     :param int num_particles: number of draws K; at least 2 for ``loss="energy"``.
     :param int num_transitions: number of transitions T.
@@ -66,8 +61,8 @@ class AmortizedMCMC(Objective):
 
     **References:**
 
-    1. *Approximate inference with amortised MCMC*, Yingzhen Li, Richard E. Turner, Qiang Liu,
-       arXiv:1702.08343, 2017 (section 3: a divergence between q and the law of the chain's end).
+    1. *Approximate inference with amortised MCMC*, Yingzhen Li et al., arXiv:1702.08343, 2017
+       (section 3: a divergence between q and the law of the chain's end).
     2. *Energy statistics: a class of statistics based on distances*, Gabor J. Szekely, Maria L.
        Rizzo, Journal of Statistical Planning and Inference 2013.
 
@@ -102,7 +97,7 @@ class AmortizedMCMC(Objective):
         vectorize_particles: bool | MapT = True,
         proxy: TaylorProxy | None = None,
     ) -> None:
-        if not callable(transition) or isinstance(transition, type):
+        if not callable(transition):
             check_choice("transition", transition, ("langevin", "mala"))
         check_choice("loss", loss, ("energy", "kl"))
         if loss == "energy":
@@ -126,8 +121,8 @@ class AmortizedMCMC(Objective):
         samples = Samples(draws, implicit=False)
         if self.loss_kind == "kl" and not samples.structure.density:
             raise ValueError(
-                "loss is 'kl', but the guide has no density of its draws, because a site is"
-                " Implicit or depends on auxiliary sites; use loss='energy'."
+                "loss is 'kl', but the guide has no density of its draws: a site is Implicit or"
+                " depends on auxiliary sites; use loss='energy'."
             )
         params = draws.layout.model_params
         theta = {**draws.stopped, **{n: draws.params[n] for n in params if n in draws.params}}
@@ -171,13 +166,7 @@ class AmortizedMCMC(Objective):
             return -jnp.sum(log_p(x.reshape(z.shape)))
 
         fn: Any = self.transition
-        moved = fn(key, z.reshape(-1), potential_fn)
-        if jnp.shape(moved) != (z.size,):
-            raise ValueError(
-                f"transition gives a vector of shape {jnp.shape(moved)}; it must be ({z.size},), as"
-                " the one that it is given."
-            )
-        return moved.reshape(z.shape)
+        return fn(key, z.reshape(-1), potential_fn).reshape(z.shape)
 
     def _langevin(self, key: Array, z: Array, log_p: Callable[[Array], Array]) -> Array:
         eps = jnp.asarray(self.step_size, z.dtype)

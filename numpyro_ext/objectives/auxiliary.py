@@ -1,26 +1,11 @@
 """The bound for guides with auxiliary variables and a reverse model (Ranganath et al., 2016)."""
 
-from typing import Any, Protocol, runtime_checkable
-
 from jax import Array
 
 from numpyro_ext._model.read import sample_sites, split_auxiliary
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext._typing import Params, Sites
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.power_mean import surrogate
-from numpyro_ext.objectives.protocols import guide_with
-
-
-@runtime_checkable
-class HasReverse(Protocol):
-    """A guide with auxiliary variables a, and the density ``r(a | z)`` with which they are paid."""
-
-    def reverse_log_prob(
-        self, params: Params, aux: Sites, latents: Sites, *args: Any, **kwargs: Any
-    ) -> Array:
-        """``log r(aux | latents)``, a number."""
-        ...
 
 
 class AuxiliaryELBO(Objective):
@@ -38,9 +23,8 @@ class AuxiliaryELBO(Objective):
 
     ``AutoAuxiliary``, ``AutoHVI`` and a guide made by ``with_reverse`` contain :math:`-\log r` as
     factors, so that ``Trace_ELBO(K)`` is the same bound and ``IWELBO(K)`` the weighted one. This
-    loss adds an error for a guide without a reverse model (other losses count the density of its
-    auxiliary sites, and their bound is then of no use), and it takes a guide of your own with a
-    method ``reverse_log_prob(params, aux, latents, *args, **kwargs)`` and no factor.
+    loss refuses a guide without a reverse model, and it takes a guide of your own with a method
+    ``reverse_log_prob(params, aux, latents, *args, **kwargs)`` and no factor.
 
     **Bias.** The gap is the KL above; where the reverse model is the density :math:`q(a)`, it is
     the mutual information of a and z. The optimum over the guide is therefore not that of the ELBO.
@@ -53,8 +37,7 @@ class AuxiliaryELBO(Objective):
 
     **References:**
 
-    1. *Hierarchical variational models*, Rajesh Ranganath, Dustin Tran, David M. Blei, ICML 2016
-       (eq. 5).
+    1. *Hierarchical variational models*, Rajesh Ranganath et al., ICML 2016 (eq. 5).
     2. *An auxiliary variational method*, Felix V. Agakov, David Barber, ICONIP 2004 (eq. 7).
 
     .. doctest::
@@ -81,10 +64,6 @@ class AuxiliaryELBO(Objective):
         vectorize_particles: bool | MapT = True,
         proxy: TaylorProxy | None = None,
     ) -> None:
-        if not isinstance(importance_weighted, bool):
-            raise TypeError(
-                f"importance_weighted is {importance_weighted!r}; it must be True or False."
-            )
         self.importance_weighted = importance_weighted
         self.linear = self.minus_elbo = not importance_weighted
         super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
@@ -93,12 +72,8 @@ class AuxiliaryELBO(Objective):
         return 0.0 if self.linear else 1.0
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
-        guide = guide_with(
-            draws,
-            HasReverse,
-            "reverse_log_prob(params, aux, latents, *args, **kwargs)",
-            "AutoAuxiliary(model), AutoHVI(model), or with_reverse(guide, reverse) on your own",
-        )
+        instead = "AutoAuxiliary(model), AutoHVI(model), or with_reverse(guide, reverse)"
+        guide = draws.guide_with(["reverse_log_prob"], instead)
 
         def log_weight(particle: Particle) -> Array:
             if any(site["is_observed"] for site in sample_sites(particle.guide_trace)):
@@ -108,4 +83,4 @@ class AuxiliaryELBO(Objective):
             return particle.log_weight + log_r
 
         lw, state = draws.each(log_weight)
-        return -draws.total(surrogate(lw, float(self.importance_weighted))), state
+        return -draws.total(surrogate(lw, 1.0 if self.importance_weighted else 0.0)), state

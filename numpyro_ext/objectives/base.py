@@ -12,8 +12,12 @@ split(rng_key, K)``, ``model_key, guide_key = split(keys[k])``: one key, one set
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
-from functools import cached_property, partial
+from functools import cached_property, update_wrapper
+import inspect
+import math
+import numbers
 from typing import Any, cast
+import warnings
 
 import jax
 from jax import Array, random
@@ -22,8 +26,10 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 from numpyro.handlers import replay, seed, substitute
 from numpyro.infer import ELBO, init_to_uniform
+from numpyro.ops.provenance import eval_provenance
+from numpyro.primitives import mutable
 
-from numpyro_ext._checks import check_count, of_an_object, summary
+from numpyro_ext._checks import InferenceWarning, check_count, summary
 from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.finite_steps import finite_step
@@ -31,20 +37,43 @@ from numpyro_ext._model.handlers import drawn_once, same_plates, seed_plates, va
 from numpyro_ext._model.mapping import map_over
 from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.program import Program, set_up, trace_of
-from numpyro_ext._model.read import Site, latent_sites, sample_sites
+from numpyro_ext._model.read import (
+    Site,
+    base_distribution,
+    is_data,
+    is_delta,
+    latent_sites,
+    sample_sites,
+)
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._model.units import Layout, check_traces, drawn_sites, find_layout
 from numpyro_ext._numpyro import without_rsample_stop_gradient
 from numpyro_ext._typing import Model, Params, Sites, Trace
-from numpyro_ext.objectives.refusals import refuse, refuse_hidden_gradient
 from numpyro_ext.objectives.zero_weight import weightless_dropped
 
-__all__ = ["STEP", "Draws", "MapT", "Objective", "Particle", "State", "map_over"]
+__all__ = [
+    "STEP",
+    "Draws",
+    "MapT",
+    "Objective",
+    "Order",
+    "Particle",
+    "State",
+    "alpha_at",
+    "check_alpha",
+    "count_steps",
+    "counts_steps",
+    "map_over",
+    "refuse_count",
+    "unwrap",
+]
 
 MapT = Callable[[Callable[..., Any], Any], Any]
 """``mapT(fn, xs)`` maps over the leading axis of the pytree ``xs``."""
 State = dict[str, Any]  # of the mutable sites
 STEP = "_objective_step"  # the mutable site of ``count_steps``
+Order = float | Array | Callable[[Array], Any]
+"""An order: a number, a traced scalar, or a schedule ``step -> alpha``."""
 
 
 class Objective(ELBO, ABC):
@@ -130,7 +159,6 @@ class Objective(ELBO, ABC):
         """The power of the weights in the loss, or 0, for which a proxy corrects its noise."""
         return 0.0
 
-    @of_an_object
     def loss_with_mutable_state(
         self,
         rng_key: Array,
@@ -142,17 +170,15 @@ class Objective(ELBO, ABC):
     ) -> Any:
         """The loss, and the mutable state that the first particle leaves, one step further."""
 
-        def of(params: Params) -> tuple[Any, State]:
+        def step(params: Params) -> tuple[Any, State]:
             draws = Draws(self, rng_key, params, model, guide, args, kwargs)
             loss, state = self.estimate(draws)
             return loss, jax.tree.map(lambda x: x[0], state)
 
-        loss, first = finite_step(of, param_map)
+        loss, first = finite_step(step, param_map)
         if STEP in first:
             first[STEP] = {"step": first[STEP]["step"] + 1}
         return {"loss": loss, "mutable_state": first or None}
-
-    loss = of_an_object(ELBO.loss)
 
 
 class Draws:
@@ -251,7 +277,7 @@ class Draws:
         """
         drawn = drawn_sites(self.guide_trace(key))
         values = {name: site["value"] for name, site in drawn.items()}
-        refuse_hidden_gradient(self, key, values)
+        self._refuse_hidden_gradient(key, values)
         if gamma is not None:
             for name, z in values.items():
                 stopped = stop_gradient(z)
@@ -281,28 +307,26 @@ class Draws:
             model = replay(seed(self._model, model_key), cast(Any, guide_trace))
             return trace_of(substitute(model, data=data), self.args, self.kwargs)
 
-    def rerun_model(self, key: Array, model_trace: Trace, z: Sites) -> Trace:
-        """The model on the rows of a trace, at these unconstrained values of its latent sites."""
-        drawn = {n: site["value"] for n, site in model_trace.items() if site["type"] == "plate"}
-        with valid_plates():
-            return self._program(key, drawn).trace(z)
+    def program(self, key: Array, data: Sites, plates: Any = None) -> Program:
+        """The model with the key of a particle, at these values of its sites."""
+        model = seed(self._model, random.split(key)[0])
+        return Program(model, self.args, self.kwargs, data, plates=plates)
 
-    def row_trace(self, key: Array, plate: str, values: Sites, n: Array) -> Trace:
-        """The model on row ``n`` of a plate alone, at these values of the latent sites."""
-        sizes = {plate: (self.layout.size, self.layout.size)}
-        with valid_plates():
-            program = self._program(key, {**self.stopped, **values}, sizes)
-            return program.trace(rows={plate: n[None]})
+    def guide_with(self, methods: Collection[str], example: str) -> Any:
+        """The guide, or the one inside a handler around it, that has these methods; the error says
+        which of the package's guides has them, by an ``example``."""
+        guide = unwrap(self.guide, *methods)
+        if guide is None:
+            raise TypeError(
+                f"{type(self.objective).__name__} needs a guide with {' and '.join(methods)}; use"
+                f" {example}."
+            )
+        return guide
 
     def _value_of_guide(self, site: Any) -> Any:
         """The value of a parameter for which the model itself has none."""
         lacks = site["type"] == "param" and site["args"] == (None,)
         return self.stopped.get(site["name"]) if lacks else None
-
-    def _program(self, key: Array, data: Sites, plates: Any = None) -> Program:
-        """The model with the key of a particle, at these values of its sites."""
-        model = seed(self._model, random.split(key)[0])
-        return Program(model, self.args, self.kwargs, data, plates=plates)
 
     def _read(self) -> Layout:
         """The layout, from one run on shapes alone; an error if the objective does not take it."""
@@ -310,8 +334,35 @@ class Draws:
         model_trace = self.model_trace(self.keys[0], guide_trace)
         check_traces(model_trace, guide_trace, objective.per_datum, "; use VRELBO(1.)")
         layout = find_layout(model_trace, guide_trace, objective.per_datum, ", or use VRELBO")
-        refuse(objective, layout, model_trace, guide_trace)
+        _refuse(objective, layout, model_trace, guide_trace)
         return layout
+
+    def _refuse_hidden_gradient(self, key: Array, drawn: Sites) -> None:
+        """An error if a parameter of the guide is in a density that is not one of a drawn site, or
+        in the support of one that is, where the mean of the score is not zero."""
+
+        def others(params: Params) -> dict[str, Any]:
+            trace = self.guide_trace(key, {**self.params, **params}, drawn)
+            return {
+                s["name"]: jax.tree.leaves(s["fn"].support)
+                if s["name"] in drawn
+                else (s["value"], self.log_q(s))
+                for s in sample_sites(trace)
+            }
+
+        params = {n: self.params[n] for n in self.layout.guide_params if n in self.params}
+        for name, origins in eval_provenance(others, params=params).items():
+            if not any(jax.tree.leaves(origins, is_leaf=lambda x: isinstance(x, frozenset))):
+                continue
+            site = self.guide_trace(key)[name]
+            kind = "a Delta" if is_delta(site) else "observed" if is_data(site) else "a factor"
+            why = f"is {kind} and depends on a parameter, so it has no log q at a given value"
+            if name in drawn:
+                why = "has a support that depends on a parameter, so its score has no mean of zero"
+            raise ValueError(
+                f"{type(self.objective).__name__}: site '{name}' of the guide {why}; use"
+                f" {self.objective.without_log_q}."
+            )
 
     def log_q(self, site: Site) -> Array:
         """Log density of a guide site; the error of a value without one names the alternative."""
@@ -378,8 +429,9 @@ class Particle:
         if proxy is None or not local:
             log_p = self._draws.layout.sum_sites(sample_sites(trace), local=local)
         else:
-            rerun = partial(self._draws.rerun_model, self._key, trace)
-            log_p = proxy.log_joint(trace, rerun)
+            rows = {n: site["value"] for n, site in trace.items() if site["type"] == "plate"}
+            with valid_plates():
+                log_p = proxy.log_joint(trace, self._draws.program(self._key, rows).trace)
         return log_p + self._zeros[local].astype(log_p.dtype)
 
     def _log_q(self, sites: Iterable[Site], *, local: bool) -> Array:
@@ -389,3 +441,139 @@ class Particle:
 
 def _mutable(trace: Trace) -> State:
     return {name: site["value"] for name, site in trace.items() if site["type"] == "mutable"}
+
+
+def _refuse(objective: Objective, layout: Layout, model_trace: Trace, guide_trace: Trace) -> None:
+    """An error, or a warning, if an objective is not made for these programs."""
+    name = type(objective).__name__
+    for site in () if objective.can_infer_discrete else layout.not_reparameterized:
+        fn = guide_trace[site]["fn"]
+        sum_out = ", or sum the site out of the model" if fn.has_enumerate_support else ""
+        raise ValueError(
+            f"guide site '{site}' ({type(base_distribution(fn)).__name__}) is not"
+            f" reparameterised, so {name} has no gradient for it; use VIMCO or"
+            f" ThermodynamicELBO with the covariance gradient{sum_out}."
+        )
+    for site in layout.model_params if objective.upper_bound else ():
+        raise ValueError(
+            f"{name}: the model has the param site '{site}', and an upper bound that is minimised"
+            " over it would lower the evidence; train it with VRELBO, then substitute its value."
+        )
+    for site, plate in () if objective.linear else layout.subsampled_latents:
+        raise ValueError(
+            f"{name}: latent site '{site}' lies in the subsampled plate '{plate}', which does not"
+            " enclose every site, so one bound cannot be scaled to all data; use NestedVRELBO or"
+            " BBAlphaELBO, VRELBO(1.), or no subsample_size."
+        )
+    if objective.proxy is not None:
+        objective.proxy.check(name, layout, model_trace)
+    noisy = not (objective.linear or objective.per_datum or objective.proxy is not None)
+    for plate, size, batch in layout.subsampled if noisy else ():
+        if plate not in layout.plates:
+            takes_one = "proxy" in inspect.signature(type(objective)).parameters
+            by_proxy = "give it proxy=taylor_proxy(model, *args), or " if takes_one else ""
+            message = (
+                f"{name} takes the noise of a minibatch ({batch} of {size} rows of the plate"
+                f" '{plate}') for uncertainty of latent sites that all rows share: the guide"
+                f" comes out too wide, often several times; {by_proxy}use BBAlphaELBO, the order 1"
+                " (VRELBO(1.), Trace_ELBO), or no subsample_size."
+            )
+            warnings.warn(InferenceWarning(message), stacklevel=3)
+
+
+def check_alpha(alpha: Any, *, finite: bool = False) -> Any:
+    """``alpha`` as a float, unless it is traced or a schedule; an error if it is no order."""
+    if callable(alpha) or isinstance(alpha, Tracer):
+        return alpha
+    alpha = float(alpha)
+    if math.isnan(alpha):
+        raise ValueError("alpha is nan; it must be a number between -inf and inf.")
+    if finite and math.isinf(alpha):
+        raise ValueError(
+            f"alpha is {alpha}; it must be finite here: only VRELBO and NestedVRELBO take an"
+            " infinite order, and VRELBO not with gradient='dreg'."
+        )
+    return alpha
+
+
+def refuse_count(objective: Any, order: Any, num_particles: int) -> None:
+    """An error for ``VRELBO(10)``: the first argument of ``Trace_ELBO(10)`` is the number K."""
+    argument = inspect.signature(type(objective)).parameters.get("num_particles")
+    is_default = argument is not None and num_particles == argument.default
+    if is_default and isinstance(order, numbers.Integral) and int(order) > 2:
+        name = type(objective).__name__
+        raise ValueError(
+            f"{name}({order}) is of order {order}, with the default number of particles; for"
+            f" {order} particles write {name}(num_particles={order}), and for that order"
+            f" {name}({order}.0)."
+        )
+
+
+def alpha_at(alpha: Any, step: Any, name: str = "alpha") -> Any:
+    """The order of this update, from ``Draws.step``; ``name`` is that of the argument."""
+    if not callable(alpha):
+        return alpha
+    if step is None:
+        raise ValueError(
+            f"{name} is a callable of the step, but the guide does not count steps; give SVI the"
+            " guide count_steps(guide)."
+        )
+    return alpha(step)
+
+
+def unwrap(guide: Any, *names: str) -> Any:
+    """The guide, or the one inside the handlers around it, that has these attributes; or None."""
+    while not all(hasattr(guide, name) for name in names):
+        if not hasattr(guide, "fn"):
+            return None
+        guide = guide.fn
+    return guide
+
+
+def counts_steps(guide: Any) -> bool:
+    """Return whether :func:`count_steps` wraps a guide, or what is under the handlers around it."""
+    return unwrap(guide, "counts_steps") is not None
+
+
+class _StepCounted:
+    counts_steps = True
+
+    def __init__(self, guide: Model) -> None:
+        self.fn = guide
+        update_wrapper(self, guide, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        initial: Any = {"step": jnp.zeros((), jnp.int32)}
+        mutable(STEP, initial)
+        return self.fn(*args, **kwargs)
+
+
+def count_steps(guide: Model) -> Model:
+    r"""Wrap a guide so that the objectives of this package know the number of the update.
+
+    The wrapped guide declares the mutable site ``"_objective_step"``, ``{"step": 0}`` at first;
+    each ``svi.update`` with an objective of this package adds one, for any number of particles.
+    An order that is a callable, ``VRELBO(lambda i: ...)``, reads it.
+
+    ``svi.evaluate`` of NumPyro passes no mutable state, hence it sees step 0. Methods of the
+    guide (``sample_posterior``, ``median``) stay on the guide that was wrapped.
+
+    :param guide: Python callable with NumPyro primitives, an auto guide for example.
+    :return: a guide with the same sites and the counter.
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, optax, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_ext.objectives import VRELBO, count_steps
+        >>> def model():
+        ...     numpyro.sample("z", dist.Normal(3., 2.))
+        >>> guide = AutoNormal(model)
+        >>> loss = VRELBO(lambda i: jnp.minimum(i / 200., 1.))  # from importance weighting to VI
+        >>> svi = SVI(model, count_steps(guide), optax.adam(0.05), loss)
+        >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
+        >>> int(result.state.mutable_state["_objective_step"]["step"])
+        300
+    """
+    return _StepCounted(guide)

@@ -3,8 +3,17 @@
 from jax import Array
 import jax.numpy as jnp
 
-from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha, refuse_count
-from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
+from numpyro_ext.objectives.base import (
+    Draws,
+    MapT,
+    Objective,
+    Order,
+    Particle,
+    State,
+    alpha_at,
+    check_alpha,
+    refuse_count,
+)
 from numpyro_ext.objectives.power_mean import surrogate
 
 
@@ -24,10 +33,8 @@ class BBAlphaELBO(Objective):
     where :math:`\ell_{k,m}` is the log likelihood of one datum; latents of a datum add
     :math:`\log p(z_m|\theta) - \log q(z_m)` to it. The loss is :math:`-\hat L`. The minibatch sum
     is outside the log, so the loss is unbiased in the minibatch, for global and local latents
-    alike. A row whose observed sites are all masked has no factor and does not count in N; of a
-    minibatch N is then N/M times the other rows in it.
-    Under ``numpyro.handlers.scale`` a row is one factor, its likelihood to that power, and not
-    several rows.
+    alike. A row whose observed sites are all masked does not count in N; under
+    ``numpyro.handlers.scale`` a row is one factor, its likelihood to that power.
 
     ``approximate_kl=True`` (Li and Gal) takes the tied factor out of the power,
 
@@ -47,10 +54,9 @@ class BBAlphaELBO(Objective):
     integrated out, so that it trains the network. The two are equal if the network gives
     :math:`p(z_n | x_n, \theta)`, draw by draw, and at alpha = 1 for every network.
 
-    **One site, or several.** The tied factor is one for all data. With a factor for the data of
-    each part this is distributed black-box alpha, whose stationary points are saddle points. For
-    normal guides the engine ``DAEP(model, partition, power=alpha, mean="moments")`` of
-    :mod:`numpyro_ext.ep` finds them, and with one part the optimum of this L.
+    With a factor for the data of each part, in place of one tied factor, this is distributed
+    black-box alpha: the engine ``DAEP(model, partition, power=alpha, mean="moments")`` of
+    :mod:`numpyro_ext.ep`.
 
     **Convention.** ``alpha`` is the order of power EP: ``alpha`` -> 0 is the ELBO (0 itself is
     allowed, negative values too) and 1 is EP-like. :class:`VRELBO` counts the other way: ``alpha_VR
@@ -58,14 +64,12 @@ class BBAlphaELBO(Objective):
     is the ELBO for every alpha, and finite K pulls towards it.
 
     **Biased.** It is not a bound: it can exceed the evidence. Even if the posterior lies in the
-    guide's family it is not recovered, unless the factors of the data agree: with prior N(0, 1) and
-    data -1, 1 of unit noise the posterior's precision is 3, the optimum's 2.10 at alpha = 0.5 and
-    1.61 at 1. Small alpha or large N reduce that. It fails (infinite variance) where a datum's
-    likelihood to the power alpha outweighs the guide's tails.
+    guide's family it is not recovered, unless the factors of the data agree; small alpha or large N
+    reduce that. It fails (infinite variance) where a datum's likelihood to the power alpha
+    outweighs the guide's tails.
 
     The *data plate* encloses all observed sites of the model; every other site lies in it or
-    outside it. It is an error if there is no such plate or if it is ambiguous. Memory grows as K
-    times M.
+    outside it.
 
     :param alpha: order, a finite number, a traced scalar, or a callable of the step (with
         :func:`count_steps` around the guide).
@@ -74,9 +78,8 @@ class BBAlphaELBO(Objective):
 
     **References:**
 
-    1. *Black-box alpha divergence minimization*, Jose Miguel Hernandez-Lobato, Yingzhen Li, Mark
-       Rowland, Daniel Hernandez-Lobato, Thang D. Bui, Richard E. Turner, ICML 2016 (eqs. 8-10; its
-       energy is :math:`-L`).
+    1. *Black-box alpha divergence minimization*, Jose Miguel Hernandez-Lobato et al., ICML 2016
+       (eqs. 8-10; its energy is :math:`-L`).
     2. *Dropout inference in Bayesian neural networks with alpha-divergences*, Yingzhen Li, Yarin
        Gal, ICML 2017 (eq. 5).
     3. *Approximate inference: new visions*, Yingzhen Li, PhD thesis, 2018, appendix B (eqs. B.8 and

@@ -13,6 +13,7 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.density import labels_drawn, row_log_lik, scales_rooted, seen
+from numpyro_ext._model.handlers import valid_plates
 from numpyro_ext._model.read import Site, base_distribution, sample_sites
 from numpyro_ext._model.units import drawn_sites
 from numpyro_ext._typing import Sites
@@ -41,23 +42,20 @@ class CurvatureELBO(Objective):
     \ell_n(z)` is minus the log likelihood of N rows, and M of them are in the minibatch B:
 
     - ``"empirical_fisher"``: :math:`\frac{N}{M} \sum_{n \in B} (\nabla \ell_n)^2`, squares of each
-      row. ``"gauss_newton"``, its name in the literature, is accepted too, although it is not J'HJ.
+      row; also called ``"gauss_newton"``, although it is not J'HJ.
     - ``"fisher"``: the same with labels that are drawn from the model at z, which has the mean
       J'HJ, the Gauss-Newton matrix.
     - ``"squared_gradient"``: :math:`\frac1N (\nabla f_y)^2`, the square of the sum (Vadam).
     - ``"hessian"``: the second derivatives, d Hessian-vector products: for small d.
     - ``"reparam"``: :math:`\nabla f \cdot \epsilon / \mathrm{sd}`, what ``Trace_ELBO`` has.
 
-    A row under ``numpyro.handlers.scale`` counts as often as it says: in the squares its gradient
-    has the root of the scale.
-
+    Under ``numpyro.handlers.scale`` the gradient of a row has the root of the scale in the squares.
     The entropy is taken in closed form. The second derivative of the log prior (with the Jacobian
     of constraints) is :math:`v \cdot (H v)` with random signs v: exact where the prior factorises,
-    as that of a network does, and unbiased elsewhere.
+    and unbiased elsewhere.
 
-    It is the loss for :func:`~numpyro_ext.optim.ivon` and :func:`~numpyro_ext.optim.von`: VOGN is
-    ``von`` with ``"empirical_fisher"``, VON is ``von`` with ``"hessian"``, and Vadam for any
-    number of draws is ``vadam(squares="scale")`` with ``"squared_gradient"``.
+    VOGN is :func:`~numpyro_ext.optim.von` with ``"empirical_fisher"``, VON with ``"hessian"``, and
+    Vadam for any number of draws is ``vadam(squares="scale")`` with ``"squared_gradient"``.
 
     **Biased.** ``"hessian"`` and ``"reparam"`` are unbiased. ``"fisher"`` is where the likelihood
     is normal, or any other with its natural parameter linear in z; elsewhere it is J'HJ.
@@ -68,13 +66,8 @@ class CurvatureELBO(Objective):
 
     The guide is ``AutoNormal``, ``AutoDiagonalNormal``, or your own of independent normal sites.
     All observed sites are in one data plate, whose rows share all latent sites. The squares of rows
-    cost M backward passes of one row each if the model indexes its data by the plate
-    (``numpyro.subsample``, or ``X[idx]``), ``block_size`` rows at a time. If it does not, or
-    applies the network outside of the plate, each of the M passes has all M rows. With rows alone
-    ``"fisher"`` and ``"empirical_fisher"`` took about 2.4 times a step of ``Trace_ELBO`` for one
-    draw and 4 times for four, ``"hessian"`` more than 100 times, and the other two no more than
-    it, on a network of 751 weights and minibatches of 32 (``python benchmarks/objectives/run.py
-    --only curvature``).
+    cost M backward passes: of one row each, ``block_size`` at a time, if the model indexes its data
+    by the plate (``numpyro.subsample``, or ``X[idx]``), and of all M rows if it does not.
 
     :param str curvature: one of the above.
     :param int num_particles: number of draws K, over which gradients and curvatures are averaged.
@@ -83,14 +76,12 @@ class CurvatureELBO(Objective):
     **References:**
 
     1. *Fast and scalable Bayesian deep learning by weight-perturbation in Adam*, Mohammad Emtiyaz
-       Khan, Didrik Nielsen, Voot Tangkaratt, Wu Lin, Yarin Gal, Akash Srivastava, ICML 2018 (eqs.
-       7 to 12).
+       Khan et al., ICML 2018 (eqs. 7 to 12).
     2. *SLANG: Fast structured covariance approximations for Bayesian deep learning with natural
-       gradient*, Aaron Mishkin, Frederik Kunstner, Didrik Nielsen, Mark Schmidt, Mohammad Emtiyaz
-       Khan, NeurIPS 2018 (eq. 5, the squares of rows).
+       gradient*, Aaron Mishkin et al., NeurIPS 2018 (eq. 5, the squares of rows).
     3. *Practical variational inference for neural networks*, Alex Graves, NIPS 2011 (eqs. 15, 17).
     4. *Limitations of the empirical Fisher approximation for natural gradient descent*, Frederik
-       Kunstner, Lukas Balles, Philipp Hennig, NeurIPS 2019.
+       Kunstner et al., NeurIPS 2019.
 
     .. doctest::
 
@@ -192,7 +183,10 @@ class CurvatureELBO(Objective):
             return row_log_lik(drawn, plate, rooted=True)
 
         def alone(x: Array, n: Array, rng_key: Array) -> Array:
-            return log_liks(draws.row_trace(key, plate, at(x).values, n), rng_key)
+            data, sizes = {**draws.stopped, **at(x).values}, {plate: (draws.layout.size,) * 2}
+            with valid_plates():
+                trace = draws.program(key, data, sizes).trace(rows={plate: n[None]})
+            return log_liks(trace, rng_key)
 
         if _is_one_row(alone, z, rows[0], key_labels):
             gradient = jax.grad(lambda x, *row: alone(x, *row)[0])
@@ -205,18 +199,18 @@ class CurvatureELBO(Objective):
         layout, name = draws.layout, type(self).__name__
         if layout.drawn_local:
             raise ValueError(
-                f"{name}: the latent sites {sorted(layout.drawn_local)} belong to single rows, and"
-                " the curvature is that of sites which all rows share; use Trace_ELBO."
+                f"{name}: the latent sites {sorted(layout.drawn_local)} belong to single rows, but"
+                " all rows must share them; use Trace_ELBO."
             )
         if mutable := [site for site in layout.mutable if site != STEP]:
             raise ValueError(
-                f"{name}: the mutable sites {mutable} (such as the averages of BatchNorm) make one"
-                " row depend on the others; use a network without them, or Trace_ELBO."
+                f"{name}: the mutable sites {mutable} make a row depend on the others (BatchNorm);"
+                " use a network without them, or Trace_ELBO."
             )
         if self.curvature in _OF_ROWS and len(layout.plates) != 1:
             raise ValueError(
-                f"{name}: the observed sites are in the plates {list(layout.plates)}, so that a row"
-                ' is not one index; use one data plate, or curvature="reparam".'
+                f"{name}: a row is no single index of the plates {list(layout.plates)}; use one"
+                ' data plate, or curvature="reparam".'
             )
 
 
@@ -225,15 +219,15 @@ def _normals(draws: Draws, key: Array) -> tuple[Array, Array, Array, Callable[[A
     drawn = drawn_sites(draws.guide_trace(key))
     for name, site in drawn.items():
         if not isinstance(base_distribution(site["fn"]), Normal):
-            given = type(base_distribution(site["fn"])).__name__
+            kind = type(base_distribution(site["fn"])).__name__
             raise ValueError(
-                f"CurvatureELBO: site '{name}' of the guide is a {given}; it must be a Normal of"
+                f"CurvatureELBO: site '{name}' of the guide is a {kind}; it must be a Normal of"
                 " independent numbers: use AutoNormal or AutoDiagonalNormal, or Trace_ELBO."
             )
 
     def parts(values: Sites) -> tuple[Sites, Sites]:
-        found = drawn_sites(draws.guide_trace(key, values=values))
-        each = {n: (base_distribution(s["fn"]), jnp.shape(s["value"])) for n, s in found.items()}
+        sites = drawn_sites(draws.guide_trace(key, values=values))
+        each = {n: (base_distribution(s["fn"]), jnp.shape(s["value"])) for n, s in sites.items()}
         return (
             {n: jnp.broadcast_to(fn.loc, shape) for n, (fn, shape) in each.items()},
             {n: jnp.broadcast_to(fn.scale, shape) for n, (fn, shape) in each.items()},
@@ -246,8 +240,8 @@ def _normals(draws: Draws, key: Array) -> tuple[Array, Array, Array, Callable[[A
         if origins[name] or widths[name]:
             raise ValueError(
                 f"CurvatureELBO: the normal of site '{name}' of the guide depends on the draws of"
-                f" {sorted(map(str, origins[name] | widths[name]))}; the numbers of the guide must"
-                " be independent: use AutoNormal, or Trace_ELBO."
+                f" {sorted(map(str, origins[name] | widths[name]))}, but its numbers must be"
+                " independent: use AutoNormal, or Trace_ELBO."
             )
     loc, scale = parts(values)
     mean, unravel = ravel_pytree(loc)

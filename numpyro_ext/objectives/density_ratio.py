@@ -19,7 +19,7 @@ from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Trace
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
-from numpyro_ext.objectives.protocols import critic_of
+from numpyro_ext.objectives.critic import critic_of
 from numpyro_ext.objectives.samples import Samples, Vectors
 from numpyro_ext.scores import KernelRatio, logistic_loss, whiten
 
@@ -52,40 +52,26 @@ class DensityRatioELBO(Objective):
     T comes from the ``ratio``: ``"critic"`` is the network of ``with_critic(guide)``, trained by
     :func:`~numpyro_ext.scores.logistic_loss` D in the same scalar loss
     :math:`-L + D - \mathrm{sg}(D)`; D does not reach the guide, and L does not reach the critic.
-    :class:`~numpyro_ext.scores.LogisticRatio` and :class:`~numpyro_ext.scores.KernelRatio` are
-    fitted to the draws of each step and need no critic; the second estimates r/q, and T is minus
-    its log.
+    :class:`~numpyro_ext.scores.LogisticRatio` and :class:`~numpyro_ext.scores.KernelRatio` (of r/q)
+    are fitted to the draws of each step and need no critic. The gradient of the guide flows through
+    z alone, because :math:`E_q \nabla_\phi \log q = 0`.
 
-    The gradient of the guide flows through z alone, because :math:`E_q \nabla_\phi \log q = 0`. At
-    the optimal T it is the reparameterised gradient of the ELBO.
-
-    **Biased.** The value is an estimate of minus the ELBO and not a bound, because T is estimated.
-    It is too small while T is smaller than the log ratio, and may be below minus the log evidence:
-    do not compare models by it. The adaptive contrasts also make it too large, by about d / K, or
-    d (d + 3) / (4 K) with the full covariance, because the moments are those of the same draws;
-    they do not bias the gradient.
+    **Biased.** The value is an estimate of minus the ELBO and not a bound, because T is estimated:
+    it may be below minus the log evidence, so do not compare models by it. The adaptive contrasts
+    make it too large, by about d / K, or d (d + 3) / (4 K) with the full covariance, because the
+    moments are those of the same draws; they do not bias the gradient.
 
     **When it fails.** A critic that lags behind the guide gives a gradient towards where q was:
     take a larger rate for it than for the guide, as in the example of
-    :func:`~numpyro_ext.guides.with_critic`, and let both rates fall. The prior contrast fails when
-    KL(q || prior) is large: the critic tells all draws apart, D goes to 0 and T is smaller than the
-    log ratio, so that the guide becomes too narrow. In more than some tens of dimensions every
-    contrast fails in this way. With ``contrast="adaptive"`` a correlated guide becomes too wide
-    where the critic lags: take ``"adaptive_full"``, or a larger rate for the critic.
-    ``LogisticRatio()`` has a quadratic log ratio, so that a flexible guide becomes too wide; and
-    its (d + 1)(d + 2) / 2 coefficients fit the noise of the draws unless K is many times that,
-    which makes the guide too narrow. :func:`~numpyro_ext.diagnostics.diagnose` shows all of these
-    in its implied sd ratio.
+    :func:`~numpyro_ext.guides.with_critic`, and let both rates fall; with ``"adaptive"`` a
+    correlated guide becomes too wide meanwhile. Where the critic tells all draws apart (the prior
+    contrast with a large KL(q || prior), any contrast in more than some tens of dimensions), T is
+    too small and the guide too narrow. ``LogisticRatio()`` has a quadratic log ratio, so that a
+    flexible guide becomes too wide, and needs many times (d + 1)(d + 2) / 2 draws.
 
     **Subsampling** is unbiased. ``Implicit`` sites in a plate have one ratio for each row, from K
-    draws of each, and their critic takes the data from ``with_critic(guide, features=...)``. The
-    loss of the critic is a mean over rows and draws. Other sites keep their density. Parameters of
-    the model, those of the prior included, get the gradient of the ELBO.
-
-    **Relatives** differ by one line. An adversarial autoencoder has one critic for the draws of all
-    data together (no ``features``) and ``softplus(T(z))``, a Jensen-Shannon divergence, in place of
-    T. A Wasserstein autoencoder penalises ``mmd(z_q, z_p)`` of :mod:`numpyro_ext.scores` instead.
-    Symmetric adversarial Bayes adds the same with draws of p(x, z) and a second critic.
+    draws of each, and their critic takes the data from ``with_critic(guide, features=...)``. Other
+    sites keep their density. Parameters of the model get the gradient of the ELBO.
 
     :param int num_particles: number of draws K; some tens at least, because T is estimated from
         them.
@@ -96,10 +82,10 @@ class DensityRatioELBO(Objective):
     **References:**
 
     1. *Adversarial variational Bayes: unifying variational autoencoders and generative adversarial
-       networks*, Lars Mescheder, Sebastian Nowozin, Andreas Geiger, ICML 2017 (equations 3.3 and
-       3.7, propositions 1 and 2, Algorithm 2).
+       networks*, Lars Mescheder et al., ICML 2017 (equations 3.3 and 3.7, propositions 1 and 2,
+       Algorithm 2).
     2. *Variational inference using implicit distributions*, Ferenc Huszar, 2017 (section 3).
-    3. *Kernel implicit variational inference*, Jiaxin Shi, Shengyang Sun, Jun Zhu, ICLR 2018.
+    3. *Kernel implicit variational inference*, Jiaxin Shi et al., ICLR 2018.
 
     .. doctest::
 
@@ -137,11 +123,6 @@ class DensityRatioELBO(Objective):
     ) -> None:
         if not isinstance(contrast, dist.Distribution):
             check_choice("contrast", contrast, ("adaptive", "adaptive_full", "prior"))
-        if ratio != "critic" and (isinstance(ratio, type) or not hasattr(ratio, "fit")):
-            raise ValueError(
-                f"ratio is {ratio!r}; it must be 'critic', or an estimator from draws:"
-                " KernelRatio() or LogisticRatio() of numpyro_ext.scores."
-            )
         if ratio != "critic" or contrast in ("adaptive", "adaptive_full"):
             check_several("num_particles", num_particles, "one draw has no distribution")
         self.contrast, self.ratio = contrast, ratio
@@ -176,9 +157,8 @@ class DensityRatioELBO(Objective):
             r = self.contrast
             if r.batch_shape or r.event_shape != x.shape[-1:]:
                 raise ValueError(
-                    f"contrast is a {type(r).__name__} of batch shape {r.batch_shape} and event"
-                    f" shape {r.event_shape}; it must be one distribution with event shape"
-                    f" {x.shape[-1:]}, the unconstrained latents: see .to_event(1)."
+                    f"contrast has batch shape {r.batch_shape} and event shape {r.event_shape}; it"
+                    f" must be one distribution of event shape {x.shape[-1:]}: see .to_event(1)."
                 )
             y = stop_gradient(jnp.asarray(r.sample(key, x.shape[:-1])))
             return x, y, jnp.asarray(r.log_prob(x))
@@ -214,8 +194,8 @@ def _samples(draws: Draws) -> Samples:
     for site, plate in () if implicit else draws.layout.subsampled_latents:
         raise ValueError(
             f"latent site '{site}' lies in the subsampled plate '{plate}', which does not enclose"
-            " every site of model and guide, so that a vector of all latents has other rows at"
-            " each step; use no subsample_size, or Implicit sites in the guide."
+            " every site, so that a vector of all latents has other rows at each step; use no"
+            " subsample_size, or Implicit sites in the guide."
         )
     return Samples(draws, implicit=implicit)
 
@@ -226,8 +206,8 @@ def _whiten_fully(x: Array) -> tuple[Array, Array]:
     K, d = x.shape
     if K < 2 * d:
         raise ValueError(
-            f"num_particles is {K} for {d} latent dimensions; contrast='adaptive_full' takes the"
-            f" covariance of the draws and needs at least {2 * d}, or use contrast='adaptive'."
+            f"num_particles is {K} for {d} latent dimensions; contrast='adaptive_full' needs at"
+            f" least {2 * d}, or use contrast='adaptive'."
         )
     centred = x - stop_gradient(jnp.mean(x, 0))
     fixed = stop_gradient(centred)
@@ -268,13 +248,7 @@ def _prior_contrast(
     sum_sites = draws.layout.sum_sites
     log_prior = sum(sum_sites(list(latent_sites(trace)), local=local) for local in (True, False))
     plates = {n: site for n, site in particle.guide_trace.items() if site["type"] == "plate"}
-    try:
-        prior_trace = draws.model_trace(prior_key, plates, draws.stopped)
-    except NotImplementedError as error:
-        raise ValueError(
-            "contrast='prior' draws the latent sites from the model, and one of them cannot be"
-            " drawn; use contrast='adaptive'."
-        ) from error
+    prior_trace = draws.model_trace(prior_key, plates, draws.stopped)
     log_lik = particle.log_lik + particle.log_prior - log_prior
     return log_lik, stop_gradient(_vectors_of(draws, samples, prior_trace))
 
@@ -287,11 +261,9 @@ def _vectors_of(draws: Draws, samples: Samples, model_trace: Trace) -> Vectors:
         return samples.of_trace(model_trace)
     unpack = unpacking_of(draws.guide)
     if len(samples.groups) > 1 or len(drawn) > 1 or unpack is None:
-        kinds = f"in {len(samples.groups)} sets of plates, " * (len(samples.groups) > 1)
         raise ValueError(
-            f"contrast='prior' compares draws of the latent sites of the model, {', '.join(sites)},"
-            f" with those of the guide, whose vectors are made of {', '.join(drawn)}, {kinds}and"
-            " must be made of the same sites; use contrast='adaptive'."
+            f"contrast='prior' draws the sites {', '.join(sites)} of the model, and the vectors of"
+            f" the guide are made of {', '.join(drawn)}; use contrast='adaptive'."
         )
     # An automatic guide draws one vector and knows where in it each site is.
     places = unpack(jnp.arange(sum(group.dim for group in samples.groups)))

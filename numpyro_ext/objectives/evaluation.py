@@ -1,4 +1,4 @@
-"""Log importance weights of a fitted guide. from which its bounds are evaluated."""
+"""Log importance weights of a fitted guide, from which its bounds are evaluated."""
 
 from functools import partial
 from typing import Any

@@ -12,9 +12,8 @@ from numpyro_ext._checks import check_choice
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.read import is_delta, latent_sites
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext._typing import SemiImplicit
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
-from numpyro_ext.objectives.protocols import critic_of, guide_with
+from numpyro_ext.objectives.critic import critic_of
 from numpyro_ext.objectives.samples import Samples
 from numpyro_ext.objectives.stein_discrepancy import refuse_model_params
 
@@ -45,16 +44,14 @@ class FisherDivergence(Objective):
     derivatives of the model.
 
     **Biased.** The explicit form is unbiased. The minimax form is too small while the critic is not
-    optimal, and zero at first, when the guide does not move. With a subsampled likelihood and
-    global latent sites the noise of the score enters squared: the value is too large, and the
-    optimum moves to where the noise is small; a ``proxy`` makes it small. If plates enclose every
-    site of model and guide, their elements are summed and scaled by N/M, without bias.
+    optimal. With a subsampled likelihood and global latent sites the noise of the score enters
+    squared, and the optimum moves to where the noise is small; a ``proxy`` makes it small. If
+    plates enclose every site, their elements are summed and scaled by N/M, without bias.
 
-    **When it fails.** The divergence is blind to the weights of well separated modes: scores are
-    local, and a guide with weights 0.9 and 0.1 on two modes of equal mass has a divergence of
-    almost 0. It is no bound on the evidence, and its minimum over a parameter of the *model* would
-    mean nothing; such parameters are an error. Far from the posterior its gradient is dominated by
-    the steepest place.
+    **When it fails.** The divergence is blind to the weights of well separated modes, because
+    scores are local. It is no bound on the evidence, and its minimum over a parameter of the
+    *model* would mean nothing; such parameters are an error. Far from the posterior its gradient is
+    dominated by the steepest place.
 
     :param int num_particles: number of draws K.
     :param str form: ``"explicit"`` or ``"minimax"``.
@@ -119,7 +116,7 @@ def _explicit(draws: Draws, samples: Samples) -> tuple[Array, State]:
 
 def _minimax(draws: Draws, samples: Samples) -> tuple[Array, State]:
     instead = "AutoSemiImplicit(model), or form='explicit' for a guide with a density"
-    guide = guide_with(draws, SemiImplicit, "the methods sample_mixing and conditional", instead)
+    guide = draws.guide_with(["sample_mixing", "conditional"], instead)
     (group,) = samples.groups
     # The conditional is one of the flat vector of all sites, whatever plates are around them.
     sites = tuple(replace(site, axes=()) for site in group.sites)
@@ -158,6 +155,6 @@ def _refuse_auxiliary(draws: Draws, samples: Samples) -> None:
         if site["name"] not in known and not is_delta(site):
             raise ValueError(
                 f"FisherDivergence: the guide draws the auxiliary site '{site['name']}' too, so"
-                " that log q of the latents alone is not known; use a guide without it, or"
-                " form='minimax' with AutoSemiImplicit(model), or SteinDiscrepancy."
+                " that log q of the latents alone is not known; use a guide without it,"
+                " AutoSemiImplicit(model) with form='minimax', or SteinDiscrepancy."
             )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, cast, runtime_checkable
+from typing import cast
 
 import jax
 from jax import Array, random
@@ -11,19 +11,10 @@ import jax.numpy as jnp
 
 from numpyro_ext._checks import check_several
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext._typing import Float
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
-from numpyro_ext.objectives.protocols import critic_of
+from numpyro_ext.objectives.critic import critic_of
 from numpyro_ext.objectives.samples import Samples, Vectors
 from numpyro_ext.scores import DenoisingScore, SteinScore
-
-
-@runtime_checkable
-class ScoreEstimator(Protocol):
-    """Estimates ``grad log q`` from samples of q."""
-
-    def __call__(self, x: Float[Array, "k d"]) -> Float[Array, "k d"]: ...
-    def fit(self, x: Float[Array, "k d"]) -> Callable[[Array], Array]: ...
 
 
 class ImplicitELBO(Objective):
@@ -44,25 +35,21 @@ class ImplicitELBO(Objective):
     q is the posterior, the gradient of :math:`\phi` is zero for every draw.
 
     **The value is the energy** :math:`-E \log p^*` in nats (plus E log q of the sites that have a
-    density). It is neither a bound nor an estimate of one: it falls while q is too wide and rises
-    while q is too narrow, so do not compare models by it and do not stop at its minimum. Compare
+    density), and no bound: do not compare models by it and do not stop at its minimum. Compare
     moments of draws, or use ``DensityRatioELBO``.
 
     **Bias.** The ridge of :class:`SteinScore` shrinks the force of the entropy, by about 1 % at
     :math:`\eta = 10^{-2}`, K = 200 and d = 2, so that q is slightly too narrow; the error grows
-    with d and falls with K. On a logistic regression of 11 dimensions standard deviations come out
-    2 to 8 % too small at K = 64 and 0 to 3 % at K = 200 (``benchmarks/implicit``). In heavy tails
-    the error goes the other way: few draws are there, the estimate is too small, and q is too wide.
+    with d and falls with K. In heavy tails the error goes the other way: few draws are there, the
+    estimate is too small, and q is too wide.
 
     **Plates.** ``Implicit`` sites in the same plates make one vector for each element of the plates
     (for each datum of a minibatch), with a score estimate of its own from K draws, and the terms
     are scaled by N/M. Sites with a density keep it. An ``Implicit`` site must not depend on a
     latent that has one; the other way is allowed.
 
-    Each step takes K passes of guide and model and :math:`O(K^3 + K^2 d)` for the score, per
-    element of the plates: K of 50 to 200.
-
-    :param int num_particles: number of particles K, at least 2.
+    :param int num_particles: number of particles K, at least 2, better 50 to 200; the score takes
+        :math:`O(K^3 + K^2 d)` per element of the plates.
     :param score: a score estimator of :mod:`numpyro_ext.scores`, or a function of ``(K, d)``
         vectors that gives ``(K, d)`` scores; defaults to ``SteinScore()``. With
         ``DenoisingScore(sigma)`` the guide has to be ``with_critic(guide, output_dim=d)``: the
@@ -95,7 +82,7 @@ class ImplicitELBO(Objective):
     def __init__(
         self,
         num_particles: int = 64,
-        score: ScoreEstimator | Callable[[Array], Array] | DenoisingScore | None = None,
+        score: Callable[[Array], Array] | DenoisingScore | None = None,
         *,
         vectorize_particles: bool | MapT = True,
         proxy: TaylorProxy | None = None,
@@ -103,16 +90,10 @@ class ImplicitELBO(Objective):
         why = "the score of q is estimated from several draws"
         check_several("num_particles", num_particles, why)
         score = SteinScore() if score is None else score
-        denoising = isinstance(score, DenoisingScore)
-        if isinstance(score, type) or not (callable(score) or denoising):
-            raise TypeError(
-                f"score is {score!r}; it must be a score estimator such as SteinScore(), or a"
-                " function of (K, d) vectors that gives (K, d) scores."
-            )
-        if denoising and score.network is not None:
+        if isinstance(score, DenoisingScore) and score.network is not None:
             raise ValueError(
-                "score is a DenoisingScore with a network of its own, whose parameters the guide"
-                " does not have; give the network to with_critic, and DenoisingScore sigma alone."
+                "score is a DenoisingScore with a network, whose parameters the guide does not"
+                " have; give the network to with_critic, and DenoisingScore sigma alone."
             )
         self.score = score
         super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)

@@ -1,6 +1,6 @@
 """The evidence lower bound of a mixture, one stratum for each component."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 from jax import Array, random
@@ -10,19 +10,8 @@ import numpyro.distributions as dist
 from numpyro_ext._checks import check_choice
 from numpyro_ext._model.read import base_distribution, sample_sites
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext._typing import Params
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
-from numpyro_ext.objectives.protocols import guide_with
 from numpyro_ext.objectives.samples import Samples
-
-
-@runtime_checkable
-class Mixture(Protocol):
-    """A guide ``q(z) = sum_c w_c q_c(z)``, in unconstrained space."""
-
-    def components(self, params: Params) -> tuple[Array, dist.Distribution]:
-        """Weights ``(C,)``, and a distribution of batch ``(C,)`` and event ``(latent_dim,)``."""
-        ...
 
 
 class MixtureELBO(Objective):
@@ -35,9 +24,7 @@ class MixtureELBO(Objective):
 
     (``entropy="stratified"``), where :math:`\log p^*` is the log joint with the Jacobian of the
     sites' supports. It is unbiased for the ELBO. No component is drawn at random, so the gradient
-    of the weights is that of the formula, without a score term, and exact where the bracket is. It
-    compares all components in every step; a loss of single draws learns how much mass belongs to
-    each of two separated modes very slowly, if at all.
+    of the weights is that of the formula, without a score term.
 
     ``entropy="gershman"`` replaces the entropy of a mixture of normals by its lower bound
 
@@ -46,15 +33,10 @@ class MixtureELBO(Objective):
 
     which needs no draws. The loss is then still a lower bound on the evidence, with less noise and
     looser: with one component it is too low by :math:`\frac{d}{2} (1 - \log 2)`, which is 0.153 per
-    dimension, and with separated components by about as much. That constant does not move the
-    optimum, but the overlap of components is penalised more, so that the standard deviations of
-    overlapping components are too small.
+    dimension. The standard deviations of overlapping components come out too small.
 
-    *When it fails.* The optima are those of the ELBO: modes at which no component starts are left
-    out. Each step evaluates the model C K times, forwards and backwards.
-
-    A minibatch is scaled as for ``Trace_ELBO``, without bias. Parameters of the model are trained
-    by the same bound.
+    **When it fails.** Modes at which no component starts are left out. A step runs the model C K
+    times. A minibatch is scaled as for ``Trace_ELBO``, without bias.
 
     :param int num_particles: number K of draws of each component.
     :param str entropy: ``"stratified"`` or ``"gershman"``; the latter for components that are
@@ -64,10 +46,9 @@ class MixtureELBO(Objective):
 
     **References:**
 
-    1. *Nonparametric variational inference*, Samuel J. Gershman, Matthew D. Hoffman, David M. Blei,
-       ICML 2012 (eqs. 6-8).
+    1. *Nonparametric variational inference*, Samuel J. Gershman et al., ICML 2012 (eqs. 6-8).
     2. *Sticking the landing: simple, lower-variance gradient estimators for variational inference*,
-       Geoffrey Roeder, Yuhuai Wu, David Duvenaud, NIPS 2017 (section 4.1).
+       Geoffrey Roeder et al., NIPS 2017 (section 4.1).
 
     .. doctest::
 
@@ -133,20 +114,17 @@ class MixtureELBO(Objective):
 def _components(draws: Draws, samples: Samples) -> tuple[Array, Any]:
     """The weights and the components, or an error if the guide is not of these."""
     instead = "AutoMixtureNormal(model), or the loss numpyro.infer.Trace_ELBO"
-    guide = guide_with(draws, Mixture, "the method components(params)", instead)
+    guide = draws.guide_with(["components"], instead)
     weights, components = guide.components(draws.params)
-    groups = [(*group.shape, group.dim) for group in samples.groups]
-    C, name = len(weights), getattr(guide, "__name__", type(guide).__name__)
-    if components.batch_shape != (C,) or [components.event_shape] != groups:
+    (group,) = samples.groups
+    shapes, needed = (components.batch_shape, components.event_shape), (weights.shape, (group.dim,))
+    if shapes != needed or group.shape:
         raise ValueError(
-            f"the components of {name} have batch shape {components.batch_shape} and event"
-            f" shape {components.event_shape}, with {C} weights; they must have batch shape"
-            f" ({C},), and the event shape of the latent vector, {groups[0]}."
+            f"the components have batch and event shape {shapes}; they must have {needed}, one for"
+            " each weight, of vectors of all latents that do not lie in one plate."
         )
     if not components.has_rsample:
-        raise ValueError(
-            f"the components of {name} are not reparameterised; use normal ones, or VIMCO."
-        )
+        raise ValueError("the components are not reparameterised; use normal ones, or VIMCO.")
     return weights, components
 
 
@@ -154,9 +132,8 @@ def _refuse_scales(guide_trace: Any) -> None:
     for site in sample_sites(guide_trace):
         if site["scale"] is not None:
             raise ValueError(
-                f"guide site '{site['name']}' lies under a subsampled plate or numpyro.handlers"
-                ".scale, but MixtureELBO counts the density of the whole latent vector once; use"
-                " numpyro.infer.Trace_ELBO."
+                f"guide site '{site['name']}' lies under a subsampled plate or handlers.scale, but"
+                " MixtureELBO counts the density of the latent vector once; use Trace_ELBO."
             )
 
 

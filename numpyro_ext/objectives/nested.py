@@ -8,8 +8,17 @@ from jax import Array, random
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha, refuse_count
-from numpyro_ext.objectives.base import Draws, MapT, Objective, State, map_over
+from numpyro_ext.objectives.base import (
+    Draws,
+    MapT,
+    Objective,
+    Order,
+    State,
+    alpha_at,
+    check_alpha,
+    map_over,
+    refuse_count,
+)
 from numpyro_ext.objectives.power_mean import surrogate
 
 
@@ -33,24 +42,15 @@ class NestedVRELBO(Objective):
     :math:`-\hat L`. The minibatch sum is outside the log, so it is unbiased in the minibatch for
     global and local latents together, where :class:`VRELBO` is an error.
 
-    * ``alpha=1`` or ``num_inner=1`` is the ELBO, ``alpha=0`` importance weighting inside VI: as L
-      grows each term rises to :math:`\log p(x_n | \theta)`, whatever :math:`q(z_n | x_n)` is.
-    * Without local latents in the guide it is the ELBO for every alpha (and the local part runs
-      once); without global latents it is the bound of :class:`VRELBO` with L particles, averaged
-      over K.
+    ``alpha=1`` or ``num_inner=1`` is the ELBO, ``alpha=0`` importance weighting inside VI: as L
+    grows each term rises to :math:`\log p(x_n | \theta)`. Without local latents in the guide it is
+    the ELBO for every alpha, and without global latents :class:`VRELBO` with L particles.
 
     **Biased.** For alpha >= 0 it is a lower bound on the evidence, at every K and L; for alpha < 0
     it is not a bound. The global guide keeps the bias of VI: its variance is too small.
 
-    **When it fails.** Where the local weights degenerate (large :math:`|1 - \alpha|`, many latents
-    per datum), more inner draws help little; nothing is clipped.
-
-    **Convention.** ``alpha`` is Renyi's order as in :class:`VRELBO` and acts on the local latents
-    only.
-
     The *data plate* encloses all observed sites of the model; a guide site is local if it lies in
-    that plate. It is an error if there is no such plate or if it is ambiguous. A step takes K
-    global draws and K x L evaluations of the local part.
+    that plate. A step takes K global draws and K x L evaluations of the local part.
 
     :param alpha: order of the inner bound, a number in [-inf, inf], a traced finite scalar, or a
         callable of the step (with :func:`count_steps` around the guide).

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpyro
 from numpyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 
-from numpyro_ext._checks import check_several, of_an_object
+from numpyro_ext._checks import check_several
 from numpyro_ext._model.finite_steps import finite_step
 from numpyro_ext._model.program import call_and_trace
 from numpyro_ext._model.read import Site, frames
@@ -40,10 +40,8 @@ class PosteriorRegularizedELBO(Objective):
     it is a maximum-entropy discrimination topic model (MedLDA).
 
     **The penalty of the mean is not the mean of the penalty**, which is what ``numpyro.factor("f",
-    -h(f))`` in the model has. The latter is larger if h is convex (Jensen), defines a posterior,
-    and asks every draw for the margin, so that it narrows the guide. The former is a functional of
-    q that no factor of a model expresses. They are the same for a linear h, where both multiply the
-    posterior by :math:`e^{-h(f)}`.
+    -h(f))`` in the model has. The latter is larger if h is convex (Jensen), and narrows the guide.
+    They are the same for a linear h, where both multiply the posterior by :math:`e^{-h(f)}`.
 
     **Minibatches.** Inside a subsampled plate f_j has a number for each row of the minibatch, and
     the penalty of it is scaled by N/M, which is unbiased if h is a sum over the rows. A quantity of
@@ -57,12 +55,10 @@ class PosteriorRegularizedELBO(Objective):
 
     with the mean :math:`\bar f_{-s}` of the other draws, which are independent of :math:`\nabla
     f(z_s)`: its mean is :math:`E[h'(\bar f_{-s})]\, \nabla E_q[f]`. It is unbiased for linear and
-    quadratic h, and for others has the right direction for each f, so that the noise of the mean
-    smooths the corner of a hinge, and does not narrow the guide. The derivative of :math:`h(\bar
-    f)` itself would add :math:`h'' \nabla \mathrm{Var}_q[f] / (2 S)`, and does.
+    quadratic h; for others the noise of the mean smooths a corner, and does not narrow the guide.
 
-    The draws are others than those of the base, and so is their minibatch, if the model draws it.
-    Sites of the guide have to be reparameterised, whatever the base; they need no density.
+    The draws and their minibatch are others than those of the base. Sites of the guide have to be
+    reparameterised, whatever the base; they need no density.
 
     **The best guide.** With minus the ELBO as base, the best of all q is known up to its own means,
 
@@ -70,9 +66,7 @@ class PosteriorRegularizedELBO(Objective):
         f_{jn}(z)\Big),
 
     and ``diagnose`` compares q with this, with the slopes :math:`E[h'(\bar f_{-s})]` of the
-    training at the means that q has. A mean of f that is off by e is seen there as
-    :math:`(1 + h''\, \mathrm{Var} f)\, e`. With another base it compares q with the posterior,
-    without penalties, and so does what reads the densities of ``to_arviz``.
+    training at the means that q has. With another base it compares q with the posterior.
 
     :param base: the loss, any ``ELBO`` of NumPyro or of this module.
     :param penalties: the functions h by the names of the sites f.
@@ -80,12 +74,11 @@ class PosteriorRegularizedELBO(Objective):
 
     **References:**
 
-    1. *Posterior regularization for structured latent variable models*, Kuzman Ganchev, Joao Graca,
-       Jennifer Gillenwater, Ben Taskar, JMLR 11, 2010 (eq. 8: the slack is minimised out here).
+    1. *Posterior regularization for structured latent variable models*, Kuzman Ganchev et al., JMLR
+       11, 2010 (eq. 8: the slack is minimised out here).
     2. *Bayesian inference with posterior regularization and applications to infinite latent SVMs*,
-       Jun Zhu, Ning Chen, Eric P. Xing, JMLR 15, 2014 (RegBayes).
-    3. *MedLDA: maximum margin supervised topic models*, Jun Zhu, Amr Ahmed, Eric P. Xing, JMLR 13,
-       2012.
+       Jun Zhu et al., JMLR 15, 2014 (RegBayes).
+    3. *MedLDA: maximum margin supervised topic models*, Jun Zhu et al., JMLR 13, 2012.
 
     .. doctest::
 
@@ -117,29 +110,11 @@ class PosteriorRegularizedELBO(Objective):
         *,
         vectorize_particles: bool | MapT = True,
     ) -> None:
-        if isinstance(base, type) or not isinstance(base, ELBO):
-            given = f"the class {base.__name__}" if isinstance(base, type) else type(base).__name__
-            raise TypeError(
-                f"base is {given}; it must be a loss, as in PosteriorRegularizedELBO(Trace_ELBO(),"
-                " {...})."
-            )
-        if not isinstance(penalties, Mapping) or not penalties:
-            raise TypeError(
-                f"penalties is {penalties!r}; it must be a dict of functions of the expectation of"
-                ' a site, by the name of the site, as in {"margin": lambda e: jax.nn.relu(1 - e)}.'
-            )
-        for name, penalty in penalties.items():
-            if not callable(penalty):
-                raise TypeError(f"the penalty of '{name}' is {penalty!r}; it must be a function.")
-        check_several(
-            "num_particles",
-            num_particles,
-            "with one draw the penalty of the mean is the mean of the penalty",
-        )
+        why = "with one draw the penalty of the mean is the mean of the penalty"
+        check_several("num_particles", num_particles, why)
         self.base, self.penalties = base, dict(penalties)
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
-    @of_an_object
     def loss_with_mutable_state(
         self,
         rng_key: Array,
@@ -152,23 +127,15 @@ class PosteriorRegularizedELBO(Objective):
         """The loss with the penalty, and the mutable state of the base."""
         key_penalty = random.fold_in(rng_key, 1)  # the base has the key as it is
 
-        def of(params: Params) -> tuple[Any, State]:
-            found = self.base.loss_with_mutable_state(
-                rng_key, params, model, guide, *args, **kwargs
-            )
-            if isinstance(found["loss"], dict):
-                raise ValueError(
-                    f"the base {type(self.base).__name__} gives its loss by sites"
-                    " (sum_sites=False), to which no penalty can be added; use sum_sites=True."
-                )
+        def step(params: Params) -> tuple[Any, State]:
+            loss_of_base: Any = self.base.loss_with_mutable_state
+            of_base = loss_of_base(rng_key, params, model, guide, *args, **kwargs)
             draws = Draws(self, key_penalty, params, model, guide, args, kwargs)
             penalty, _ = self.estimate(draws)
-            return found["loss"] + penalty, found["mutable_state"] or {}
+            return of_base["loss"] + penalty, of_base["mutable_state"] or {}
 
-        loss, state = finite_step(of, param_map)
+        loss, state = finite_step(step, param_map)
         return {"loss": loss, "mutable_state": state or None}
-
-    loss = of_an_object(ELBO.loss)
 
     @property
     def tilts(self) -> bool:
@@ -191,15 +158,15 @@ class PosteriorRegularizedELBO(Objective):
     def slopes(self, values: Sites) -> tuple[Params, float]:
         """The slopes of the training at draws ``(m, *site)`` of the sites, and the standard
         deviation of their errors in the log density, in nats. What is not drawn has none."""
-        found, variance = {}, 0.0
+        slopes, variance = {}, 0.0
         for name in (name for name in self.penalties if name in values):
             f, penalty = jnp.asarray(values[name]), self.penalties[name]
             size = min(self.num_particles - 1, len(f))
             groups = f[: len(f) // size * size].reshape(-1, size, *f.shape[1:])
             each = jax.vmap(_slope(penalty))(groups.mean(1))
-            found[f"_slope of {name}"] = each.mean(0)
+            slopes[f"_slope of {name}"] = each.mean(0)
             variance += float(jnp.sum(each.var(0) / len(each) * f.var(0)))
-        return found, variance**0.5
+        return slopes, variance**0.5
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         """The penalty, without the base."""
@@ -209,20 +176,19 @@ class PosteriorRegularizedELBO(Objective):
             trace = particle.model_trace
             for name in self.penalties:
                 if name not in trace or trace[name]["type"] not in ("sample", "deterministic"):
-                    known = [n for n, x in trace.items() if x["type"] == "deterministic"]
                     raise ValueError(
                         f"penalties names the site '{name}', which the model does not have; write"
-                        f" numpyro.deterministic('{name}', ...) there. It has {known}."
+                        f" numpyro.deterministic('{name}', ...) there."
                     )
             return {
                 name: (trace[name]["value"], _scale(trace[name], subsampled))
                 for name in self.penalties
             }
 
-        found, state = draws.each(sites)
+        drawn, state = draws.each(sites)
         parts = [
             scale[0] * _of_mean(self.penalties[name], values)
-            for name, (values, scale) in found.items()
+            for name, (values, scale) in drawn.items()
         ]
         return jnp.sum(jnp.stack(parts)), state
 
@@ -236,9 +202,9 @@ def _scale(site: Site, subsampled: dict[str, tuple[int, int]]) -> Array:
         scale *= size / batch
         if plate in subsampled and batch not in shape[: len(shape) + dim + 1]:
             raise ValueError(
-                f"the site '{site['name']}' has the shape {shape} inside the plate '{plate}', of"
-                f" which the minibatch has {batch} of {size} rows; it must have a number for each"
-                " row, so that its penalty can be scaled to all of them."
+                f"the site '{site['name']}' has the shape {shape} inside the plate '{plate}' of"
+                f" {batch} of {size} rows; it must have a number for each row, or its penalty"
+                " cannot be scaled to all of them."
             )
     return jnp.asarray(scale)
 

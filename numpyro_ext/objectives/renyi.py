@@ -14,8 +14,17 @@ from numpyro_ext._model.operations import count_operations
 from numpyro_ext._model.read import sample_sites
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._typing import Trace
-from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha, refuse_count
-from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
+from numpyro_ext.objectives.base import (
+    Draws,
+    MapT,
+    Objective,
+    Order,
+    Particle,
+    State,
+    alpha_at,
+    check_alpha,
+    refuse_count,
+)
 from numpyro_ext.objectives.power_mean import power_mean, surrogate, weighted_surrogate
 
 
@@ -117,8 +126,7 @@ def by_site(draws: Draws) -> tuple[dict[str, Array], State]:
 
 ESTIMATORS = {"dreg": dreg, "single": single, "standard": standard, "stl": stl}
 DEAREST = 4.0
-"""Operations of a draw with log q at its value as given, over those of a draw: autoregressive flows
-that draw in one pass take as many passes for it as there are latent numbers."""
+"""Operations of a draw with log q at a given value, over those of a draw."""
 
 
 def _take(x: Array, j: Array) -> Array:
@@ -145,26 +153,22 @@ class VRELBO(Objective):
 
     * ``alpha=1`` is the ELBO (the limit), 0 the importance-weighted bound (:class:`IWELBO`),
       ``-inf`` the largest weight (VR-max), ``inf`` the smallest.
-    * With a small alpha the guide covers the mass of the posterior, and with a large alpha it seeks
-      a mode: the smaller alpha is, the wider is a mean-field Gaussian fitted to a correlated one.
+    * The smaller alpha is, the wider is the guide: it covers the posterior in place of a mode.
     * The bound does not increase with alpha. For alpha > 0 it is a lower bound on the evidence, for
-      alpha < 0 an upper bound *only for K = inf*: at finite K the mean of the estimate is pulled
-      towards the ELBO (K = 1 is the ELBO for every alpha), and exceeds the evidence only for an
-      alpha sufficiently below 0.
+      alpha < 0 an upper bound *only for K = inf*: finite K pulls the mean of the estimate towards
+      the ELBO, which K = 1 is for every alpha.
 
     **Convention.** ``alpha`` is Renyi's order with q first. Black-box alpha
     (:class:`BBAlphaELBO`) counts the other way: ``alpha_VR = 1 - alpha_BB`` for a single unit.
 
     **Independent data.** If plates enclose every site of the model and of the guide, each of their
     elements has its own bound; the bounds are summed and scaled by N/M, which is unbiased in the
-    minibatch. Otherwise, as for a guide whose sites lie outside (``AutoContinuous``), there is one
-    joint bound for the whole data set, and with a ``subsample_size`` the likelihood is scaled
-    *inside* it (the energy approximation). That is biased for alpha other than 1: the mean over
-    minibatches lies above the full-data value for alpha < 1 (and may exceed the evidence), and
-    below it for alpha > 1. The bound then mistakes the noise of the minibatch for uncertainty of
-    the posterior, and the guide becomes too wide, often several times; a warning says so. A
-    ``proxy`` removes that noise. Latent sites both inside and outside a subsampled plate are an
-    error, unless alpha is 1.
+    minibatch. Otherwise there is one joint bound for the whole data set, and with a
+    ``subsample_size`` the likelihood is scaled *inside* it (the energy approximation). That is
+    biased for alpha other than 1: the bound mistakes the noise of the minibatch for uncertainty of
+    the posterior, and for alpha < 1 the guide becomes too wide, often several times; a warning says
+    so. A ``proxy`` removes that noise. Latent sites both inside and outside a subsampled plate are
+    an error, unless alpha is 1.
 
     **When it fails.** For alpha < 1 the mean of the loss is infinite if the guide has mass where p
     is 0. For alpha > 1 the exact bound is -inf unless the guide is narrow enough (Gaussians: alpha
@@ -176,13 +180,11 @@ class VRELBO(Objective):
     * None, the default: ``"stl"`` for ``alpha=1``, where log q can be evaluated at a given z at
       no more than four times the operations of a draw; ``"standard"`` elsewhere.
     * ``"standard"``: the reparameterised gradient of the formula above.
-    * ``"single"``: one particle per unit is drawn with the weights and differentiated. This is
-      unbiased and takes K forward passes but one backward pass. Noise that a model draws outside
-      its sample sites (dropout) is then drawn afresh.
-    * ``"stl"``: sticking the landing, without the score of log q, whose mean is zero, so that it is
-      unbiased for ``alpha=1``. Its variance is zero where q is the posterior, so that a fit at a
-      constant rate stays there. From a start that is much narrower than the posterior it is noisier
-      in the first hundreds of steps. It is **biased** for alpha other than 1 and K > 1.
+    * ``"single"``: one particle per unit is drawn with the weights and differentiated, which is
+      unbiased and takes one backward pass. Noise outside sample sites (dropout) is drawn afresh.
+    * ``"stl"``: sticking the landing, without the score of log q, whose mean is zero. It is
+      unbiased for ``alpha=1``, with no variance where q is the posterior, and **biased** for other
+      orders and K > 1.
     * ``"dreg"``: doubly reparameterised, with the weights :math:`\hat w_k(\alpha +
       (1-\alpha)\hat w_k)` on the path derivative. It is unbiased and has less noise near the
       posterior (far from it there may be more). alpha has to be finite.
@@ -209,9 +211,9 @@ class VRELBO(Objective):
 
     1. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016 (eqs.
        4-8, Algorithm 1, VR-max).
-    2. *Sticking the landing*, Geoffrey Roeder, Yuhuai Wu, David Duvenaud, NIPS 2017.
-    3. *Doubly reparameterized gradient estimators for Monte Carlo objectives*, George Tucker,
-       Dieterich Lawson, Shixiang Gu, Chris J. Maddison, ICLR 2019 (eq. 8, here for any alpha).
+    2. *Sticking the landing*, Geoffrey Roeder et al., NIPS 2017.
+    3. *Doubly reparameterized gradient estimators for Monte Carlo objectives*, George Tucker et
+       al., ICLR 2019 (eq. 8, here for any alpha).
 
     .. doctest::
 
@@ -275,14 +277,9 @@ class IWELBO(VRELBO):
 
     Its mean is a lower bound on the evidence, and approaches it as K grows. With many particles the
     ``"standard"`` gradient of the guide is mostly noise; near the posterior that of
-    ``gradient="dreg"`` is not. Minibatches of data that share their latent sites make the guide far
-    too wide without a ``proxy``, as in :class:`VRELBO`.
+    ``gradient="dreg"`` is not. Arguments and minibatches are as in :class:`VRELBO`.
 
-    :param str gradient: ``"standard"``, ``"single"``, ``"stl"`` or ``"dreg"``, as in
-        :class:`VRELBO`.
-
-    **Reference:** *Importance weighted autoencoders*, Yuri Burda, Roger Grosse, Ruslan
-    Salakhutdinov, ICLR 2016 (eq. 8).
+    **Reference:** *Importance weighted autoencoders*, Yuri Burda et al., ICLR 2016 (eq. 8).
 
     .. doctest::
 

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext._typing import Model, Params, SemiImplicit
+from numpyro_ext._typing import Model, Params
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
-from numpyro_ext.objectives.protocols import guide_with
 from numpyro_ext.objectives.samples import Samples
 
 
@@ -36,11 +35,9 @@ class SemiImplicitELBO(Objective):
     about as wide as q itself. For small J the optimum has too narrow a spread of :math:`\psi`, and
     with ``num_aux=0`` it is the best single conditional: psi collapses to a point. Take J of 20 to
     100, and more in more dimensions. U is for evaluation: where the conditionals are narrow its
-    variance is huge, and as a loss it is unbounded, because it falls as the conditionals miss each
-    other's draws.
+    variance is huge, and as a loss it is unbounded.
 
-    A step takes K runs of the model, J + K network passes and K (J + 1) normal densities. With a
-    minibatch the bound is unbiased; the guide refuses latent sites in a subsampled plate.
+    With a minibatch the bound is unbiased; the guide refuses latent sites in a subsampled plate.
 
     :param int num_aux: number J of fresh draws, at least 1 for ``"upper"`` and ``"sandwich"``.
     :param str bound: ``"lower"``, ``"upper"`` or ``"sandwich"``.
@@ -50,8 +47,8 @@ class SemiImplicitELBO(Objective):
 
     1. *Semi-implicit variational inference*, Mingzhang Yin, Mingyuan Zhou, ICML 2018 (eqs. 6-8 for
        L).
-    2. *Doubly semi-implicit variational inference*, Dmitry Molchanov, Valery Kharitonov, Artem
-       Sobolev, Dmitry Vetrov, AISTATS 2019 (section 3, for U).
+    2. *Doubly semi-implicit variational inference*, Dmitry Molchanov et al., AISTATS 2019 (section
+       3, for U).
 
     .. doctest::
 
@@ -115,18 +112,12 @@ class SemiImplicitELBO(Objective):
     def _check_upper(self) -> None:
         if self.num_aux < 1:
             raise ValueError(
-                f"num_aux is {self.num_aux}; the upper bound is an average over fresh draws of psi,"
-                " so it must be at least 1."
+                f"num_aux is {self.num_aux}; the upper bound needs at least 1 fresh draw of psi."
             )
 
     def _log_densities(self, draws: Draws) -> tuple[Array, Array, State]:
         """``(K,)`` of log p*, ``(K, 1 + J)`` of log q, that of the particle's own psi first."""
-        guide = guide_with(
-            draws,
-            SemiImplicit,
-            "sample_mixing(rng_key, params, num_samples) and conditional(params, psi)",
-            "AutoSemiImplicit(model)",
-        )
+        guide = draws.guide_with(["sample_mixing", "conditional"], "AutoSemiImplicit(model)")
         params, (key_own, key_z, key_fresh) = draws.params, random.split(draws.extra_key, 3)
         own = guide.sample_mixing(key_own, params, self.num_particles)
         z = guide.conditional(params, own).rsample(key_z)
@@ -136,8 +127,7 @@ class SemiImplicitELBO(Objective):
         if z.shape != (self.num_particles, *shape) or len(shape) > 1:
             raise ValueError(
                 f"conditional of the guide gives {z.shape[1:]} numbers for one psi, and its sites"
-                f" have {shape}; it must be one vector of all unconstrained latents, in the order"
-                " of the guide's sites, which do not all lie in one plate."
+                f" have {shape}; it must be one vector of all latents, not all in one plate."
             )
 
         def one(key: Array, z: Array, psi: Any) -> tuple[Array, Array, State]:

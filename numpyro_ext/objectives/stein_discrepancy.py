@@ -13,7 +13,7 @@ from numpyro_ext._checks import check_choice, check_positive, check_several
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._typing import Params
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
-from numpyro_ext.objectives.protocols import critic_of
+from numpyro_ext.objectives.critic import critic_of
 from numpyro_ext.objectives.samples import Samples
 from numpyro_ext.scores import IMQ, as_kernel
 from numpyro_ext.scores.discrepancy import squared_ksd
@@ -51,18 +51,14 @@ class SteinDiscrepancy(Objective):
     up to 20, by d derivatives, and above comes from one random direction for each draw.
 
     **When it fails.** The discrepancy is blind to the weights of well separated modes, because
-    scores are local: a guide that sits in one mode has nearly the loss of one that has both. Far
-    from the posterior its gradient may be flat. It is not a bound on the evidence, and its minimum
-    over a parameter of the model would mean nothing; such parameters are an error.
+    scores are local. Far from the posterior its gradient may be flat. It is not a bound on the
+    evidence, and its minimum over a parameter of the model would mean nothing; such parameters are
+    an error.
 
     **Units.** If plates enclose every site, each of their elements has its own discrepancy, and
     their sum is scaled by N/M. Otherwise there is one vector of all latents; with a subsampled
-    likelihood the noise of the scores enters squared, which biases the loss up and makes the guide
-    too wide; a ``proxy`` makes it small. Latents in a subsampled plate that does not enclose every
-    site are an error.
-
-    A step takes K gradients of the model, differentiated once more, and :math:`O(K^2 d)` for the
-    pairs.
+    likelihood the noise of the scores enters squared, which makes the guide too wide; a ``proxy``
+    makes it small.
 
     :param int num_particles: number of draws K; at least 2 for ``statistic="u"``.
     :param kernel: a kernel of :mod:`numpyro_ext.scores` or a function of ``(n, d)`` and ``(m, d)``
@@ -73,10 +69,10 @@ class SteinDiscrepancy(Objective):
 
     **References:**
 
-    1. *A kernelized Stein discrepancy for goodness-of-fit tests*, Qiang Liu, Jason D. Lee, Michael
-       I. Jordan, ICML 2016 (eqs. 9 and 14).
-    2. *Operator variational inference*, Rajesh Ranganath, Jaan Altosaar, Dustin Tran, David M.
-       Blei, NIPS 2016 (the discrepancy as a variational objective).
+    1. *A kernelized Stein discrepancy for goodness-of-fit tests*, Qiang Liu et al., ICML 2016 (eqs.
+       9 and 14).
+    2. *Operator variational inference*, Rajesh Ranganath et al., NIPS 2016 (the discrepancy as a
+       variational objective).
 
     .. doctest::
 
@@ -162,10 +158,9 @@ def refuse_model_params(draws: Draws) -> None:
     """An error for a discrepancy, whose minimum over a parameter of the model means nothing."""
     for site in draws.layout.model_params:
         raise ValueError(
-            f"{type(draws.objective).__name__}: the model has the param site '{site}', but a"
-            " discrepancy is no bound on the evidence, so its minimum over that parameter means"
-            " nothing; train it with VRELBO or ImplicitELBO, then put its value into the model"
-            " (numpyro.handlers.substitute)."
+            f"{type(draws.objective).__name__}: the model has the param site '{site}', but the"
+            " minimum of a discrepancy over it means nothing; train it with VRELBO or ImplicitELBO,"
+            " then substitute its value."
         )
 
 

@@ -32,32 +32,26 @@ def taylor_proxy(
     :class:`VRELBO` and the other objectives whose latent sites are shared by all rows.
 
     At every t, the mean of the estimate over minibatches is the log likelihood of all rows. Its
-    noise is of third order in the distance from the center. The noise of a plain minibatch is of
-    first order, and makes guides trained by orders other than 1 far too wide. The estimate is exact
-    for a likelihood that is normal in t, whatever the center. Degree 1 leaves out the Hessians; its
+    noise is of third order in the distance from the center (that of a plain minibatch of first
+    order), and zero for a likelihood that is normal in t. Degree 1 leaves out the Hessians; its
     noise is of second order.
 
-    In a loss of order other than 1 the noise that is left would count as mass, and far from the
-    center it has no bound. Such a loss is corrected: each log weight loses :math:`\tfrac12 a (1 -
-    1/K)` times the variance of the noise, estimated from the residuals of the minibatch, where a is
-    the power of the weights (:math:`1 - \alpha`, at most 2).
+    In a loss of order other than 1 the noise that is left would count as mass. Each log weight
+    therefore loses :math:`\tfrac12 a (1 - 1/K)` times the variance of the noise, estimated from the
+    residuals of the minibatch, where a is the power of the weights (:math:`1 - \alpha`, at most 2).
 
-    A step evaluates the M rows, and for each particle one first and one second derivative of these
-    rows along a line; its cost does not depend on N. The proxy holds d^2 + N numbers.
+    The cost of a step does not depend on N. The proxy holds d^2 + N numbers.
 
-    **Of which data.** Each run evaluates all rows at the center once, before its first step, and so
-    do ``diagnose``, ``pareto_khat`` and ``evidence_bounds``. If the log likelihood of any row is
-    not what it was when the proxy was made, the data, an argument or the likelihood is another, and
-    that is an error. A step that is compiled on arguments of its own, as by
-    ``jax.jit(svi.update)``, has no values to compare before it runs; it compares its minibatch, and
-    its loss is NaN if that differs.
+    **Of which data.** Each run evaluates all rows at the center once, before its first step. If the
+    log likelihood of any row is not what it was when the proxy was made, that is an error. A step
+    that is compiled on arguments of its own, as by ``jax.jit(svi.update)``, compares its minibatch,
+    and its loss is NaN if that differs.
 
     **When it fails.** Far from the center the noise is that of a plain minibatch or worse. An
-    ``InferenceWarning`` says so if its standard deviation over minibatches exceeds 0.5 nats where
-    the normal approximation at the center has its mass, and ``evidence_bounds(svi, result,
-    proxy=proxy)`` measures it where a fitted guide has its mass. In that case use
-    ``proxy.at(guide, params)``, the proxy at the mean of the guide. A posterior with several
-    separated modes has no center.
+    ``InferenceWarning`` says so if its standard deviation exceeds 0.5 nats where the normal
+    approximation at the center has its mass; ``evidence_bounds(svi, result, proxy=proxy)`` measures
+    it where a fitted guide has its mass. Then use ``proxy.at(guide, params)``, the proxy at the
+    mean of the guide. A posterior with several separated modes has no center.
 
     The latent sites must lie outside the plate that takes the minibatch, and the model must have no
     ``numpyro.param``. ``proxy.center`` holds the constrained values of c, which
@@ -78,9 +72,8 @@ def taylor_proxy(
 
     **References:**
 
-    1. *Speeding up MCMC by efficient data subsampling*, Matias Quiroz, Robert Kohn, Mattias
-       Villani, Minh-Ngoc Tran, Journal of the American Statistical Association 2019 (the
-       expansion, for MCMC).
+    1. *Speeding up MCMC by efficient data subsampling*, Matias Quiroz et al., Journal of the
+       American Statistical Association 2019 (the expansion, for MCMC).
     2. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016 (the
        energy approximation on minibatches, whose noise this removes).
 

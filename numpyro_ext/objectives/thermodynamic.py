@@ -48,13 +48,8 @@ class ThermodynamicELBO(Objective):
     * ``"pathwise"``: the derivative of :math:`m_b` for reparameterised sites, weights included.
 
     **Biased.** The self-normalised weights bias value and gradient by O(1/K), so with finite K
-    neither sum is quite a bound.
-
-    **When it fails.** Near b = 1 the weights degenerate if the guide is far from the posterior, and
-    the right sum, whose terms lie nearer to b = 1, is of little use.
-
-    Independent data, subsampling and their errors are as in :class:`VRELBO` of order 0. The cost
-    is that of one :class:`IWELBO` step, and K x B numbers per unit.
+    neither sum is quite a bound. Near b = 1 the weights degenerate if the guide is far from the
+    posterior. Independent data and subsampling are as in :class:`VRELBO` of order 0.
 
     :param int num_partitions: number of intervals B. The points are 0, and B points from
         ``beta_min`` to 1 at equal distances in the logarithm; for B = 1 they are 0 and 1.
@@ -64,8 +59,8 @@ class ThermodynamicELBO(Objective):
     :param str bound: ``"lower"`` or ``"upper"``.
     :param str gradient: ``"covariance"`` or ``"pathwise"``.
 
-    **Reference:** *The thermodynamic variational objective*, Vaden Masrani, Tuan Anh Le, Frank
-    Wood, NeurIPS 2019 (eqs. 7-9; its covariance gradient estimator, Section 4).
+    **Reference:** *The thermodynamic variational objective*, Vaden Masrani et al., NeurIPS 2019
+    (eqs. 7-9; its covariance gradient estimator, Section 4).
 
     .. doctest::
 
@@ -159,7 +154,7 @@ def _temper(lw: Array, b: Array) -> tuple[Array, Array, Array]:
 
 def _partition(num_partitions: int, beta_min: float) -> np.ndarray:
     num_partitions = check_count("num_partitions", num_partitions)
-    if isinstance(beta_min, str) or not 0 < beta_min < 1:
+    if not 0 < beta_min < 1:
         raise ValueError(f"beta_min is {beta_min!r}; it must be a number between 0 and 1.")
     if num_partitions == 1:
         return np.array([0.0, 1.0])
@@ -168,10 +163,6 @@ def _partition(num_partitions: int, beta_min: float) -> np.ndarray:
 
 def _checked(betas: Any) -> np.ndarray:
     points = np.asarray(betas, float)
-    if points.ndim != 1 or len(points) < 2 or points[0] != 0 or points[-1] != 1:
-        raise ValueError(
-            f"betas is {betas!r}; it must be a sequence that starts at 0 and ends at 1."
-        )
-    if not np.all(np.diff(points) > 0):
-        raise ValueError(f"betas is {betas!r}; it must increase from each point to the next.")
+    if points.ndim != 1 or [*points[:1], *points[-1:]] != [0, 1] or np.any(np.diff(points) <= 0):
+        raise ValueError(f"betas is {betas!r}; it must be a sequence that increases from 0 to 1.")
     return points

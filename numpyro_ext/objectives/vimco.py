@@ -8,8 +8,17 @@ import numpy as np
 
 from numpyro_ext._checks import check_choice, check_several
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext.objectives.annealing import Order, alpha_at, check_alpha, refuse_count
-from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
+from numpyro_ext.objectives.base import (
+    Draws,
+    MapT,
+    Objective,
+    Order,
+    Particle,
+    State,
+    alpha_at,
+    check_alpha,
+    refuse_count,
+)
 from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 
 
@@ -34,8 +43,7 @@ class VIMCO(Objective):
         \text{ replaced by }
         \frac{1}{K - 1} \sum_{k \ne j} lw_k.
 
-    Both are unbiased for the gradient of the K-particle bound. That bound itself lies between the
-    ELBO and the Renyi bound, as it does for :class:`VRELBO`. If every site is reparameterised the
+    Both are unbiased for the gradient of the K-particle bound. If every site is reparameterised the
     loss is ``VRELBO(alpha, K)`` with its standard gradient, and that class is cheaper.
 
     **When it fails.** The score term is noisy, the more so the more discrete sites share one bound.
@@ -43,18 +51,15 @@ class VIMCO(Objective):
     its own baseline, which removes most of the noise; so put local sites into plates in the guide
     too.
 
-    **Which order.** A guide that can be the posterior is it at the optimum of every order. But near
-    there the bound of order 0 is K times flatter than the ELBO: its gradient falls as :math:`1/K`,
-    and the noise of it as :math:`1/\sqrt K`. For a fair coin that is given 0.37, the gradient is
-    0.21, 0.09 and 0.04 of its standard deviation with 2, 10 and 50 particles; at order 1 it is
-    0.39, 0.93 and 2.1. So if a posterior is what you want, take ``alpha=1``. Order 0 is for the
-    parameters of a model, whose bound it makes tighter, and takes a falling rate and more steps.
+    **Which order.** Near the posterior the bound of order 0 is K times flatter than the ELBO: its
+    gradient falls as :math:`1/K`, and the noise of it as :math:`1/\sqrt K`. So if a posterior is
+    what you want, take ``alpha=1``. Order 0 is for the parameters of a model, whose bound it makes
+    tighter.
 
     **Convention.** ``alpha`` is Renyi's order as in :class:`VRELBO`: 0 is the paper's bound, 1 the
     ELBO (the baseline is then the mean of the other particles).
 
-    Subsampling and its errors are as in :class:`VRELBO`. A step takes one forward and one backward
-    pass of K particles; the baselines take K x K numbers per unit.
+    Subsampling and its errors are as in :class:`VRELBO`.
 
     :param alpha: order, a finite number, a traced scalar, or a callable of the step (with
         :func:`count_steps` around the guide).

@@ -8,7 +8,7 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import optax
 
-from numpyro_ext._checks import check_nonnegative, check_positive
+from numpyro_ext._checks import check_nonnegative, check_positive, check_share
 
 
 class HeavyBallState(NamedTuple):
@@ -71,16 +71,12 @@ def po(
         1.91
     """
     check_learning_rate(learning_rate)
-    check_nonnegative("decay", decay)
-    if not isinstance(decay, Tracer) and decay >= 1:
-        raise ValueError(f"decay is {decay!r}; it must be in [0, 1), or the momentum never fades.")
+    check_share("decay", decay)
     check_nonnegative("noise", noise)
     check_nonnegative("noise_decay", noise_decay)
     noisy = isinstance(noise, Tracer) or noise > 0
     if noisy and rng_key is None:
-        raise ValueError(
-            f"noise is {noise!r} and rng_key is None; give a random key, or leave the noise at 0."
-        )
+        raise ValueError(f"noise is {noise!r} and rng_key is None; give a random key.")
 
     def init(params: Any) -> HeavyBallState:
         return HeavyBallState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))

@@ -61,10 +61,6 @@ def mean_field_optimiser(
     """A rule for the means and precisions of a mean-field normal, as an optax transformation.
 
     :param start: ``(name, mean, precision) -> kept``, what the rule keeps from step to step.
-    :param rule: the step.
-    :param scale_transform: from the leaf of a scale to the standard deviation; None for softplus,
-        which the guides have by default.
-    :param other: optimiser of all other leaves; None for ``optax.adam(1e-3)``.
     """
     to_sd: Any = SoftplusTransform() if scale_transform is None else scale_transform
     rest = optax.adam(1e-3) if other is None else other
@@ -76,8 +72,6 @@ def mean_field_optimiser(
         return MeanFieldState(zero, zero, normals, rest.init(others))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MeanFieldState]:
-        if params is None:
-            raise ValueError("this optimiser needs the parameters: call update with params.")
         names, others = pairs_of(params)
         steps, normals, num_rejected = {}, {}, state.num_rejected
         for name in names:
@@ -110,9 +104,8 @@ def pairs_of(params: Any) -> tuple[list[str], dict[str, Any]]:
     if not names:
         have = sorted(params) if isinstance(params, dict) else type(params).__name__
         raise ValueError(
-            "there is no mean-field normal among the parameters, that is no pair of leaves <x>_loc"
-            f" and <x>_scale of one shape: there are {have}. Use AutoNormal or AutoDiagonalNormal,"
-            " or another optimiser."
+            "no leaves <x>_loc and <x>_scale of one shape are among the parameters"
+            f" {have}; use AutoNormal or AutoDiagonalNormal, or another optimiser."
         )
     taken = {*names, *(scale_of(n) for n in names)}
     return names, {name: leaf for name, leaf in params.items() if name not in taken}

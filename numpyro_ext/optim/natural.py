@@ -81,20 +81,13 @@ def natural_gradient(
     if not callable(step_size):
         check_positive("step_size", step_size)
         if not isinstance(step_size, Tracer) and float(step_size) > 1:  # type: ignore[arg-type]
-            raise ValueError(
-                f"step_size is {step_size!r}; it must be in (0, 1], where 1 is the exact update of"
-                " a conjugate term."
-            )
-    if domain is not None and not callable(domain):
-        raise TypeError(f"domain is {domain!r}; it must be a function of the parameters, or None.")
+            raise ValueError(f"step_size is {step_size!r}; it must be in (0, 1].")
 
     def init(params: Any) -> NaturalGradientState:
         zero = jnp.zeros((), jnp.int32)
         return NaturalGradientState(zero, zero, zero, jnp.zeros(()))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, NaturalGradientState]:
-        if params is None:
-            raise ValueError("natural_gradient needs the parameters: call update with params.")
         rho = jnp.asarray(step_size(state.count) if callable(step_size) else step_size, float)
 
         def inside(scale: Array) -> Array:

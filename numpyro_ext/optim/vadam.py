@@ -1,7 +1,7 @@
 """Adam whose moving squares are a mean-field normal (Khan et al., 2018)."""
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jax import Array
 from jax.core import Tracer
@@ -97,29 +97,22 @@ def vadam(
     check_choice("squares", squares, ("loc", "scale"))
     check_share("b1", b1)
     check_share("b2", b2)
-    for lam in prior_precision.values() if isinstance(prior_precision, Mapping) else ():
+    precisions: Any = prior_precision
+    by_name = isinstance(precisions, Mapping)
+    for lam in precisions.values() if by_name else [precisions]:
         if not isinstance(lam, Tracer) and not bool(jnp.all(jnp.asarray(lam) > 0)):
-            raise ValueError(f"prior_precision has {lam!r}; precisions must be positive.")
-    if not isinstance(prior_precision, Mapping):
-        check_positive("prior_precision", prior_precision)
+            raise ValueError(f"prior_precision is {lam!r}; precisions must be positive.")
 
     def prior_of(name: str) -> Array:
-        if not isinstance(prior_precision, Mapping):
-            return jnp.asarray(prior_precision)
-        if name not in prior_precision:
-            raise ValueError(
-                f"prior_precision has no '{name}', only {sorted(prior_precision)}; give one for"
-                " each mean."
-            )
-        return jnp.asarray(prior_precision[name])
+        return jnp.asarray(precisions[name] if by_name else precisions)
 
     def start(name: str, mean: Array, precision: Array) -> Moments:
         square = (precision - prior_of(name)) / num_data
         # The scale that is the prior's may come back from its leaf a rounding error too wide.
         if not isinstance(square, Tracer) and bool(jnp.any(square * num_data < -1e-4 * precision)):
             raise ValueError(
-                f"'{name}' starts wider than its prior, which leaves no precision for the data;"
-                " use init_scale <= 1 / sqrt(prior_precision) in the guide."
+                f"'{name}' starts wider than its prior; use init_scale <= 1 / sqrt(prior_precision)"
+                " in the guide."
             )
         return Moments(jnp.zeros_like(mean), jnp.maximum(square, 0))
 

@@ -73,7 +73,7 @@ def wag(learning_rate: optax.ScalarOrSchedule, alpha: float = 3.5) -> optax.Grad
     check_learning_rate(learning_rate)
     check_positive("alpha", alpha)
     if not isinstance(alpha, Tracer) and alpha < 1:
-        raise ValueError(f"alpha is {alpha!r}; it must be at least 1, and 3.5 is a good start.")
+        raise ValueError(f"alpha is {alpha!r}; it must be at least 1.")
 
     def coefficients(k: Array, eps: Array) -> tuple[Array, Array]:
         return (k + alpha - 2) / k, (k - 1) / k
@@ -136,10 +136,7 @@ def wnes(
         check_positive("mu", mu)
         first: Any = learning_rate(0) if callable(learning_rate) else learning_rate
         if not isinstance(mu, Tracer) and not isinstance(first, Tracer) and mu * first > 1 + 1e-6:
-            raise ValueError(
-                f"mu is {mu} and learning_rate is {first}; their product must be at most 1, so use"
-                " a smaller mu, or None."
-            )
+            raise ValueError(f"mu {mu} times learning_rate {first} is above 1; use a smaller mu.")
 
     def coefficients(k: Array, eps: Array) -> tuple[Array, Array]:
         if mu is None:

@@ -23,7 +23,6 @@ from numpyro_ext._checks import (
     check_count,
     check_positive,
     check_several,
-    of_an_object,
     summary,
 )
 from numpyro_ext._model.checks import read_global
@@ -307,7 +306,6 @@ class ParticleField(ELBO, ABC):
         compared = self.proxy.check_data(model, args, kwargs, once=not fresh)
         return self.proxy.of_potential(type(self).__name__, potential, compare=not compared)
 
-    @of_an_object
     def loss_with_mutable_state(
         self,
         rng_key: Array,
@@ -339,8 +337,6 @@ class ParticleField(ELBO, ABC):
         loss, _ = finite_step(loss_and_state, param_map)
         mutable_state = {counter: step + 1} if counter in param_map else None
         return {"loss": loss, "mutable_state": mutable_state}
-
-    loss = of_an_object(ELBO.loss)
 
     def _loss(
         self,

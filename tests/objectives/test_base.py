@@ -1,7 +1,6 @@
 """The base of all objectives: draws, units, mutable state, memory, and what it refuses."""
 
 from functools import partial
-import inspect
 import warnings
 
 import jax
@@ -21,17 +20,11 @@ from numpyro_ext._model.handlers import seed_plates
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.objectives import (
     IWELBO,
-    VIMCO,
     VRELBO,
     BBAlphaELBO,
-    ChiUpperBound,
-    FDivergence,
     NestedVRELBO,
     Objective,
     ThermodynamicELBO,
-    count_steps,
-    log_weights,
-    minibatch_kl_weights,
 )
 from numpyro_ext.objectives.base import Draws
 from tests.objectives.compare import assert_refuses, assert_same
@@ -69,29 +62,12 @@ def test_documented_draws():
     assert not np.any(np.all(taken == random.key_data(draws.extra_key), -1))
 
 
-@pytest.mark.filterwarnings("ignore:.*takes the noise of a minibatch")
-def test_one_minibatch_for_all_particles_although_the_guide_has_no_plate():
-    def model(x):
-        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-        with numpyro.plate("data", 100, subsample_size=3) as index:
-            numpyro.deterministic("index", index)
-            numpyro.sample("x", dist.Normal(z, 1.0), obs=x[index])
-
-    draws = draws_of(VRELBO(), {"m": 0.0, "s": 1.0}, model, normal_guide, jnp.arange(100.0))
-    batches = [
-        draws.model_trace(key, draws.guide_trace(key))["data"]["value"].tolist()
-        for key in draws.keys[:3]
-    ]
-    assert batches[0] == batches[1] == batches[2]
-
-
-@pytest.mark.slow
 def test_the_noise_of_a_minibatch_under_global_latents_is_warned_of():
     """Where it widens the guide; not in the linear orders, per datum, nor with all rows."""
     params = {"b": 0.7, "m": 0.2, "s": 0.8}
 
     def evaluate(objective, batch):
-        objective.loss(random.key(0), params, global_model, normal_guide, X_LOCAL, batch)
+        shape_of(objective, global_model, normal_guide, X_LOCAL, batch, params=params)
 
     for objective in (VRELBO(0.5, 3), IWELBO(3), ThermodynamicELBO(3)):
         name = type(objective).__name__
@@ -160,52 +136,22 @@ def test_plates_at_other_dimensions_in_the_guide():
     )
 
 
-def test_score_of_the_sites_without_reparameterisation():
-    def model():
-        with numpyro.plate("data", 3):
-            k = numpyro.sample("k", dist.Bernoulli(0.3))
-            numpyro.sample("z", dist.Normal(1.0 * k, 1.0))
-
-    def guide():
-        with numpyro.plate("data", 3):
-            k = numpyro.sample("k", dist.Bernoulli(jnp.array([0.2, 0.5, 0.9])))
-            numpyro.sample("z", dist.Normal(0.5 * k, 1.0))
-
-    draws = draws_of(VIMCO(), {}, model, guide)
-    particle = draws.particle(draws.keys[0])
-    assert draws.layout.not_reparameterized == ("k",)
-    exact = dist.Bernoulli(jnp.array([0.2, 0.5, 0.9])).log_prob(particle.values["k"])
-    np.testing.assert_allclose(particle.log_q_of(["k"]), exact, rtol=1e-6)
-
-
-def test_some_values_given_and_the_rest_drawn():
-    """What a nested bound needs: global values kept, local ones redrawn with inner keys."""
-    draws = draws_of(BBAlphaELBO(), {"c": 0.4}, mixed_model, mixed_guide)
-    first = draws.particle(draws.keys[0])
-    other = draws.particle(draws.keys[1], values={"w": first.values["w"]})
-    assert other.values["w"] == first.values["w"]
-    assert jnp.all(other.values["z"] != first.values["z"])
-    np.testing.assert_allclose(other.log_q_global, first.log_q_global)
-
-
-@pytest.mark.slow
 def test_vectorization_does_not_change_the_draws():
     """jax.pmap is NumPyro's example of a callable; the tests have two devices."""
     ways = (True, False, jax.pmap)
-    losses = [VRELBO(0.5, 2, gradient="dreg", vectorize_particles=way) for way in ways]
+    losses = [VRELBO(0.5, 2, vectorize_particles=way) for way in ways]
     first, *others = value_and_grad(losses, LOCAL_PARAMS, local_model, local_guide, X_LOCAL, 2)
     for other in others:
         assert_same(other, first, 5e-5)
 
 
-@pytest.mark.parametrize(("family", "times"), [(dist.Normal, 1), (dist.LogNormal, 2)])
-def test_a_draw_is_not_computed_in_each_sum_that_reads_it(family, times):
+def test_a_draw_is_not_computed_in_each_sum_that_reads_it():
     def model():
-        numpyro.sample("z", family(jnp.zeros(7), 1.0).to_event(1))
+        numpyro.sample("z", dist.Normal(jnp.zeros(7), 1.0).to_event(1))
 
     def guide():
         loc = numpyro.param("loc", jnp.zeros(7))
-        numpyro.sample("z", family(loc, 2.0).to_event(1))
+        numpyro.sample("z", dist.Normal(loc, 2.0).to_event(1))
 
     def operations(fn, *args):
         text = jax.jit(fn).lower(*args).compile().as_text()
@@ -214,44 +160,11 @@ def test_a_draw_is_not_computed_in_each_sum_that_reads_it(family, times):
     key = random.key(0)
     once = operations(lambda key: random.normal(key, (5, 7)), key)
     loss = jax.value_and_grad(lambda loc: VRELBO(0.0, 5).loss(key, {"loc": loc}, model, guide))
-    assert 0 < operations(loss, jnp.zeros(7)) <= (times + 0.2) * once  # otherwise 3.9 times
+    assert 0 < operations(loss, jnp.zeros(7)) <= 1.2 * once  # otherwise 3.9 times
 
 
-def test_pmap_of_draws_inside_draws():
-    loss = NestedVRELBO(0.0, 2, num_inner=2, vectorize_particles=jax.pmap)
-    assert shape_of(loss, mixed_model, mixed_guide, params={}).shape == ()
-
-
-@pytest.mark.slow
-def test_full_minibatch_is_the_full_data(tol):
-    x = X_LOCAL
-    for loss in (VRELBO(0.5, 3), BBAlphaELBO(0.5, 3)):
-        full, mini = jax.jit(
-            lambda loss=loss: [
-                loss.loss(random.key(0), {"c": 0.4}, mixed_model, mixed_guide, x, m)
-                for m in (None, 6)
-            ]
-        )()
-        np.testing.assert_allclose(full, mini, rtol=tol(1e-6, 1e-13))
-
-
-@pytest.mark.slow
-def test_independent_bounds_are_unbiased_in_the_minibatch():
-    keys = random.split(random.key(0), 3000)
-
-    def values(key):
-        loss = VRELBO(-0.5, 3)
-        return [
-            loss.loss(key, LOCAL_PARAMS, local_model, local_guide, X_LOCAL, m) for m in (None, 2)
-        ]
-
-    full, mini = jax.jit(jax.vmap(values))(keys)
-    error = float(np.sqrt((full.var() + mini.var()) / len(keys)))
-    assert abs(full.mean() - mini.mean()) < 4 * error
-
-
-@pytest.mark.parametrize("num_particles", [4, 256])
-def test_memory_of_a_gradient_does_not_grow_with_the_particles(num_particles):
+def test_memory_of_a_gradient_does_not_grow_with_the_particles():
+    num_particles = 256
     weight = jnp.ones((64, 64)) / 64
 
     def model():
@@ -298,12 +211,7 @@ def counting_guide(x):
 def test_upstream_drops_mutable_state_of_many_particles():
     x = jnp.array([1.0, 2.0])
     states = []
-    for num_particles, gradient, progress_bar in (
-        (1, "standard", False),
-        (3, "standard", True),
-        (3, "single", False),
-        (3, "dreg", False),
-    ):
+    for num_particles, gradient, progress_bar in ((1, "standard", False), (3, "dreg", True)):
         loss = VRELBO(0.5, num_particles, gradient=gradient)
         svi = SVI(counting_model, counting_guide, optax.adam(0.1), loss)
         start = svi.init(random.key(0), x)
@@ -321,12 +229,6 @@ def test_upstream_drops_mutable_state_of_many_particles():
         assert state["seen"]["count"] == 1 + 4
         assert state["last"]["z"] == 1 + 4
         np.testing.assert_allclose(state["seen"]["mean"], (1 - 0.9**5) * x, rtol=1e-5)
-
-
-def test_no_mutable_state_is_none():
-    fn = VRELBO().loss_with_mutable_state
-    result = jax.eval_shape(lambda: fn(random.key(0), LOCAL_PARAMS, local_model, local_guide))
-    assert result["mutable_state"] is None
 
 
 # An objective of one's own.
@@ -386,58 +288,7 @@ def test_what_is_declared_is_refused_before_anything_is_drawn():
             shape_of(loss, local_model, guide, X_LOCAL, 2, params=LOCAL_PARAMS)
 
 
-def test_an_auto_guide_that_was_never_called():
-    """Its own reading of the model is no part of the trace, whatever the loss is called in."""
-
-    def model(x):
-        z = numpyro.sample("z", dist.HalfNormal(1.0))
-        numpyro.sample("x", dist.Normal(z, 1.0), obs=x)
-
-    loss = VRELBO(0.5, 3)
-    for guide in (AutoNormal(model), count_steps(AutoNormal(model))):
-        traced = jax.jit(lambda key, g=guide: loss.loss(key, {}, model, g, 1.0))(random.key(0))
-        np.testing.assert_allclose(
-            loss.loss(random.key(0), {}, model, guide, 1.0), traced, rtol=1e-5
-        )
-
-
 # Bad input.
-
-
-MEMBERS = (
-    VRELBO,
-    IWELBO,
-    BBAlphaELBO,
-    NestedVRELBO,
-    VIMCO,
-    ChiUpperBound,
-    FDivergence,
-    ThermodynamicELBO,
-    ExpectedLogJoint,
-)
-
-
-def test_unknown_arguments_are_reported_by_the_class_and_known_ones_are_shown():
-    for member in MEMBERS:
-        for option in ("sum_site", "num_particle"):
-            if member is not ExpectedLogJoint:  # it inherits __init__
-                words = rf"{member.__name__}.__init__\(\) got an unexpected .*'{option}'"
-                with pytest.raises(TypeError, match=words):
-                    member(**{option: True})
-        shown = inspect.signature(member).parameters
-        assert {"num_particles", "vectorize_particles"} <= set(shown)
-
-
-def test_counts_may_be_integers_of_numpy():
-    for member in MEMBERS:
-        loss = member(num_particles=np.int64(3))
-        assert type(loss.num_particles) is int
-    assert NestedVRELBO(num_inner=np.int32(3)).num_inner == 3
-    assert len(ThermodynamicELBO(np.int64(3)).betas) == 4
-    assert minibatch_kl_weights(np.int64(2)).shape == (2,)
-    weights = partial(log_weights, random.key(0), {}, mixed_model, mixed_guide)
-    shape = jax.eval_shape(lambda: weights(num_samples=np.int64(4), batch_size=np.int64(2)))
-    assert shape.shape == (4,)
 
 
 def shape_of(objective, model, guide, *args, params=None):
@@ -489,11 +340,6 @@ def test_a_model_may_leave_the_value_of_a_parameter_to_the_guide():
         svi.evaluate(svi.init(random.key(0), x), x.at[1].set(jnp.nan))
 
 
-def test_subsample_larger_than_its_plate():
-    with pytest.raises(ValueError, match="plate 'data' has subsample_size 9 but only 6 rows"):
-        shape_of(VRELBO(), local_model, local_guide, X_LOCAL, 9, params=LOCAL_PARAMS)
-
-
 def test_guide_that_leaves_the_subsampled_plate():
     def guide(x, batch):
         for name in ("u", "z"):
@@ -505,14 +351,7 @@ def test_guide_that_leaves_the_subsampled_plate():
         shape_of(VRELBO(1.0), local_model, guide, X_LOCAL, 2, params=LOCAL_PARAMS)
 
 
-@pytest.mark.parametrize(
-    ("plate", "sentence"),
-    [
-        ((50, None), "'data' has 200 rows in the model but 50 rows in the guide"),
-        ((200, 50), "'data' has 200 rows in the model but 50 of 200 rows in the guide"),
-    ],
-)
-def test_guide_plate_of_another_size(plate, sentence):
+def test_guide_plate_of_another_size():
     """Otherwise the model would take the guide's rows, and drop 150 without a word."""
 
     def model(x):
@@ -521,16 +360,15 @@ def test_guide_plate_of_another_size(plate, sentence):
             numpyro.sample("x", dist.Normal(w, 1.0), obs=numpyro.subsample(x, event_dim=0))
 
     def guide(x):
-        with numpyro.plate("data", *plate):
+        with numpyro.plate("data", 200, 50):
             numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
         numpyro.sample("w", dist.Normal(numpyro.param("m", 0.0), 1.0))
 
-    for loss in (VRELBO(), BBAlphaELBO()):
-        assert_refuses(sentence, loss, {}, model, guide, jnp.arange(200.0))
+    sentence = "'data' has 200 rows in the model but 50 of 200 rows in the guide"
+    assert_refuses(sentence, VRELBO(), {}, model, guide, jnp.arange(200.0))
 
 
-@pytest.mark.parametrize("loss", [VRELBO(), BBAlphaELBO()])
-def test_minibatch_inside_scan(loss):
+def test_minibatch_inside_scan():
     def model(x):
         z = numpyro.sample("z", dist.Normal(0.0, 1.0))
 
@@ -542,19 +380,30 @@ def test_minibatch_inside_scan(loss):
         scan(body, 0.0, x)
 
     sentence = "plate 'data' takes a minibatch of 2 of 4 rows inside scan"
-    assert_refuses(sentence, loss, {}, model, normal_guide, jnp.ones((3, 4)))
+    assert_refuses(sentence, VRELBO(), {}, model, normal_guide, jnp.ones((3, 4)))
 
 
-def test_only_a_site_with_finitely_many_values_can_be_summed_out():
-    for fn, hint in (
-        (dist.Bernoulli(0.5), "or sum the site out of"),
-        (dist.Poisson(1.0), r"gradient\.(\n|$)"),
-    ):
+def test_a_guide_that_does_not_cover_the_model_and_data_with_nan():
+    def empty(x):
+        pass
 
-        def program(fn=fn):
-            numpyro.sample("k", fn)
+    def model(x):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("x", dist.Normal(0.0, scale), obs=x)
 
-        assert_refuses(f"'k' .*{hint}", VRELBO(), {}, program, program)
+    def guide(x):
+        numpyro.sample("scale", dist.LogNormal(0.0, 0.1))
+
+    def real(x):
+        numpyro.sample("scale", dist.Normal(1.0, 0.1))
+
+    x = jnp.array([1.0, 2.0])
+    for loss in (VRELBO(), BBAlphaELBO()):
+        assert_refuses("the model has no sample site", loss, {}, empty, empty, x)
+        assert_refuses("'scale' .*missing in the guide", loss, {}, model, empty, x)
+        assert_refuses("'scale' has the support positive", loss, {}, model, real, x)
+        assert_refuses("'x' have 1 NaN", loss, {}, model, guide, x.at[0].set(jnp.nan))
 
 
 def semi_dais():

@@ -21,6 +21,7 @@ from numpyro_ext.objectives import (
     VIMCO,
     VRELBO,
     AmortizedMCMC,
+    AuxiliaryELBO,
     BBAlphaELBO,
     ChiUpperBound,
     CurvatureELBO,
@@ -33,6 +34,7 @@ from numpyro_ext.objectives import (
     NestedVRELBO,
     PosteriorRegularizedELBO,
     SteinDiscrepancy,
+    TailAdaptive,
     ThermodynamicELBO,
 )
 from numpyro_ext.scores import LogisticRatio
@@ -68,6 +70,7 @@ OBJECTIVES = {
     ),
     "CurvatureELBO": lambda **kwargs: CurvatureELBO("fisher", 3, **kwargs),
 }
+WITHOUT_UNITS = {"CurvatureELBO", "MixtureELBO"}
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
 TRACES = []
 
@@ -165,6 +168,95 @@ def test_pickled_objectives_are_finite_unless_the_model_is_not():
 
     assert jnp.all(jnp.isfinite(values(False)))
     assert jnp.all(jnp.isnan(values(True)))
+
+
+def rows_of(size):
+    """A model of which a minibatch has the same three rows for every size, and its guides."""
+    x = jnp.array([0.5, -1.0, 2.0])
+
+    def rows():
+        return numpyro.plate("data", size, subsample_size=3)
+
+    def model():
+        with rows():
+            z = numpyro.sample("z", dist.Normal(0.3, 1.0))
+            numpyro.deterministic("ratio", 2.0 * z)
+            numpyro.sample("x", dist.Normal(z, 0.8), obs=x)
+
+    def guide():
+        with rows():
+            numpyro.sample("z", dist.Normal(numpyro.param("m", 0.5) * x, 0.4))
+
+    def by_noise(site=lambda loc: Implicit(loc)):
+        with rows():
+            e = numpyro.sample("e", dist.Normal(), infer={"is_auxiliary": True})
+            numpyro.sample("z", site(numpyro.param("m", 0.5) * x + 0.4 * e))
+
+    class WithReverse:
+        def __call__(self):
+            by_noise(lambda loc: dist.Normal(loc, 0.3))
+
+        def reverse_log_prob(self, params, aux, latents):
+            return dist.Normal(latents["z"], 0.7).log_prob(aux["e"])
+
+    return model, {"ImplicitELBO": by_noise, "AuxiliaryELBO": WithReverse()}, guide
+
+
+def test_three_rows_of_six_have_twice_the_loss_and_the_gradient_of_three():
+    """If plates enclose every site, and the same is drawn."""
+    makers = {**OBJECTIVES, "AuxiliaryELBO": lambda: AuxiliaryELBO(3)}
+    losses = {name: make() for name, make in makers.items() if name not in WITHOUT_UNITS}
+
+    def values(m, size):
+        model, guides, guide = rows_of(size)
+        return [
+            loss.loss(random.key(2), {"m": m}, model, guides.get(name, guide))
+            for name, loss in losses.items()
+        ]
+
+    both = jax.jit(lambda m: [(values(m, n), jax.jacrev(values)(m, n)) for n in (3, 6)])
+    (three, of_three), (six, of_six) = np.array(both(0.5))
+    np.testing.assert_allclose(six, 2 * three, rtol=1e-5)
+    np.testing.assert_allclose(of_six, 2 * of_three, rtol=1e-4)
+
+
+FINITE_BY_HALF = {
+    **{VRELBO(0.5, 20, gradient=g): True for g in ("standard", "single", "stl", "dreg")},
+    ChiUpperBound(2.0, 20): True,
+    FDivergence("chi2", 20): True,
+    FDivergence("kl_qp", 20): False,
+    FDivergence(TailAdaptive(), 20): False,
+    ThermodynamicELBO(2, 20): False,
+    ThermodynamicELBO(2, 20, gradient="pathwise"): False,
+    ThermodynamicELBO(2, 20, bound="upper"): True,
+    ThermodynamicELBO(2, 20, bound="upper", gradient="pathwise"): True,
+}
+
+
+@pytest.mark.filterwarnings("ignore:the loss is NaN")
+def test_weights_of_minus_infinity_leave_finite_gradients():
+    """Half of the weights, all of them, and a model that is not a number."""
+
+    def values(m, threshold, otherwise):
+        def model():
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+            numpyro.factor("half", jnp.where(z > threshold, 0.0, otherwise))
+
+        def guide():
+            numpyro.sample("z", dist.Normal(numpyro.param("m", 0.1), 1.0))
+
+        return jnp.stack(
+            [loss.loss(random.key(0), {"m": m}, model, guide) for loss in FINITE_BY_HALF]
+        )
+
+    def both(*setting):
+        return values(0.1, *setting), jax.jacrev(values)(0.1, *setting)
+
+    settings = jnp.array([0.0, jnp.inf, 0.0]), jnp.array([-jnp.inf, -jnp.inf, jnp.nan])
+    (half, none, wrong), gradients = jax.jit(jax.vmap(both))(*settings)
+    assert np.isfinite(half).tolist() == list(FINITE_BY_HALF.values())
+    assert np.all(none == np.inf) and np.all(np.isnan(wrong))
+    assert np.all(np.isfinite(gradients[:2]))
 
 
 def test_auto_guide_and_predictive():

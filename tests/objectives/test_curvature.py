@@ -5,7 +5,7 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from numpyro.contrib.module import random_flax_module, random_nnx_module
+from numpyro.contrib.module import random_nnx_module
 import numpyro.distributions as dist
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
@@ -13,7 +13,8 @@ import optax
 import pytest
 
 from numpyro_ext.objectives import VRELBO, CurvatureELBO
-from numpyro_ext.optim import ivon, vadam, von
+from numpyro_ext.optim import ivon, vadam
+from tests.objectives.compare import assert_refuses
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +75,6 @@ EXPECTED = {
 @pytest.mark.parametrize("curvature", EXPECTED)
 def test_the_mean_of_both_gradients_is_that_of_the_closed_form(curvature, guide):
     """Within four Monte Carlo errors of 2,000 draws, which the antithetic mean does not have."""
-    loss = CurvatureELBO(curvature, 2000)
     each = jax.jit(jax.vmap(lambda key: of_both(CurvatureELBO(curvature), guide, key)))
     G, C = (np.asarray(a, float) for a in each(random.split(random.key(0), 2000)))
     exact_G = LAM * MEAN - TAU * X.T @ (Y - X @ MEAN)
@@ -82,28 +82,22 @@ def test_the_mean_of_both_gradients_is_that_of_the_closed_form(curvature, guide)
     for found, exact in ((G, exact_G), (C, exact_C)):
         error = found.std(0) / len(found) ** 0.5
         assert np.all(np.abs(found.mean(0) - exact) <= 4 * error + 1e-4 * (1 + np.abs(exact)))
-    together = of_both(loss, guide, random.key(1))[1]
-    assert np.all(np.abs(together - exact_C) <= 5 * error + 1e-4 * (1 + np.abs(exact_C)))
 
 
-@pytest.mark.parametrize("curvature", ["fisher", "empirical_fisher", "hessian"])
-def test_a_minibatch_is_scaled_to_all_rows(curvature, guide):
+def test_a_minibatch_is_scaled_to_all_rows(guide):
+    curvature = "empirical_fisher"
     each = jax.jit(jax.vmap(lambda key: of_both(CurvatureELBO(curvature), guide, key, batch=4)))
     C = np.asarray(each(random.split(random.key(0), 4000))[1], float)
     exact = EXPECTED[curvature] + LAM - SD**-2
     assert np.all(np.abs(C.mean(0) - exact) <= 4 * C.std(0) / len(C) ** 0.5)
 
 
-@pytest.mark.parametrize("batch", [None, 5])
-def test_rows_alone_blocks_and_passes_over_the_minibatch_agree(batch, guide):
-    key = random.key(0)
+def test_rows_alone_blocks_and_passes_over_the_minibatch_agree(guide):
+    key, batch = random.key(0), 5
     alone = of_both(CurvatureELBO("gauss_newton", 2), guide, key, batch)
     blocks = of_both(CurvatureELBO("empirical_fisher", 2, block_size=2), guide, key, batch)
     whole = of_both(CurvatureELBO("empirical_fisher", 2), guide, key, batch, inside=False)
-    one = of_both(
-        CurvatureELBO("empirical_fisher", 2, vectorize_particles=False), guide, key, batch
-    )
-    for other in (blocks, whole, one):
+    for other in (blocks, whole):
         for a, b in zip(alone, other, strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-3)
 
@@ -114,7 +108,7 @@ def scaled(x, y, scale):
         numpyro.sample("y", dist.Normal(x[idx] @ w, NOISE), obs=y[idx])
 
 
-@pytest.mark.parametrize("curvature", EXPECTED)
+@pytest.mark.parametrize("curvature", ["fisher", "squared_gradient"])
 def test_rows_that_count_twice_have_the_curvature_of_two_rows(curvature, guide):
     """With the labels of "fisher" drawn for each row, within four errors of 500 draws."""
     twice = tuple(jnp.concatenate([x, x]) for x in DATA)
@@ -155,11 +149,9 @@ def test_a_scale_around_the_guide_is_that_of_its_entropy(guide):
 @pytest.mark.x64
 def test_value_is_that_of_the_elbo_at_the_same_draws(guide):
     args = random.key(3), PARAMS, model, guide, *DATA, 4
-    elbo = VRELBO(1.0, 3).loss(*args)
-    for curvature in EXPECTED:
-        assert float(CurvatureELBO(curvature, 3).loss(*args)) == pytest.approx(
-            float(elbo), rel=1e-5
-        )
+    losses = [VRELBO(1.0, 3), *(CurvatureELBO(curvature, 3) for curvature in EXPECTED)]
+    elbo, *values = jax.jit(lambda: [loss.loss(*args) for loss in losses])()
+    np.testing.assert_allclose(values, elbo, rtol=1e-5)
 
 
 def hierarchy(y):
@@ -202,35 +194,6 @@ def test_the_hessian_is_exact_and_signs_are_unbiased_where_the_prior_does_not_fa
     assert np.all(np.abs(found.mean(0) - fisher - of_prior) < 4 * error + 0.3)
 
 
-def test_one_step_of_von_with_the_hessian_has_the_precision_of_the_best_mean_field_normal():
-    guide = AutoNormal(model, init_scale=0.05)
-    svi = SVI(model, guide, von(1.0, retraction=False), CurvatureELBO("hessian"))
-    state, _ = jax.jit(svi.update)(svi.init(random.key(0), *DATA), *DATA)
-    precision = svi.get_params(state)["w_auto_scale"] ** -2
-    np.testing.assert_allclose(precision, TAU * (X**2).sum(0) + LAM, rtol=1e-3)
-
-
-@pytest.mark.parametrize("curvature", ["fisher", "reparam", "empirical_fisher"])
-def test_a_fit_ends_at_its_law(curvature):
-    """fisher and reparam at the best mean-field normal, empirical_fisher where its precision is
-    that of the prior and E_q of the squares at this normal."""
-    guide = AutoNormal(model, init_scale=0.05)
-    rate = optax.cosine_decay_schedule(0.05, 6000)
-    svi = SVI(model, guide, ivon(rate, precision_rate=0.005), CurvatureELBO(curvature, 4))
-    fit = svi.run(random.key(0), 6000, *DATA, progress_bar=False).params
-    mean, sd = (np.asarray(fit[f"w_auto_{x}"], float) for x in ("loc", "scale"))
-    H = TAU * X.T @ X + np.diag(LAM)
-    best = np.linalg.solve(H, TAU * X.T @ Y)
-    assert np.all(np.abs(mean - best) < 0.3 * np.diagonal(H) ** -0.5)
-    if curvature == "empirical_fisher":
-        second = (Y - X @ mean) ** 2 + X**2 @ sd**2
-        law = TAU**2 * (X**2 * second[:, None]).sum(0) + LAM
-    else:
-        law = np.diagonal(H)
-    # 200 steps of four draws are averaged: 4 % of a precision whose draws scatter by their size.
-    np.testing.assert_allclose(sd**-2, law, rtol=0.2)
-
-
 def test_vadam_by_the_scale_takes_the_mean_of_squares():
     """The square of a step from the same start, of the mean gradient and of its own draws."""
     guide = AutoNormal(model, init_scale=0.3)
@@ -255,16 +218,7 @@ def draw(guide, params, key):
     return np.asarray(seeded(*DATA)["w"])
 
 
-def net_of(kind, x):
-    if kind == "linen":
-        from flax import linen
-
-        class Net(linen.Module):
-            @linen.compact
-            def __call__(self, x):
-                return linen.Dense(1)(linen.tanh(linen.Dense(3)(x)))[..., 0]
-
-        return random_flax_module("nn", Net(), dist.Normal(0, 1), input_shape=(1, D))
+def net_of():
     from flax import nnx
 
     class Layers(nnx.Module):
@@ -277,18 +231,16 @@ def net_of(kind, x):
     return random_nnx_module("nn", Layers(nnx.Rngs(0)), dist.Normal(0, 1))
 
 
-def network(x, y, kind):
-    net = net_of(kind, x)
+def network(x, y):
+    net = net_of()
     noise = numpyro.param("noise", 0.5, constraint=dist.constraints.positive)
     with numpyro.plate("rows", N, subsample_size=4):
         batch = numpyro.subsample(x, event_dim=1)
         numpyro.sample("y", dist.Normal(net(batch), noise), obs=numpyro.subsample(y, event_dim=0))
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["linen", "nnx"])
-def test_networks_train_and_the_models_parameters_have_their_ordinary_gradient(kind):
-    data = jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32), kind
+def test_the_parameters_of_a_model_with_a_network_have_their_ordinary_gradient():
+    data = jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32)
     guide = AutoNormal(network, init_scale=0.02)
     svi = SVI(network, guide, ivon(0.05), CurvatureELBO("fisher", 2))
     static = SVI(network, guide, ivon(0.05), VRELBO(1.0, 2))
@@ -300,12 +252,6 @@ def test_networks_train_and_the_models_parameters_have_their_ordinary_gradient(k
     both = jax.jit(lambda v: [jax.grad(loss, 1)(s, v) for s in (svi, static)])
     ours, theirs = both(params["noise"])
     assert float(ours) == pytest.approx(float(theirs), rel=1e-4)
-    step = jax.jit(lambda state: svi.update(state, *data))
-    for _ in range(3):
-        state, loss = step(state)
-    assert jnp.isfinite(loss)
-    moved = svi.get_params(state)
-    assert not any(jnp.array_equal(moved[n], params[n]) for n in params if n.endswith("_loc"))
 
 
 def correlated(x, y):
@@ -337,11 +283,6 @@ def with_a_factor(x, y):
         numpyro.factor("y", dist.Normal(w, 1.0).log_prob(y[idx]))
 
 
-def without_a_plate(x, y):
-    w = numpyro.sample("w", dist.Normal(0, 1))
-    numpyro.sample("y", dist.Normal(w, 1.0).expand([N]).to_event(1), obs=y)
-
-
 @pytest.mark.parametrize(
     ("program", "make", "curvature", "says"),
     [
@@ -354,19 +295,10 @@ def without_a_plate(x, y):
         (two, lambda _: dependent, "fisher", r"normal of site 'b' of the guide depends on .*a"),
         (local, AutoNormal, "fisher", r"latent sites \['z'\] belong to single rows"),
         (with_a_factor, AutoNormal, "fisher", "numpyro.factor, of which no labels"),
-        (without_a_plate, AutoNormal, "fisher", "no plate encloses all observed sites"),
     ],
 )
 def test_what_it_is_not_made_for_says_so(program, make, curvature, says):
-    svi = SVI(program, make(program), optax.adam(0.01), CurvatureELBO(curvature))
-    with pytest.raises(ValueError, match=says):
-        svi.update(svi.init(random.key(0), *DATA), *DATA)
-
-
-def test_arguments():
-    with pytest.raises(ValueError, match="curvature is 'ggn'"):
-        CurvatureELBO("ggn")
-    with pytest.raises(ValueError, match="block_size"):
-        CurvatureELBO(block_size=0)
-    with pytest.raises(ValueError, match="squares is 'both'"):
-        vadam(0.1, num_data=3, squares="both")
+    guide, loss = make(program), CurvatureELBO(curvature)
+    svi = SVI(program, guide, optax.adam(0.01), loss)
+    params = svi.get_params(svi.init(random.key(0), *DATA))
+    assert_refuses(says, loss, params, program, guide, *DATA)

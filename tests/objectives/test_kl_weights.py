@@ -7,7 +7,6 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
@@ -29,34 +28,6 @@ def test_sum_to_one_without_overflow(num_batches):
         assert weights.shape == (num_batches,)
         np.testing.assert_allclose(weights.sum(), 1, rtol=1e-5)
         assert np.all(np.diff(weights) <= 0)
-
-
-def test_losses_of_an_epoch_sum_to_the_full_loss():
-    x = jnp.array([0.3, -1.0, 2.0, 0.7, 1.1, -0.2]).reshape(3, 2)
-    pi = minibatch_kl_weights(3)
-
-    def model(i):
-        with handlers.scale(scale=1.0 if i is None else 3 * pi[i]):
-            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-        batch = x.reshape(-1) if i is None else x[i]
-        with numpyro.plate("data", 6, subsample_size=len(batch)):
-            numpyro.sample("x", dist.Normal(z, 1.0), obs=batch)
-
-    def guide(i):
-        with handlers.scale(scale=1.0 if i is None else 3 * pi[i]):
-            numpyro.sample("z", dist.Normal(0.2, 0.6))
-
-    full, *batches = (
-        Trace_ELBO().loss(random.key(0), {}, model, guide, i) for i in (None, 0, 1, 2)
-    )
-    np.testing.assert_allclose(sum(batches) / 3, full, rtol=1e-5)
-
-
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="num_batches"):
-        minibatch_kl_weights(0)
-    with pytest.raises(ValueError, match="'geometric', 'uniform'"):
-        minibatch_kl_weights(3, "linear")
 
 
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
@@ -135,22 +106,6 @@ def test_the_parts_are_the_likelihood_and_the_closed_form(tol):
     assert abs(found - mean) < 5 * 0.45 / 100_000**0.5
 
 
-def test_the_optimum_is_the_tempered_posterior():
-    """q is proportional to p(z) p(x | z)^(1 / weight): precision 1 + 4 / weight."""
-    x = jnp.array([1.0, 2.0, 0.5, 1.5])
-
-    def model(x):
-        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-        numpyro.sample("x", dist.Normal(z, 1.0), obs=x)
-
-    guide = AutoNormal(model)
-    svi = SVI(model, guide, optax.adam(0.02), KLWeightedELBO(0.25, TraceMeanField_ELBO(20)))
-    params = svi.run(random.key(6), 1500, x, progress_bar=False).params
-    assert params["z_auto_loc"] == pytest.approx(4 * 5 / 17, abs=0.05)
-    assert params["z_auto_scale"] == pytest.approx(17**-0.5, rel=0.1)
-
-
-@pytest.mark.slow
 def test_a_schedule_and_a_weight_of_the_minibatch_multiply():
     """Three steps without learning, whose losses are on the line through those of 0 and 1."""
     guide, _ = fitted()
@@ -175,18 +130,11 @@ def test_mistakes_of_the_weight_have_one_sentence():
     guide, params = fitted()
     with pytest.raises(ValueError, match="weight is a callable of the step, but the guide does"):
         KLWeightedELBO(lambda i: i).loss(random.key(0), params, normal_model, guide, X)
-    with pytest.raises(ValueError, match=r"weight is -0.1; it must be a non-negative"):
-        KLWeightedELBO(-0.1)
-    with pytest.raises(TypeError, match="pass the loss as base="):
-        KLWeightedELBO(Trace_ELBO())
-    with pytest.raises(TypeError, match=r"weight has shape \(3,\); it must be one number"):
-        KLWeightedELBO(minibatch_kl_weights(3))
-    with pytest.raises(TypeError, match="base is RenyiELBO; it must be a Trace_ELBO"):
+    for weight in (Trace_ELBO(), minibatch_kl_weights(3)):
+        with pytest.raises(TypeError, match=r"weight is .*; it must be a non-negative number"):
+            KLWeightedELBO(weight)
+    with pytest.raises(TypeError, match=r"base is .*RenyiELBO.*; it must be a Trace_ELBO"):
         KLWeightedELBO(0.5, RenyiELBO())
-    with pytest.raises(TypeError, match="base is the class Trace_ELBO"):
-        KLWeightedELBO(0.5, Trace_ELBO)
     loss = KLWeightedELBO()
     with pytest.raises(ValueError, match=r"kl_weight is -1.0; it must be a non-negative"):
         loss.loss(random.key(0), params, normal_model, guide, X, kl_weight=-1.0)
-    with pytest.raises(TypeError, match="the loss is a class and not an object"):
-        KLWeightedELBO.loss(random.key(0), params, normal_model, guide, X)

@@ -1,7 +1,6 @@
 """`MixtureELBO`: reference values of both entropies, closed-form gradients, modes, errors."""
 
 from functools import partial
-import math
 
 import jax
 from jax import random
@@ -10,7 +9,7 @@ import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoNormal
 import optax
 import pytest
@@ -82,25 +81,11 @@ FULL = {
 }
 
 
-def test_bound_of_the_entropy_of_one_component_is_too_low_by_a_constant():
-    model = partial(numpyro.sample, "z", dist.ImproperUniform(constraints.real, (), (3,)))
-    for covariance, params in (("diag", PARAMS), ("full", FULL)):
-        one = {name: x[:1] for name, x in params.items()}
-        guide = guide_of(model, num_components=1, covariance=covariance)
-        scales = one.get("auto_scale", jnp.diagonal(FULL["auto_scale_tril"][0]))
-        entropy = 1.5 * math.log(2 * math.pi * math.e) + jnp.log(scales).sum()
-        bound, _ = lower(MixtureELBO(entropy="gershman"), guide, one)
-        assert jnp.abs(entropy - bound - 1.5 * (1 - math.log(2.0))) < 2e-5
-
-
 def closed_form(params):
     """The bound with Gershman's entropy for a normal posterior, written out."""
     w = jax.nn.softmax(params["auto_logits"])
     m = params["auto_loc"]
-    if "auto_scale" in params:
-        S = jax.vmap(jnp.diag)(params["auto_scale"] ** 2)
-    else:
-        S = params["auto_scale_tril"] @ params["auto_scale_tril"].mT
+    S = params["auto_scale_tril"] @ params["auto_scale_tril"].mT
     precision = jnp.linalg.inv(TRIL @ TRIL.T)
     r = m - LOC
     quadratic = jnp.einsum("ci,ij,cj->c", r, precision, r)
@@ -115,10 +100,9 @@ def _log_normal(r, S):
     return -(quadratic + jnp.linalg.slogdet(2 * jnp.pi * S)[1]) / 2
 
 
-@pytest.mark.parametrize("covariance", ["diag", "full"])
-def test_gradients_of_the_gershman_bound_are_the_closed_form(covariance):
-    params = PARAMS if covariance == "diag" else FULL
-    guide = guide_of(three_dimensional, num_components=3, covariance=covariance)
+def test_gradients_of_the_gershman_bound_are_the_closed_form():
+    params = FULL
+    guide = guide_of(three_dimensional, num_components=3, covariance="full")
     objective = MixtureELBO(entropy="gershman")
 
     @jax.jit
@@ -163,62 +147,6 @@ def test_value_and_gradients_of_the_stratified_bound_are_those_of_the_integral()
         assert jnp.allclose(g, expected[1][name], rtol=0.02, atol=0.02), name
 
 
-def test_learns_weights_of_separated_modes_and_correlations():
-    """From a component on each side of the origin; modes without one are not found."""
-    tril = jnp.array([[[1.0, 0.0], [1.5, 0.5]], [[0.3, 0.0], [-0.6, 0.4]]])
-    components = dist.MultivariateNormal(jnp.array([[-4.0, 0.0], [4.0, 2.0]]), scale_tril=tril)
-    target = dist.MixtureSameFamily(dist.Categorical(jnp.array([0.2, 0.8])), components)
-
-    def model():
-        numpyro.sample("z", target)
-
-    guide = AutoMixtureNormal(model, num_components=2, covariance="full", init_from=None)
-    optim = optax.adam(optax.cosine_decay_schedule(3e-2, 1500))
-    start = {"auto_loc": jnp.array([[-3.0, 1.0], [3.0, 1.0]])}
-    svi = SVI(model, guide, optim, MixtureELBO())
-    params = svi.run(random.key(1), 1500, progress_bar=False, init_params=start).params
-    q = guide.get_posterior(params)
-    z = jax.jit(lambda key: target.sample(key, (20_000,)))(random.key(2))
-    log_q = q.log_prob(z)
-    assert (target.log_prob(z) - log_q).mean() < 0.02  # KL(p || q): nothing is missing
-    assert jnp.abs((q.sample(random.key(3), (20_000,))[:, 0] < 0).mean() - 0.2) < 0.03
-
-
-X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
-
-
-def minibatch(x=X):
-    scale = numpyro.param("scale", 1.5)
-    loc = numpyro.sample("loc", dist.Normal(1.0, 2.0))
-    sigma = numpyro.sample("sigma", dist.HalfNormal(scale))
-    with numpyro.plate("data", len(x), subsample_size=4):
-        numpyro.sample("x", dist.Normal(loc, sigma), obs=numpyro.subsample(x, event_dim=0))
-
-
-def test_one_component_is_the_elbo_with_a_minibatch_and_parameters_of_the_model():
-    guide = guide_of(minibatch, num_components=1, init_scale=0.5)
-    params = {
-        "scale": jnp.array(1.5),
-        "auto_logits": jnp.zeros(1),
-        "auto_loc": jnp.array([[0.7, -0.2]]),
-        "auto_scale": jnp.array([[0.3, 0.2]]),
-    }
-
-    def mean_and_error(objective, p):
-        def one(key):
-            return jax.value_and_grad(lambda p: objective.loss(key, p, minibatch, guide))(p)
-
-        found = jax.vmap(one)(random.split(random.key(4), 4000))
-        mean = jax.tree.map(lambda x: x.mean(0), found)
-        return mean, jax.tree.map(lambda x: x.std(0) / 4000**0.5, found)
-
-    ours = MixtureELBO(2, vectorize_particles=False)
-    mean, error = jax.jit(partial(mean_and_error, ours))(params)
-    expected, other = jax.jit(partial(mean_and_error, Trace_ELBO(2)))(params)
-    for one, two, s, t in zip(*map(jax.tree.leaves, (mean, expected, error, other)), strict=True):
-        assert (jnp.abs(one - two) <= 5 * jnp.hypot(s, t)).all()
-
-
 def two_sites(x=None):
     numpyro.sample("a", dist.Normal())
     numpyro.sample("b", dist.Normal())
@@ -253,19 +181,19 @@ def test_a_guide_of_the_user_needs_its_components_alone():
             AutoNormal(two_sites),
             {},
             TypeError,
-            r"method components\(params\), which AutoNormal does not have; use AutoMixtureNormal",
+            r"MixtureELBO needs a guide with components; use AutoMixtureNormal",
         ),
         (
             handlers.scale(count_steps(AutoMixtureNormal(two_sites, init_from=None)), scale=2.0),
             {},
             ValueError,
-            "lies under a subsampled plate or numpyro.handlers.scale",
+            "lies under a subsampled plate or handlers.scale",
         ),
         (
             with_components(dist.Normal(jnp.zeros((1, 3)), 1.0).to_event(1)),
             {},
             ValueError,
-            r"batch shape \(1,\) and event shape \(3,\), with 1 weights; .* vector, \(2,\)",
+            r"event shape \(\(1,\), \(3,\)\); they must have \(\(1,\), \(2,\)\)",
         ),
         (
             with_components(dist.Laplace(jnp.zeros((1, 2)), 1.0).to_event(1)),
@@ -277,7 +205,7 @@ def test_a_guide_of_the_user_needs_its_components_alone():
             with_components(dist.Poisson(jnp.ones((1, 2))).to_event(1)),
             {},
             ValueError,
-            "components of guide are not reparameterised",
+            "the components are not reparameterised",
         ),
     ],
 )
@@ -286,10 +214,3 @@ def test_guides_that_are_no_mixtures_are_named(guide, kwargs, error, match):
     state = svi.init(random.key(0))
     with pytest.raises(error, match=match):
         svi.update(state)
-
-
-def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="entropy is 'exact'; it must be one of 'stratified', 'g"):
-        MixtureELBO(entropy="exact")
-    with pytest.raises(ValueError, match="num_particles is 0"):
-        MixtureELBO(0)

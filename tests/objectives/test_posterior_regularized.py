@@ -9,7 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoNormal
+from numpyro.infer.autoguide import AutoDelta
 import optax
 import pytest
 
@@ -104,17 +104,6 @@ def test_a_hinge_has_the_bias_that_is_stated():
     is_near(found, [value, slope, 0.0])
 
 
-def test_the_mean_of_a_hinge_is_another_penalty():
-    """By a factor of the model it is larger, and narrows the guide: its slope in s is not 0."""
-    plain, _ = values(VRELBO(1.0, S))
-    with_factor, _ = values(VRELBO(1.0, S), hinge)
-    u = (0.5 - MEAN) / SD
-    normal = dist.Normal(0.0, 1.0)
-    density = jnp.exp(normal.log_prob(u))
-    expected = [3 * SD * (density + u * normal.cdf(u)), -6 * normal.cdf(u), 6 * density]
-    is_near((with_factor - plain, OF_PENALTY), expected)
-
-
 def test_a_linear_penalty_is_a_factor():
     plain, _ = values(VRELBO(1.0, S))
     ours, _ = values(PosteriorRegularizedELBO(VRELBO(1.0, S), {"f": line}, S))
@@ -123,9 +112,9 @@ def test_a_linear_penalty_is_a_factor():
     is_near((with_factor - plain, OF_PENALTY), [3 * MEAN, 6.0, 0.0])
 
 
-@pytest.mark.parametrize("base", [Trace_ELBO(3), BBAlphaELBO(0.5, 3)])
-def test_a_penalty_of_zero_is_the_base(base):
+def test_a_penalty_of_zero_is_the_base():
     """Value and gradient, of the same key and minibatch."""
+    base = BBAlphaELBO(0.5, 3)
 
     def rows(y):
         z = numpyro.sample("z", dist.Normal(0.0, 1.0))
@@ -172,33 +161,6 @@ def test_rows_of_a_minibatch_stand_for_all():
     assert value == pytest.approx(6 * 0.7**2)
 
 
-def test_the_optimum_moves_the_mean_and_keeps_the_variance():
-    """Prior N(0, 1), datum 1 of unit noise: posterior N(.5, .5). With 9 relu(2 - E z) the optimum
-    is N(2, .5); with 1 relu(2 - E z) the slope 1 wins before: m - .5 = 1 / 2, N(1, .5)."""
-
-    def one(y):
-        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-        numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
-
-    @jax.jit
-    def fit(strength):
-        loss = PosteriorRegularizedELBO(
-            VRELBO(1.0, 8, gradient="stl"), {"z": lambda e: strength * jax.nn.relu(2.0 - e)}, 64
-        )
-        adam = optax.adam(optax.cosine_decay_schedule(0.05, 800))
-        svi = SVI(one, AutoNormal(one), adam, loss)
-        state = svi.init(random.key(0), 1.0)
-        state, _ = jax.lax.scan(lambda s, _: svi.update(s, 1.0), state, None, length=800)
-        params = svi.get_params(state)
-        return params["z_auto_loc"], params["z_auto_scale"]
-
-    for strength, mean in ((9.0, 2.0), (1.0, 1.0)):
-        loc, scale = fit(strength)
-        # The corner is rounded over sd / 8, of which 1/6 of the slope 9 holds the mean.
-        assert loc == pytest.approx(mean, abs=0.3)
-        assert scale == pytest.approx(0.5**0.5, rel=0.15)
-
-
 @pytest.mark.filterwarnings("ignore:the loss is NaN")
 def test_the_state_is_that_of_the_base_and_a_step_is_none_as_a_whole():
     loss = PosteriorRegularizedELBO(
@@ -218,28 +180,9 @@ def test_the_state_is_that_of_the_base_and_a_step_is_none_as_a_whole():
 
 
 def test_wrong_calls_are_sentences():
-    with pytest.raises(TypeError, match="base is the class Trace_ELBO"):
-        PosteriorRegularizedELBO(Trace_ELBO, {"f": square})
-    with pytest.raises(TypeError, match="must be a dict of functions"):
-        PosteriorRegularizedELBO(Trace_ELBO(), square)
-    with pytest.raises(TypeError, match="it must be a function"):
-        PosteriorRegularizedELBO(Trace_ELBO(), {"f": 2.0})
-    with pytest.raises(ValueError, match="the penalty of the mean is the mean of the penalty"):
-        PosteriorRegularizedELBO(Trace_ELBO(), {"f": square}, 1)
     other = PosteriorRegularizedELBO(Trace_ELBO(), {"g": square})
     with pytest.raises(ValueError, match=r"numpyro.deterministic\('g', ...\) there"):
         other.loss(random.key(0), PARAMS, model, guide)
-
-    def discrete():
-        numpyro.sample("k", dist.Bernoulli(0.5))
-
-    def q():
-        numpyro.sample("k", dist.Bernoulli(numpyro.param("p", 0.5)))
-
-    with pytest.raises(ValueError, match="is not reparameterised"):
-        PosteriorRegularizedELBO(Trace_ELBO(), {"k": square}).loss(
-            random.key(0), {"p": 0.5}, discrete, q
-        )
 
     def one_for_all(y):
         z = numpyro.sample("z", dist.Normal())

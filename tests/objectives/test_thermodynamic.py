@@ -24,7 +24,6 @@ from tests.objectives.models import (
     linear_gaussian,
     local_guide,
     local_model,
-    normal_guide,
     value_and_grad,
 )
 from tests.objectives.test_vimco import (
@@ -171,71 +170,6 @@ def test_gradients_of_gaussians(gradient):
     exact = [-2 * m * steps @ (betas[:-1] - 0.5), 2 * m * steps @ (betas[1:] - 0.5)]
     assert np.all(abs(grads.mean(1) - exact) < 4 * error + 1e-3)
     assert np.all(error < 0.02)
-
-
-def test_both_gradients_agree_on_local_latents():
-    def both(key):
-        def gradient(kind):
-            loss = ThermodynamicELBO(3, 200, gradient=kind)
-            return jax.grad(lambda p: loss.loss(key, p, local_model, local_guide))(
-                {name: jnp.asarray(value, float) for name, value in LOCAL_PARAMS.items()}
-            )
-
-        return gradient("covariance"), gradient("pathwise")
-
-    grads = jax.jit(lambda keys: jax.lax.map(both, keys, batch_size=10))(
-        random.split(random.key(3), 300)
-    )
-    for name in LOCAL_PARAMS:
-        difference = np.array(grads[0][name] - grads[1][name])
-        size = abs(np.mean(grads[1][name]))
-        # Their biases differ by O(1/K).
-        assert abs(difference.mean()) < 4 * difference.std() / 300**0.5 + 0.02 * size
-        assert difference.std() / 300**0.5 < 0.1 * size
-
-
-@pytest.mark.filterwarnings("ignore:the loss is NaN")
-def test_weights_of_minus_infinity():
-    def model():
-        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-        numpyro.factor("x", jnp.where(z > 0, 0.0, -jnp.inf))
-
-    def results(m):
-        return {
-            (bound, gradient): jax.value_and_grad(
-                lambda m, kind=(bound, gradient): ThermodynamicELBO(
-                    2, 32, bound=kind[0], gradient=kind[1]
-                ).loss(random.key(0), {"m": m, "s": 1.0}, model, normal_guide)
-            )(m)
-            for bound in ("lower", "upper")
-            for gradient in ("covariance", "pathwise")
-        }
-
-    for (bound, _), (value, grad) in jax.jit(jax.vmap(results))(
-        jnp.array([0.1, -1e4, jnp.nan])
-    ).items():
-        some, none, wrong = value
-        # The left sum holds the ELBO, which is -inf; the right one does not see weight 0.
-        assert some == jnp.inf if bound == "lower" else np.isfinite(some)
-        assert none == jnp.inf
-        assert np.isnan(wrong)
-        assert np.all(np.isfinite(grad[:2]))
-
-
-def test_bad_input():
-    for kwargs, sentence in (
-        ({"num_particles": 1}, r'num_particles is 1; .*gradient="pathwise" takes it'),
-        ({"num_particles": 0, "gradient": "pathwise"}, "num_particles is 0"),
-        ({"num_partitions": 0}, "num_partitions is 0"),
-        ({"beta_min": 0.0}, "beta_min is 0.0; it must be a number between 0 and 1"),
-        ({"betas": (0.1, 1.0)}, r"betas is \(0.1, 1.0\); .*starts at 0 and ends at 1"),
-        ({"betas": (0.0, 0.9)}, "starts at 0 and ends at 1"),
-        ({"betas": (0.0, 0.5, 0.5, 1.0)}, "must increase"),
-        ({"bound": "left"}, "bound is 'left'; it must be one of 'lower', 'upper'"),
-        ({"gradient": "stl"}, "gradient is 'stl'; it must be one of 'covariance', 'pathwise'"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            ThermodynamicELBO(**kwargs)
 
 
 def test_covariance_needs_an_inverse():

@@ -35,6 +35,8 @@ def test_a_step_is_rho_times_the_gradient():
     np.testing.assert_allclose(new["a"], [2.0, -30.25])
     np.testing.assert_allclose(new["b"], 0.5625)
     assert tuple(state) == (1, 0, 0, 0.25)
+    with pytest.raises(ValueError, match=r"step_size is 1.5; it must be in \(0, 1\]"):
+        natural_gradient(1.5)
 
 
 def test_a_schedule_is_given_the_number_of_steps():
@@ -126,24 +128,3 @@ def test_finds_a_conjugate_posterior_in_svi_next_to_another_optimiser():
     result = svi.run(random.key(0), 80, progress_bar=False)
     np.testing.assert_allclose(result.params["p_natural"], (15.0, 13.0), rtol=1e-4)
     np.testing.assert_allclose(result.params["scale"], 3.0, atol=0.05)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"step_size": 0.0}, ValueError, "step_size is 0.0"),
-        ({"step_size": 1.5}, ValueError, r"must be in \(0, 1\]"),
-        ({"step_size": "0.1"}, TypeError, "step_size is '0.1'"),
-        ({"step_size": 0.1, "max_halvings": -1}, ValueError, "max_halvings is -1"),
-        ({"step_size": 0.1, "domain": True}, TypeError, "domain is True"),
-    ],
-)
-def test_bad_settings_are_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        natural_gradient(**options)
-
-
-def test_parameters_are_required():
-    optim = natural_gradient(0.1)
-    with pytest.raises(ValueError, match="needs the parameters"):
-        optim.update(GRADIENT, optim.init(PARAMS))
