@@ -62,6 +62,7 @@ def test_documented_draws():
     assert not np.any(np.all(taken == random.key_data(draws.extra_key), -1))
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_minibatch_under_global_latents_is_warned_of():
     """Where it widens the guide; not in the linear orders, per datum, nor with all rows."""
     params = {"b": 0.7, "m": 0.2, "s": 0.8}
@@ -136,6 +137,7 @@ def test_plates_at_other_dimensions_in_the_guide():
     )
 
 
+@pytest.mark.slow
 def test_vectorization_does_not_change_the_draws():
     """jax.pmap is NumPyro's example of a callable; the tests have two devices."""
     ways = (True, False, jax.pmap)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
+import pytest
 
 from numpyro_ext.guides import Implicit, with_critic
 from numpyro_ext.objectives import SteinDiscrepancy

@@ -60,6 +60,7 @@ def scores_by_hand(z, loc, scale):
     return target - (-(z - loc) / scale**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [AutoDiagonalNormal, AutoNormal])
 def test_space_is_the_unconstrained_one_for_each_guide(make):
     guide = make(positive, init_scale=0.4)

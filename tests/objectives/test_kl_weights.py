@@ -106,6 +106,7 @@ def test_the_parts_are_the_likelihood_and_the_closed_form(tol):
     assert abs(found - mean) < 5 * 0.45 / 100_000**0.5
 
 
+@pytest.mark.slow
 def test_a_schedule_and_a_weight_of_the_minibatch_multiply():
     """Three steps without learning, whose losses are on the line through those of 0 and 1."""
     guide, _ = fitted()

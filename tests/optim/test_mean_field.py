@@ -195,6 +195,7 @@ def regression(batch=None):
         numpyro.sample("y", dist.Normal(jnp.asarray(X)[idx] @ w, 1.0), obs=jnp.asarray(Y)[idx])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "batch"), [(AutoNormal, None), (AutoDiagonalNormal, 10)])
 def test_svi_ends_at_the_best_mean_field_normal(family, batch):
     """Rates fall to 0, so that what is left is noise: of the mean some per cent of an sd."""

@@ -71,6 +71,7 @@ def test_the_path_does_not_depend_on_the_units():
     np.testing.assert_allclose(path(odd), path(jnp.eye(2)), atol=2e-3)
 
 
+@pytest.mark.slow
 def test_orders_below_one_need_them():
     """4,000 counts with columns of which one is 100 times the other, at posterior sds of 1e-2 and
     1e-4, and the exact answer by the curvature of the likelihood, which is nearly normal. There are
