@@ -33,15 +33,10 @@ def finite_step(
     step: Callable[[Params], tuple[Any, Any]], params: Params
 ) -> tuple[Any, dict[str, Any]]:
     """The loss of ``step(params)`` and the mutable sites that it leaves, without an effect if the
-    step is none.
-
-    A loss that is a dict of parts is for a look at a fit, and is what it is.
-    """
+    step is none."""
     guarded, zero = _guard(params)
     loss, state = step(guarded)
     state = stop_gradient(jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.result_type(x)), state))
-    if isinstance(loss, dict):
-        return loss, state
     is_none = jnp.isnan(loss)
     loss = loss + zero.astype(loss.dtype) * jnp.where(is_none, jnp.nan, 0.0)
     return loss, {n: _keep_finite(x, params.get(n), is_none) for n, x in state.items()}

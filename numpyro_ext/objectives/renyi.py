@@ -3,17 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
 from jax import Array, random
 from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice
-from numpyro_ext._model.density import log_prob, scaled
 from numpyro_ext._model.operations import count_operations
-from numpyro_ext._model.read import sample_sites
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext._typing import Trace
 from numpyro_ext.objectives.base import (
     Draws,
     MapT,
@@ -110,20 +106,6 @@ def dreg(draws: Draws, alpha: Any) -> tuple[Array, State]:
     return surrogate(lw, 1 - alpha), state
 
 
-def by_site(draws: Draws) -> tuple[dict[str, Array], State]:
-    """The part of the ELBO that each site of model and guide has, from ``log p - log q``."""
-
-    def parts(trace: Trace) -> dict[str, Array]:
-        return {s["name"]: jnp.sum(scaled(s, log_prob(s))) for s in sample_sites(trace)}
-
-    def one(particle: Particle) -> dict[str, Array]:
-        p, q = parts(particle.model_trace), parts(particle.guide_trace)
-        return {name: p.get(name, jnp.zeros(())) - q.get(name, jnp.zeros(())) for name in p | q}
-
-    each, state = draws.each(one)
-    return jax.tree.map(lambda x: jnp.mean(x, 0), each), state
-
-
 ESTIMATORS = {"dreg": dreg, "single": single, "standard": standard, "stl": stl}
 DEAREST = 4.0
 """Operations of a draw with log q at a given value, over those of a draw."""
@@ -203,9 +185,6 @@ class VRELBO(Objective):
     :param str gradient: ``"standard"``, ``"single"``, ``"stl"`` or ``"dreg"``, or None as above.
     :param proxy: the result of :func:`taylor_proxy`, with which a minibatch of data that share all
         latent sites is as good as all data.
-    :param bool sum_sites: False, as in ``Trace_ELBO``, for a ``loss()`` that is a dict with the
-        part of each site. It is for a look at a fit, not for ``SVI``, and for ``alpha=1`` with the
-        ``"standard"`` gradient alone, where the loss is a sum over sites.
 
     **References:**
 
@@ -239,31 +218,21 @@ class VRELBO(Objective):
         vectorize_particles: bool | MapT = True,
         gradient: str | None = None,
         proxy: TaylorProxy | None = None,
-        sum_sites: bool = True,
     ) -> None:
         refuse_count(self, alpha, num_particles)
         self.alpha = check_alpha(alpha, finite=gradient == "dreg")
         self.linear = self.minus_elbo = isinstance(self.alpha, float) and self.alpha == 1
-        if gradient is None and not (self.linear and sum_sites):
+        if gradient is None and not self.linear:
             gradient = "standard"
         elif gradient is not None:
             check_choice("gradient", gradient, ESTIMATORS)
-        self.gradient, self.sum_sites = gradient, sum_sites
-        if not sum_sites and not (self.linear and gradient == "standard" and proxy is None):
-            raise ValueError(
-                f"sum_sites is {sum_sites!r}; the loss is a sum over sites, so that each has a part"
-                ' of its own, only for alpha=1 with gradient="standard" and without a proxy: use'
-                " VRELBO(1., num_particles, sum_sites=False)."
-            )
+        self.gradient = gradient
         super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
 
     def noise_power(self, step: Array | None) -> Any:
         return 1.0 - alpha_at(self.alpha, step)
 
-    def estimate(self, draws: Draws) -> tuple[Any, State]:
-        if not self.sum_sites:
-            parts, state = by_site(draws)
-            return jax.tree.map(jnp.negative, parts), state
+    def estimate(self, draws: Draws) -> tuple[Array, State]:
         estimator = ESTIMATORS[self.gradient] if self.gradient else stl_or_standard
         bounds, state = estimator(draws, alpha_at(self.alpha, draws.step))
         return -draws.total(bounds), state

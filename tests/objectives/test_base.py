@@ -445,3 +445,23 @@ def test_semi_dais_with_a_minibatch_is_trace_elbo_at_order_one():
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     assert_refuses("'tau' lies in the subsampled plate 'data'", VRELBO(0.5), params, model, guide)
     assert_refuses("'tau' .* its log q belongs to no datum", BBAlphaELBO(), params, model, guide)
+
+
+def test_one_particle_is_not_mapped_over():
+    """As in NumPyro, where a ``vectorize_particles`` is asked from two particles on."""
+
+    def model():
+        numpyro.sample("z", dist.Normal(0.0, 1.0))
+
+    def guide():
+        numpyro.sample("z", dist.Normal(1.0, 1.0))
+
+    one = [
+        VRELBO(0.5, 1, vectorize_particles=how).loss(random.key(0), {}, model, guide)
+        for how in (True, lambda fn, xs: 1 / 0)
+    ]
+    assert one[0] == one[1]
+    with pytest.raises(ZeroDivisionError):
+        VRELBO(0.5, 2, vectorize_particles=lambda fn, xs: 1 / 0).loss(
+            random.key(0), {}, model, guide
+        )

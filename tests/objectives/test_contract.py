@@ -70,7 +70,8 @@ OBJECTIVES = {
     ),
     "CurvatureELBO": lambda **kwargs: CurvatureELBO("fisher", 3, **kwargs),
 }
-WITHOUT_UNITS = {"CurvatureELBO", "MixtureELBO"}
+# The last two have a base of NumPyro's, whose minibatch takes a key.
+WITHOUT_UNITS = {"CurvatureELBO", "MixtureELBO", "KLWeightedELBO", "PosteriorRegularizedELBO"}
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
 TRACES = []
 
