@@ -48,8 +48,7 @@ def po(
     :param float decay: share of the last step that is kept, in [0, 1).
     :param float noise: standard deviation of the noise in the first step, in the unit of v.
     :param float noise_decay: exponent by which the noise falls, non-negative.
-    :param rng_key: random key of the noise; required where ``noise`` is positive. The noise of
-        step k depends on this key and on k only, so a resumed run is the run without interruption.
+    :param rng_key: random key of the noise; required where ``noise`` is positive.
 
     **References:** Chen, Zhang, Wang, Li and Chen, *A unified particle-optimization framework for
     scalable Bayesian sampling* (UAI 2018); Liu, Zhuo, Cheng, Zhang, Zhu and Carin, *Understanding

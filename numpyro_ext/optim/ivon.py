@@ -31,25 +31,21 @@ def ivon(
         \mu_t = \mu_{t-1} - r\, \frac{m_t / (1 - b_1^t)}{P_t}.
 
     **What differs from the paper.** G is the gradient of the whole loss, so that the momentum
-    averages the gradient of the prior too. The published algorithm takes the prior, a weight decay,
-    at the current mean and outside of the momentum, for which it has to be told the prior precision
-    and the number of rows. Both have the same fixed points; here the prior pulls as it did about
-    1 / (1 - b1) steps ago.
+    averages the gradient of the prior too, which the published algorithm takes at the current mean
+    from a given precision and number of rows. Both have the same fixed points.
 
     The last term of the first line keeps each precision above half of the one before, whatever the
-    noise. G and C are computed from the gradients of the two leaves. So NumPyro's ``Trace_ELBO`` is
-    enough, the prior and the number of rows are those of the model, and nothing about the problem
-    has to be given by hand. Rates are shares: r of a Newton step, and p of the precision.
+    noise. G and C are computed from the gradients of the two leaves, so that NumPyro's
+    ``Trace_ELBO`` is enough. Rates are shares: r of a Newton step, and p of the precision.
 
     Use it with ``AutoNormal`` or ``AutoDiagonalNormal``: it acts on every pair of leaves
     ``<x>_loc`` and ``<x>_scale`` of one shape, and leaves all others to ``other``. Start narrow,
     with ``init_scale=0.02``, and draw four or more particles a step.
 
     **When it fails.** If the rate is too large for parameters whose curvature is correlated, the
-    optimiser diverges, although every number is finite. The sign is a growing loss; take a smaller
-    or a falling rate. It is not robust to a wide start, which makes the first precisions small and
-    the first steps of the mean long. It converges to the mean-field normal of the loss, whose
-    standard deviations are too small where parameters are correlated.
+    loss grows; take a smaller or a falling rate. A wide start makes the first steps of the mean
+    long. It converges to the mean-field normal of the loss, whose standard deviations are too small
+    where parameters are correlated.
 
     :param rate: r, positive, or a schedule of the number of steps.
     :param float b1: share of the averaged gradient that is kept, in [0, 1).

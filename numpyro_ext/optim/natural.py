@@ -40,21 +40,18 @@ def natural_gradient(
 
     For a conjugate term the gradient is n minus the posterior's parameters, so that
     :math:`\rho = 1` is the exact update of coordinate ascent, and a smaller :math:`\rho` is the
-    average of stochastic variational inference. These steps never leave the domain. The gradient
-    through local inference can, and a natural parameter outside it is a finite number, which
-    ``stable_update`` does not see. While the new parameters are outside, :math:`\rho` is halved;
-    after ``max_halvings`` the step is left out. So is a step along a gradient that is not finite.
+    average of stochastic variational inference. A step whose new parameters are outside the domain
+    is halved; after ``max_halvings`` it is left out. So is a step along a gradient that is not
+    finite.
 
     **When it fails.** Use it without momentum, clipping or Adam, and on natural parameters only:
-    :func:`optax.multi_transform` gives the other parameters to another optimiser. A count of
-    rejected steps that grows means that the gradient points out of the domain; use a smaller
-    ``step_size``. Of a run of SVI it is
+    :func:`optax.multi_transform` gives the other parameters to another optimiser. If the count of
+    rejected steps grows, use a smaller ``step_size``; of a run of SVI it is
     ``optax.tree_utils.tree_get(result.state.optim_state, "num_rejected")``.
 
     :param step_size: :math:`\rho`, in (0, 1], or a schedule of the number of steps.
-    :param domain: ``params -> bool``, or to a tree of booleans that must all be true. It is given
-        the tree that this transformation is given; in :func:`optax.multi_transform` the others'
-        parameters are masked there. None for no guard.
+    :param domain: ``params -> bool``, or to a tree of booleans that must all be true; in
+        :func:`optax.multi_transform` the others' parameters are masked. None for no guard.
     :param max_halvings: number of halvings after which a step is left out.
 
     References: Hoffman, Blei, Wang and Paisley, *Stochastic variational inference* (JMLR 2013),

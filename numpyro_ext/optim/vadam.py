@@ -48,11 +48,10 @@ def vadam(
     It is here to compare with the literature; :func:`~numpyro_ext.optim.ivon` is the one to use.
 
     **Biased by.** s tends to the expected square of the *mean* gradient of a minibatch, not to a
-    mean of squares. Even for a normal target with minibatches of M rows the standard deviation is
-    too large, by a factor of up to :math:`\sqrt M`; more particles average the gradient before it
-    is squared and make it larger still (``squares="scale"`` with the loss
-    ``CurvatureELBO("squared_gradient", K)`` averages the squares of K draws, as the public code of
-    Cinelli, 2019, does). At a constant step size the mean wanders; give a schedule.
+    mean of squares: with minibatches of M rows the standard deviation is too large, by a factor of
+    up to :math:`\sqrt M`, and more particles make it larger still (``squares="scale"`` with the
+    loss ``CurvatureELBO("squared_gradient", K)`` averages the squares of K draws). At a constant
+    step size the mean wanders; give a schedule.
 
     The formula needs a normal prior of mean 0 on unconstrained sites, ``TraceMeanField_ELBO`` with
     ``AutoNormal`` and one particle (``Trace_ELBO`` evaluates the prior at the draw, which adds

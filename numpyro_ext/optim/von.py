@@ -46,10 +46,9 @@ def von(
     It acts on every pair of leaves ``<x>_loc`` and ``<x>_scale`` of one shape, as ``AutoNormal``
     and ``AutoDiagonalNormal`` make them, and gives all others to ``other``.
 
-    **When it fails.** The curvature that one draw of ``Trace_ELBO`` estimates is noisy and may be
-    negative: from a wide start (``init_scale=1``) it can throw the mean far off for thousands of
-    steps. The default ``init_scale=0.1``, a step size of 0.05 or less and 8 particles are safe.
-    :func:`~numpyro_ext.optim.ivon`, which has a rate for each of the two, converges faster.
+    **When it fails.** The curvature that one draw of ``Trace_ELBO`` estimates is noisy: from a wide
+    start (``init_scale=1``) it can throw the mean far off. The default ``init_scale=0.1``, a step
+    size of 0.05 or less and 8 particles are safe. :func:`~numpyro_ext.optim.ivon` converges faster.
 
     :param step_size: rho, positive, or a schedule of the number of steps.
     :param float momentum: g, in [0, 1).

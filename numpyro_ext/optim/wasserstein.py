@@ -39,13 +39,11 @@ def wag(learning_rate: optax.ScalarOrSchedule, alpha: float = 3.5) -> optax.Grad
     **When it fails.** A step is about twice the plain step (the two terms in v add up), so start
     from half the learning rate that suits plain descent. There is no bound on the momentum: noisy
     gradients with a constant learning rate are averaged less and less. The difference y - x stands
-    in for the inverse exponential map of the Wasserstein space, which is right while particles keep
-    their order: particle i must stay particle i.
+    in for the inverse exponential map of the Wasserstein space: particle i must stay particle i.
 
-    **Conventions.** The theory requires :math:`\alpha > 3`, published settings are 2.1 to 3.6, and
-    every :math:`\alpha \ge 1` is accepted. It comes last in an :func:`optax.chain`, after an
-    adaptive scaling. Use :func:`optax.multi_transform` to leave the other parameters of a model to
-    another optimiser.
+    **Conventions.** The theory requires :math:`\alpha > 3`, published settings are 2.1 to 3.6. It
+    comes last in an :func:`optax.chain`; :func:`optax.multi_transform` leaves the other parameters
+    of a model to another optimiser.
 
     :param learning_rate: :math:`\epsilon`, positive, or a schedule of the step k - 1.
     :param float alpha: acceleration factor, at least 1.
@@ -104,10 +102,6 @@ def wnes(
     **When it fails.** Without ``mu`` the momentum grows towards 1, which fails after a while with
     noisy gradients; published are :math:`\mu \epsilon` of 0.1 to 0.3 (c of 0.5 to 0.7). Particles
     must keep their order, as for :func:`wag`.
-
-    **Conventions.** The paper writes c as :math:`1 + \beta - 2 (1 + \beta)(2 + \beta) \mu \epsilon
-    / (\sqrt{\beta^2 + 4 (1 + \beta) \mu \epsilon} - \beta + 2 (1 + \beta) \mu \epsilon)` with its
-    :math:`\beta` equal to B here; the form above is the same number.
 
     :param learning_rate: :math:`\epsilon`, positive, or a schedule of the step k - 1.
     :param float mu: lower bound of the second derivatives of the negative log density along

@@ -23,17 +23,14 @@ def whitened(
     and its step of :math:`\xi`, multiplied by A, is that of the mean. All other parameters pass as
     they are; scales and correlations have no units in the first place.
 
-    Adam moves each number by about its learning rate, whatever the gradient is. With many rows or
-    raw columns, a posterior standard deviation may be a millionth of 0.003, and Adam then throws
-    the mean about until the rate has fallen. Here a rate of 0.01 is a hundredth of a standard
-    deviation, for any number of rows and any units of the columns.
+    Adam moves each number by about its learning rate, whatever the gradient is. Here a rate of 0.01
+    is a hundredth of a posterior standard deviation, for any number of rows and any units.
 
-    **When it fails.** It adds no error, but it is only as fast as its start is good. Give it the
-    parameters with which the guide starts at a mode, with the covariance there, from
+    **When it fails.** It is only as fast as its start is good. Give it the parameters with which
+    the guide starts at a mode, with the covariance there, from
     ``taylor_proxy(...).init_params(guide)`` or
     ``find_modes(...).whitening.init_params(guide, *args)``, and pass the same to
-    ``svi.run(init_params=)``. From NumPyro's default start (scale 0.1) it only makes the steps
-    smaller.
+    ``svi.run(init_params=)``.
 
     :param optimizer: optax optimiser of all parameters, such as ``optax.adam(0.01)``.
     :param init_params: parameters of an ``AutoMultivariateNormal``, ``AutoDiagonalNormal`` or
