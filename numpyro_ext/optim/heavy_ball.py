@@ -50,9 +50,9 @@ def po(
     :param float noise_decay: exponent by which the noise falls, non-negative.
     :param rng_key: random key of the noise; required where ``noise`` is positive.
 
-    **References:** Chen, Zhang, Wang, Li and Chen, *A unified particle-optimization framework for
-    scalable Bayesian sampling* (UAI 2018); Liu, Zhuo, Cheng, Zhang, Zhu and Carin, *Understanding
-    and accelerating particle-based variational inference* (ICML 2019), section 5.
+    **References:** Chen et al., *A unified particle-optimization framework for scalable Bayesian
+    sampling* (UAI 2018); Liu et al., *Understanding and accelerating particle-based variational
+    inference* (ICML 2019), section 5.
 
     .. doctest::
 

@@ -54,10 +54,9 @@ def ivon(
         None for softplus, which the guides have unless ``scale_constraint`` is given.
     :param other: optimiser of the other leaves; None for ``optax.adam(1e-3)``.
 
-    **References:** Shen, Daheim, Cong, Nickl, Marconi, Bazan, Yokota, Gurevych, Cremers, Khan and
-    Möllenhoff, *Variational learning is effective for large deep networks* (ICML 2024), algorithm
-    1; Lin, Schmidt and Khan, *Handling the positive-definite constraint in the Bayesian learning
-    rule* (ICML 2020).
+    **References:** Shen et al., *Variational learning is effective for large deep networks* (ICML
+    2024), algorithm 1; Lin et al., *Handling the positive-definite constraint in the Bayesian
+    learning rule* (ICML 2020).
 
     .. doctest::
 

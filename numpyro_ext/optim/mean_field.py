@@ -119,7 +119,7 @@ def scale_of(name: str) -> str:
 def retract(precision: Array, step: Array) -> Array:
     """``precision + step`` with the term of second order that keeps it above half of what it was.
 
-    References: Lin, Schmidt and Khan, *Handling the positive-definite constraint in the Bayesian
-    learning rule* (ICML 2020).
+    References: Lin et al., *Handling the positive-definite constraint in the Bayesian learning
+    rule* (ICML 2020).
     """
     return precision + step + step**2 / (2 * precision)

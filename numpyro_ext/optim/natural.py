@@ -54,8 +54,7 @@ def natural_gradient(
         :func:`optax.multi_transform` the others' parameters are masked. None for no guard.
     :param max_halvings: number of halvings after which a step is left out.
 
-    References: Hoffman, Blei, Wang and Paisley, *Stochastic variational inference* (JMLR 2013),
-    equation 22.
+    References: Hoffman et al., *Stochastic variational inference* (JMLR 2013), equation 22.
 
     .. doctest::
 

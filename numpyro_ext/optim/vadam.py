@@ -70,8 +70,8 @@ def vadam(
         None for softplus, which the guides have unless ``scale_constraint`` is given.
     :param other: optimiser of the other leaves; None for ``optax.adam(1e-3)``.
 
-    **References:** Khan, Nielsen, Tangkaratt, Lin, Gal and Srivastava, *Fast and scalable Bayesian
-    deep learning by weight-perturbation in Adam* (ICML 2018), algorithm 1 (right).
+    **References:** Khan et al., *Fast and scalable Bayesian deep learning by weight-perturbation in
+    Adam* (ICML 2018), algorithm 1 (right).
 
     .. doctest::
 

@@ -58,9 +58,9 @@ def von(
         None for softplus, which the guides have unless ``scale_constraint`` is given.
     :param other: optimiser of the other leaves; None for ``optax.adam(1e-3)``.
 
-    **References:** Khan, Nielsen, Tangkaratt, Lin, Gal and Srivastava, *Fast and scalable Bayesian
-    deep learning by weight-perturbation in Adam* (ICML 2018), equations 7, 8 and 16; Lin, Schmidt
-    and Khan, *Handling the positive-definite constraint in the Bayesian learning rule* (ICML 2020).
+    **References:** Khan et al., *Fast and scalable Bayesian deep learning by weight-perturbation in
+    Adam* (ICML 2018), equations 7, 8 and 16; Lin et al., *Handling the positive-definite constraint
+    in the Bayesian learning rule* (ICML 2020).
 
     .. doctest::
 

@@ -48,8 +48,8 @@ def wag(learning_rate: optax.ScalarOrSchedule, alpha: float = 3.5) -> optax.Grad
     :param learning_rate: :math:`\epsilon`, positive, or a schedule of the step k - 1.
     :param float alpha: acceleration factor, at least 1.
 
-    **Reference:** Liu, Zhuo, Cheng, Zhang, Zhu and Carin, *Understanding and accelerating
-    particle-based variational inference* (ICML 2019), algorithm 1.
+    **Reference:** Liu et al., *Understanding and accelerating particle-based variational inference*
+    (ICML 2019), algorithm 1.
 
     .. doctest::
 
@@ -108,9 +108,9 @@ def wnes(
         geodesics (strong convexity), with :math:`\mu \epsilon \le 1`; or None.
     :param float beta: shrinkage, non-negative; a larger one gives less momentum.
 
-    **References:** Liu, Zhuo, Cheng, Zhang, Zhu and Carin, *Understanding and accelerating
-    particle-based variational inference* (ICML 2019), algorithm 1; Zhang and Sra, *Towards
-    Riemannian accelerated gradient methods* (2018).
+    **References:** Liu et al., *Understanding and accelerating particle-based variational
+    inference* (ICML 2019), algorithm 1; Zhang and Sra, *Towards Riemannian accelerated gradient
+    methods* (2018).
 
     .. doctest::
 
