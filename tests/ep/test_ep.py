@@ -15,7 +15,10 @@ from tests.ep.models import (
     LOGISTIC,
     PROBIT,
     SCHOOLS,
+    X_LINEAR,
+    Y_LINEAR,
     Y_SCALE,
+    exact_linear,
     exact_schools,
     fit,
     linear,
@@ -27,9 +30,6 @@ from tests.ep.models import (
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:power is:UserWarning")]
-
-X_LINEAR = jnp.array([[1.0, 0.3], [-0.4, 2.0], [0.8, -1.1], [2.0, 0.5], [0.1, 0.9]])
-Y_LINEAR = jnp.array([0.7, -2.9, 1.5, 0.2, -1.4])
 
 
 def moments_of(params):
@@ -121,17 +121,6 @@ def test_adf_is_one_pass_whose_evidence_stays(needs_x64):
     again = fit(adf, *PROBIT, num_steps=5)
     np.testing.assert_allclose(again.losses[-1], 3.63834, atol=1e-5)
     np.testing.assert_allclose(adf.log_evidence(again.state), -5.3636630648, rtol=1e-9)
-
-
-def exact_linear(times=1):
-    """Mean, covariance, log evidence of ``linear``, its data counted so often."""
-    P0, h0 = np.diag([1.5**-2, 0.7**-2]), np.array([0.4, -1.0]) / np.array([1.5, 0.7]) ** 2
-    X, y = np.asarray(X_LINEAR, float), np.asarray(Y_LINEAR, float)
-    V = np.linalg.inv(P0 + times * X.T @ X / 0.64)
-    S = 0.64 * np.eye(len(y)) + X @ np.linalg.inv(P0) @ X.T
-    r = y - X @ np.array([0.4, -1.0])
-    log_z = -0.5 * (r @ np.linalg.solve(S, r) + np.linalg.slogdet(2 * np.pi * S)[1])
-    return V @ (h0 + times * X.T @ y / 0.64), V, log_z
 
 
 @pytest.mark.parametrize(

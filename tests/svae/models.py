@@ -134,11 +134,11 @@ def hmm(y, subsample_size=None):
         decoded("y", x, y[idx])
 
 
-def lds(y, subsample_size=None):
+def lds(y, subsample_size=None, turned=False):
     Sigma, mu = _components(FIRST, "Sigma_1", "mu_1")
     Q, A = _moves({**MOVES, "weight": WEIGHTS[0]})
     with numpyro.plate("data", N, subsample_size=subsample_size) as idx:
-        x = numpyro.sample("x", Steps(mu, Sigma, A, Q))
+        x = numpyro.sample("x", Steps(mu, Sigma, A.T if turned else A, Q))
         decoded("y", x, y[idx])
 
 

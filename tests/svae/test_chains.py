@@ -136,3 +136,10 @@ def test_states_and_starts_of_the_wrong_shape_are_refused():
         HMMMeanField(np.ones(2)).infer(known_hmm(), potential(3, 1))
     with pytest.raises(ValueError, match="init is 'potential'; it must be 'prior', or an array"):
         SLDSMeanField("potential")
+
+
+def test_a_transition_that_grows_makes_a_distribution_of_a_long_chain():
+    """A draw from a wide prior, when SVI is initialised; only its shape counts there."""
+    weight, eye = jnp.array([[2.5, 0.3], [-1.0, 1.8]]), jnp.eye(2)
+    natural = GaussianChain.from_standard(jnp.zeros(2), eye, weight, 1e-3 * eye, 300)
+    assert GaussianChain.to_distribution(natural).event_shape == (300, 2)

@@ -11,24 +11,30 @@ import numpyro.distributions as dist
 from numpyro.handlers import seed, substitute, trace
 import pytest
 
-from numpyro_ext.expfam import NIW, Dirichlet, DirichletNatural
+from numpyro_ext.expfam import MNIW, NIW, Dirichlet, DirichletNatural
 from numpyro_ext.svae import (
     GMMEP,
+    LDS,
     SVAEELBO,
     FixedGaussian,
     SVAEGuide,
+    checks,
     recognition_network,
 )
 from tests.svae.models import (
     CONCENTRATION,
     PARTS,
     PLAIN,
+    PROGRAMS,
+    RULES,
+    Y_SERIES,
     B,
     D,
     K,
     N,
     Y,
     guide_of,
+    lds,
     mixture,
     params_of,
 )
@@ -170,8 +176,24 @@ def test_draws_are_those_of_q():
     np.testing.assert_allclose(pi.mean(0), expected, atol=5 * float(pi.std(0).max()) / 2000**0.5)
 
 
-def test_check_passes_the_model_that_the_guide_stands_for():
-    guide_of(GMMEP()).check(mixture, random.key(0), Y)
+@pytest.mark.parametrize("name", ["mixture", "hmm", "lds"])
+def test_check_passes_the_model_that_the_guide_stands_for(name):
+    model, y = PROGRAMS[name]
+    guide_of(RULES[name]).check(model, random.key(0), y)
+
+
+def test_check_names_a_transition_the_wrong_way_round():
+    with pytest.raises(ValueError, match=r"log density of 'x' changes by .* but that of LDS by"):
+        guide_of(LDS()).check(partial(lds, turned=True), random.key(0), Y_SERIES)
+
+
+def test_dynamics_whose_density_a_long_chain_loses_to_rounding_are_told_apart():
+    """Over 150 steps, a variance that doubles in each is one to the 45th power of ten."""
+    eye, x = jnp.eye(D), jnp.zeros((1, 150, D))
+    initial = NIW.statistics((jnp.zeros(D), eye))
+    for weight, grows in ((0.9, False), (2**0.5, True)):
+        mean = {"initial": initial, "dynamics": MNIW.statistics((weight * eye, eye))}
+        assert checks._grows(LDS(), mean, x) == grows
 
 
 def test_check_names_what_differs():
