@@ -84,8 +84,8 @@ class SVAEGuide:
 
     Its parameters are ``{prefix}_natural``, a dict of the natural parameters of each global factor,
     and ``{prefix}_recognition$params``. Besides the model's latent sites it has the deterministic
-    sites ``{prefix}_kl_global``, ``{prefix}_kl_local`` of shape ``(B,)``, and ``_num_iter``,
-    ``_residual`` and ``_converged`` of local inference.
+    sites ``{prefix}_kl_global`` and ``{prefix}_kl_local``, ``_num_iter``, ``_residual`` and
+    ``_converged`` of each row.
 
     :param dict prior: natural parameters of the prior, named as in ``local_inference.families``.
         Natural parameters are not concentrations: ``Dirichlet.from_standard(concentration)``.
@@ -248,17 +248,11 @@ class SVAEGuide:
         return sites
 
     def global_natural(self, params: Params) -> dict[str, Any]:
-        """Natural parameters of the global factors by name.
-
-        :param dict params: the guide's parameters, from ``svi.get_params``.
-        """
+        """Natural parameters of the global factors by name, from ``svi.get_params``."""
         return params[f"{self.prefix}_natural"] if self.prior else {}
 
     def global_mean(self, params: Params) -> dict[str, Any]:
-        """Expected statistics of the global factors by name.
-
-        :param dict params: the guide's parameters, from ``svi.get_params``.
-        """
+        """Expected statistics of the global factors by name, from ``svi.get_params``."""
         families = self.local_inference.families
         return {name: families[name].mean(n) for name, n in self.global_natural(params).items()}
 
@@ -284,7 +278,6 @@ class SVAEGuide:
     ) -> Sites:
         """Draws of the global sites, and of the local ones for the data in the arguments.
 
-        :param rng_key: random key.
         :param dict params: the guide's parameters, from ``svi.get_params``.
         :param args: arguments of the model; the rows of a minibatch differ between draws.
         :param sample_shape: shape that is put in front.
@@ -303,12 +296,10 @@ class SVAEGuide:
     def sample_globals(self, rng_key: Array, sites: Sites) -> Sites:
         """A draw of the global sites given local ones: their exact posterior, by conjugacy.
 
-        With local sites drawn from q it is one step of Gibbs sampling. Global sites that are wider
-        after it than those of q say that q is too narrow, which is how ``diagnose`` finds it.
+        With local sites drawn from q it is one step of Gibbs sampling, after which ``diagnose``
+        compares the widths of the global sites with those of q.
 
-        :param rng_key: random key.
-        :param dict sites: values of the local sites for all data, as in one draw of
-            :meth:`sample_posterior`.
+        :param dict sites: values of the local sites for all data.
         """
         rule = self.local_inference
         mean = {name: family.mean(self.prior[name]) for name, family in rule.families.items()}
@@ -319,18 +310,12 @@ class SVAEGuide:
             return self._sample_globals(given)
 
     def param_labels(self, params: Params) -> dict[str, str]:
-        """``"natural"`` or ``"network"`` for each parameter, for ``optax.multi_transform``.
-
-        :param dict params: parameters of guide and model.
-        """
+        """``"natural"`` or ``"network"`` for each parameter, for ``optax.multi_transform``."""
         natural = f"{self.prefix}_natural"
         return {name: "natural" if name == natural else "network" for name in params}
 
     def domain(self, params: Params) -> Array:
-        """Return whether all natural parameters are those of densities, for ``natural_gradient``.
-
-        :param dict params: the guide's parameters.
-        """
+        """Return whether all natural parameters are in their domains, for ``natural_gradient``."""
         families = self.local_inference.families
         inside = jnp.ones((), bool)
         for name, natural in self.global_natural(params).items():
@@ -346,8 +331,6 @@ class SVAEGuide:
         Scales of latent sites are compared too: leave a ``numpyro.handlers.scale`` that stands
         around both model and guide out of this check.
 
-        :param model: the model.
-        :param rng_key: random key.
         :param args: arguments of model and guide.
         :raises ValueError: the two differ.
         """

@@ -108,10 +108,7 @@ class CycleEP(_Cycle):
     The global factors are ``pi``, Beta of batch ``(K,)``, and ``components``, NIW of batch
     ``(2, 2)``. Potentials have batch ``(B, K)``.
 
-    :param str schedule: ``"closed_form"``, the fixed point itself; or sweeps of all messages at
-        once (``"parallel"``) or one after the other (``"serial"``).
-    :param float tol: sweeps end when messages move by less; None as for ``fixed_point``.
-    :param int max_iter: at most so many sweeps.
+    :param str schedule: with ``tol`` and ``max_iter``, as in :func:`cycle_bp`.
 
     References: So, *EP Structured Variational Auto-Encoders* (2018).
 
