@@ -11,7 +11,7 @@ from numpyro.handlers import substitute
 
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.read import Site, frames, sample_sites
-from numpyro_ext._typing import Params
+from numpyro_ext._typing import Params, Trace
 from numpyro_ext.guides.likelihoods import predictor, whitened, with_predictor
 
 __all__ = ["Linearised", "LinearisedPredictive", "Outputs"]
@@ -40,12 +40,12 @@ class Outputs(Factors):
         trace = self._trace(x, idx, local)
         size, batch = trace[self.plate]["args"]
         share = size / (size if batch is None else batch)
-        rows = [
-            self._rows(site, share)
-            for site in sample_sites(trace)
-            if site["is_observed"] and self.plate in frames(site)
-        ]
-        return jnp.concatenate(rows, axis=1)
+        return jnp.concatenate([self._rows(site, share) for site in self.data_sites(trace)], axis=1)
+
+    def data_sites(self, trace: Trace) -> list[Site]:
+        """The observed sites in the data plate."""
+        sites = sample_sites(trace)
+        return [site for site in sites if site["is_observed"] and self.plate in frames(site)]
 
     def _rows(self, site: Site, share: float) -> Array:
         """``(rows, k)``, with the square root of the scale that is not the plate's."""

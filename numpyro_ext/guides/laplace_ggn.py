@@ -369,8 +369,8 @@ class AutoLaplaceGGN(AutoJoint):
         step = random.normal(keys[1], start.shape)
 
         def predictors(x: Array) -> Array:
-            trace = outputs.program.trace(info.unravel(x))
-            return jnp.concatenate([jnp.ravel(predictor(trace[n])) for n in self._observed()])
+            sites = outputs.data_sites(outputs.program.trace(info.unravel(x)))
+            return jnp.concatenate([jnp.ravel(predictor(site)) for site in sites])
 
         @jax.jit
         def bends(mask: Array) -> tuple[Array, Array]:
