@@ -23,7 +23,6 @@ from numpyro.infer.util import potential_energy, unconstrain_fn
 import pytest
 
 from numpyro_ext.diagnostics import to_arviz
-from numpyro_ext.diagnostics._fit import fit_of
 
 X = jnp.array([0.5, -1.0, 2.0])
 EXACT = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}
@@ -53,14 +52,6 @@ def positive(x):
     numpyro.deterministic("variance", scale**2)
     with numpyro.plate("N", len(x)):
         numpyro.sample("x", dist.Normal(0.3, scale), obs=x)
-
-
-def local(x, batch=None):
-    loc = numpyro.sample("loc", dist.Normal(0.3, 2.0))
-    with numpyro.plate("N", len(x), subsample_size=batch) as i:
-        z = numpyro.sample("z", dist.LogNormal(loc))
-        numpyro.deterministic("log_z", jnp.log(z))
-        numpyro.sample("x", dist.Normal(z, 0.5), obs=x[i])
 
 
 class Given:
@@ -164,14 +155,6 @@ def test_arrays_are_on_the_host_in_the_precision_of_the_draws(exact):
             assert value.dtype == (np.float64 if name == "log_weight" else precision)
 
 
-def test_static_kwargs_are_arguments_of_the_model():
-    svi = svi_of(conjugate, AutoNormal(conjugate), batch=2)
-    dt = to_arviz(svi, result=EXACT, model_kwargs={"x": X}, num_samples=5)
-    assert np.array_equal(dt.observed_data.x, X)
-    whole = fit_of(svi, EXACT, None, {"x": X[:2], "batch": None})
-    assert whole.kwargs["batch"] is None
-
-
 def test_custom_guide_keeps_only_sites_of_the_model_and_its_deterministic_sites():
     def guide(x, batch=None):
         noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
@@ -209,27 +192,6 @@ def test_particles_are_the_draws_in_order():
     z = dt.posterior.z.to_numpy()
     log_p = dist.Normal().log_prob(z) + dist.Normal(z[..., None]).log_prob(X).sum(-1)
     np.testing.assert_allclose(dt.sample_stats.lp, log_p, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_local_latents_are_drawn_for_all_data():
-    svi = svi_of(local, AutoNormal(local), batch=1)
-    params = {
-        "loc_auto_loc": jnp.array(0.2),
-        "loc_auto_scale": jnp.array(0.7),
-        "z_auto_loc": jnp.array([-2.0, 0.0, 3.0]),
-        "z_auto_scale": jnp.full(3, 1e-2),
-    }
-    dt = to_arviz(svi, result=params, model_args=(X,), num_samples=20)
-    assert dt.posterior.z.dims == dt.posterior.log_z.dims == ("chain", "draw", "N")
-    np.testing.assert_allclose(
-        dt.posterior.log_z.mean(("chain", "draw")), [-2.0, 0.0, 3.0], atol=1e-2
-    )
-    assert dt.attrs["density"] == "exact"
-    log_z, loc = dt.posterior.log_z.to_numpy(), dt.posterior["loc"].to_numpy()
-    log_q = dist.Normal(params["z_auto_loc"], params["z_auto_scale"]).log_prob(log_z).sum(-1)
-    log_q += dist.Normal(params["loc_auto_loc"], params["loc_auto_scale"]).log_prob(loc)
-    np.testing.assert_allclose(dt.sample_stats.log_q, log_q, rtol=1e-2)
 
 
 def test_deterministic_sites_belong_to_the_arguments_of_the_call():
@@ -284,15 +246,6 @@ def test_laplace_draws_its_normal_and_not_its_point_mass():
     assert float(dt.posterior.z.std()) == pytest.approx(0.5, abs=4 * 0.5 / np.sqrt(4000))
     np.testing.assert_allclose(dt.sample_stats.log_weight, LOG_EVIDENCE, atol=1e-5)
     assert dt.attrs["density"] == "exact"
-
-
-def test_singular_laplace_is_an_error():
-    def flat():
-        numpyro.sample("z", dist.ImproperUniform(dist.constraints.real, (), ()))
-
-    svi = svi_of(flat, AutoLaplaceApproximation(flat))
-    with pytest.raises(ValueError, match=r"Hessian .* singular"):
-        to_arviz(svi, result=start(svi))
 
 
 def test_auxiliary_guide_has_the_weight_of_its_bound():
@@ -425,12 +378,6 @@ def test_minibatch_kernel():
     assert "lp_minibatch" in asked.sample_stats
 
 
-def test_kernel_on_all_data_keeps_lp():
-    dt = to_arviz(run_mcmc(Minibatch(conjugate), X))
-    assert "lp" in dt.sample_stats
-    assert "lp_minibatch" not in dt.sample_stats
-
-
 def test_a_site_with_the_name_of_a_dimension_is_refused():
     mcmc = MCMC(
         NUTS(potential_fn=lambda z: 0.5 * z["draw"] ** 2),
@@ -441,19 +388,6 @@ def test_a_site_with_the_name_of_a_dimension_is_refused():
     mcmc.run(random.key(0), init_params={"draw": jnp.ones(())})
     with pytest.raises(ValueError, match="a site 'draw', which is the name of a dimension"):
         to_arviz(mcmc)
-
-
-def test_posterior_predictive_is_drawn_for_all_rows_and_each_draw(exact):
-    drawn = exact.posterior_predictive.x
-    assert drawn.dims == ("chain", "draw", "N")
-    # N(.375, .25 + 1), the same for every row.
-    error = np.sqrt(1.25 / 1600)
-    np.testing.assert_allclose(drawn.mean(("chain", "draw")), 0.375, atol=4 * error)
-    np.testing.assert_allclose(
-        drawn.var(("chain", "draw")), 1.25, atol=4 * 1.25 * np.sqrt(2 / 1600)
-    )
-    correlation = np.corrcoef(drawn.to_numpy().reshape(-1, 3).T)[0, 1]
-    assert correlation == pytest.approx(0.2, abs=4 / np.sqrt(1600))
 
 
 @pytest.mark.slow
@@ -502,19 +436,6 @@ def test_dims_and_coordinates():
     assert named.observed_data.y.dims == ("N", "axis")
     assert named.log_likelihood.y.sel(N="c").shape == (1, 4)
     assert named.posterior.w.dims == w.dims
-
-
-def test_deterministic_site_of_a_plate_has_its_dim_only_if_it_has_its_axis():
-    def model(x):
-        z = numpyro.sample("z", dist.Normal())
-        with numpyro.plate("N", 3):
-            numpyro.deterministic("per_row", z * x)
-            numpyro.deterministic("one", z)
-            numpyro.sample("x", dist.Normal(z), obs=x)
-
-    dt = given(model, X, draws={"z": jnp.arange(3.0)})
-    assert dt.posterior.per_row.dims == ("chain", "draw", "N")
-    assert dt.posterior.one.dims == ("chain", "draw")
 
 
 def test_observed_sites_of_other_shapes():

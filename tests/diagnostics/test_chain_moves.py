@@ -107,14 +107,3 @@ def test_a_temperature_without_an_error_is_not_judged(size):
     row = rows_of(diagnose(mcmc))["kinetic temperature"]
     assert row.ok is None and row.error is None
     assert "takes 4 draws" in row.verdict
-
-
-def test_a_site_without_numbers_is_no_missing_draw():
-    def model():
-        numpyro.sample("z", dist.Normal())
-        numpyro.sample("none", dist.Normal().expand([0]).to_event(1))
-
-    rng = np.random.default_rng(0)
-    given = {"z": jnp.asarray(rng.normal(size=500)), "none": jnp.zeros((500, 0))}
-    found = diagnose(visited(model, given))
-    assert found.ok and rows_of(found)[SD].ok, found

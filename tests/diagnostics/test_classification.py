@@ -88,15 +88,9 @@ def test_uncertainty_is_split_into_parts_that_are_not_negative():
     [
         (PROBS[:, 0], LABELS, r"probs has shape \(4,\).*np.stack\(\[1 - p, p\], -1\)"),
         (PROBS * 2, LABELS, "from 0.2 to 1.8 .*jax.nn.softmax"),
-        (np.log(PROBS), LABELS, "each row must be probabilities"),
         (PROBS * np.nan, LABELS, "each row must be probabilities"),
         (PROBS, LABELS[:3], r"labels has shape \(3,\); it must be \(4,\)"),
-        (PROBS, np.eye(2)[LABELS], r"labels has shape \(4, 2\)"),
         (PROBS, LABELS + 1, "labels has the value 2; it must hold integers from 0 to 1"),
-        (PROBS, LABELS - 1, "labels has the value -1"),
-        (PROBS, LABELS + 0.5, "labels has the value 0.5"),
-        (PROBS, ["a", "b", "b", "a"], "labels has the type <U1"),
-        (PROBS, None, r"labels has shape \(\)"),
     ],
 )
 def test_bad_input(probs, labels, sentence):

@@ -11,7 +11,7 @@ from numpyro.infer import MCMC, NUTS, BarkerMH
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
-from numpyro_ext.diagnostics._facts import Facts, cost_of, rows_of
+from numpyro_ext.diagnostics._facts import Facts, cost_of
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.judges.chains import Agreement, chain_rows
 from numpyro_ext.mcmc import SGLD, SVRG, MinibatchGradient
@@ -66,19 +66,6 @@ def test_a_draw_costs_the_gradients_of_its_transitions(gradient, cost):
         warnings.simplefilter("ignore", InferenceWarning)
         tree = to_arviz(mcmc, log_likelihood=False)
     assert [row[:2] for row in diagnose(tree).rows] == [row[:2] for row in found.values()]
-
-
-def test_rows_are_those_of_the_likelihood():
-    def ratings(y):
-        numpyro.sample("z", dist.Normal())
-        users = numpyro.plate("users", 6, subsample_size=2, dim=-2)
-        items = numpyro.plate("items", 10, subsample_size=5, dim=-1)
-        with users as i, items as j:
-            numpyro.sample("y", dist.Normal(jnp.zeros(3), 1).to_event(1), obs=y[i[:, None], j])
-        with users as i:
-            numpyro.sample("x", dist.Normal(), obs=jnp.zeros((6, 1))[i])
-
-    assert rows_of(ratings, (jnp.zeros((6, 10, 3)),), {}) == (2 * 5 + 2, 6 * 10 + 6)
 
 
 def test_nuts_says_how_to_see_its_gradients_and_one_gradient_is_one_of_barker():

@@ -19,8 +19,8 @@ from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
 from numpyro_ext.diagnostics._facts import Facts
 from numpyro_ext.diagnostics.judges.losses import loss_rows
 from numpyro_ext.diagnostics.judges.stochastic_gradients import sgmcmc_rows
-from numpyro_ext.mcmc import SGHMC, SGLD, Settings
-from numpyro_ext.particles import SVGD, AutoParticles, ParVI
+from numpyro_ext.mcmc import SGHMC, Settings
+from numpyro_ext.particles import SVGD, AutoParticles
 
 pytestmark = pytest.mark.slow
 
@@ -218,19 +218,6 @@ def test_gradient_noise_heats_sghmc_and_its_temperature_says_so():
         to_arviz(mcmc, log_likelihood=False)
 
 
-@pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
-def test_the_gradients_of_sgld_imply_its_variance():
-    mcmc = run(SGLD(conjugate, 0.002), MANY, 10, num_warmup=500, num_samples=4000)
-    row = rows_of(diagnose(mcmc, num_moves=0))["implied variance ratio"]
-    assert row.ok is False
-    s2, h = 200**2 / 10 * float(np.var(MANY)), 201.0
-    law = (2 + 0.002 * s2) / (2 - 0.002 * h)
-    assert row.value == pytest.approx(law, abs=5 * row.error)
-    assert h * float(np.var(mcmc.get_samples()["z"])) == pytest.approx(law, rel=0.1)
-    with pytest.warns(InferenceWarning, match="implied variance ratio"):
-        to_arviz(mcmc, log_likelihood=False)
-
-
 SVI_OF_CONJUGATE = SVI(conjugate, AutoNormal(conjugate), numpyro.optim.Adam(0.1), Trace_ELBO())
 
 
@@ -320,21 +307,6 @@ def test_the_implied_sd_ratio_of_particles_is_the_right_one_on_a_gaussian():
         tree = to_arviz(svi, result={**params, "auto_particles": shifted}, model_args=(0.3,))
     # All but the moves and the Stein discrepancy, which need the model.
     assert [row[:2] for row in diagnose(tree).rows] == [row[:2] for row in found.rows[:-3]]
-
-
-@pytest.mark.filterwarnings("ignore:3 particles for 2", "ignore:the particles have not conv")
-def test_an_ensemble_of_too_few_particles():
-    mcmc = run(ParVI(two, SVGD(), init_from=None), 0.3, num_chains=3, num_samples=1, num_warmup=5)
-    found = diagnose(mcmc, num_moves=0)
-    assert "number of particles" in wrong(found)
-    assert "squared KSD" in rows_of(found)
-    with pytest.warns(InferenceWarning) as record:
-        tree = to_arviz(mcmc, log_likelihood=False)
-    warned = [str(one.message) for one in record]
-    assert any("number of particles is 3 (limit 4)" in text for text in warned)
-    assert any("implied sd ratio" in text for text in warned)
-    assert diagnose(tree).rows[0].quantity == "number of particles"
-    assert diagnose(tree).title == "ParVI, 3 particles"
 
 
 def test_the_table_prints_converts_and_pickles():

@@ -6,7 +6,6 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 from numpyro.infer.util import potential_energy, unconstrain_fn
 import pytest
@@ -105,28 +104,6 @@ def test_mean_discrepancy_of_draws_equals_the_one_by_hand(tol):
     by_hand = squared_mmd(flat(x), flat(y))
     for a, b in ((x, y), (tree_of(x), tree_of(y, 3)), (flat(x), flat(y))):
         np.testing.assert_allclose(maximum_mean_discrepancy(a, b), by_hand, rtol=tol(1e-5, 1e-12))
-
-
-def test_stein_discrepancy_of_a_model_with_a_loop():
-    """A random walk on positive numbers, whose score is known: w = log z moves by N(0, 1)."""
-
-    def walk(x):
-        def step(z, x):
-            z = numpyro.sample("z", dist.LogNormal(jnp.log(z)))
-            numpyro.sample("x", dist.Normal(jnp.log(z)), obs=x)
-            return z, None
-
-        scan(step, jnp.array(1.0), x)
-
-    w = random.normal(random.key(2), (30, 3))
-
-    def log_p(w):
-        steps = jnp.diff(w, prepend=0.0)
-        return -0.5 * (jnp.sum(steps**2) + jnp.sum((X - w) ** 2))
-
-    expected = squared_ksd(w, jax.vmap(jax.grad(log_p))(w))
-    found = kernel_stein_discrepancy({"z": np.exp(w)}, model=walk, model_args=(X,))
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 def test_bad_input_of_the_stein_discrepancy():

@@ -45,13 +45,6 @@ def test_orders_come_back_as_they_were_given_and_bounds_fall_with_them():
     np.testing.assert_allclose(near.standard_errors[0], near.standard_errors[1], rtol=1e-6)
 
 
-def test_far_from_the_origin():
-    shifted = evidence_bounds(np.array(LW) - 1e4, alphas=ALPHAS)
-    here = evidence_bounds(LW, alphas=ALPHAS)
-    np.testing.assert_allclose(shifted.values, here.values - 1e4, rtol=1e-14)
-    np.testing.assert_allclose(shifted.standard_errors, here.standard_errors, rtol=1e-9)
-
-
 def test_units_are_bounded_separately_and_summed():
     rng = np.random.default_rng(0)
     lw = rng.normal(size=(50, 2, 3))

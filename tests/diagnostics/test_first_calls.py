@@ -10,7 +10,6 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
-import pandas as pd
 import pytest
 
 from numpyro_ext.diagnostics import (
@@ -120,15 +119,6 @@ def test_data_that_are_no_arrays_are_named():
             fn(SVI_OF, fitted(), model_args=(DESIGN, Y.tolist()))
     with pytest.raises(TypeError, match=r"argument 'x' of the model is a list; .*jnp.array\(x\)"):
         diagnose(SVI_OF, fitted(), model_args=(DESIGN.tolist(), Y))
-
-
-def test_frames_and_series_are_data_as_arrays_are():
-    frame, series = pd.DataFrame(DESIGN), pd.Series(Y, index=np.arange(len(Y))[::-1])
-    by_arrays, by_frames = (
-        pareto_khat(SVI_OF, fitted(), model_args=args, rng_key=random.key(1))
-        for args in ((DESIGN, Y), (frame, series))
-    )
-    np.testing.assert_allclose(by_frames[0], by_arrays[0], rtol=1e-5)
 
 
 def test_data_that_hold_nan_are_named():

@@ -1,7 +1,5 @@
 """The model on all of its data."""
 
-import pickle
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,14 +57,6 @@ def test_a_guide_draws_local_latents_of_all_data():
     np.testing.assert_allclose(found["z"]["value"], [[0, 0], [1, 1], [2, 2]], atol=1e-4)
 
 
-def test_handlers_of_the_user_still_work_and_it_pickles():
-    full = pickle.loads(pickle.dumps(full_data(model)))
-    conditioned = handlers.condition(full, {"loc": jnp.array(7.0)})
-    assert sites(conditioned, X, 1)["loc"]["value"] == 7.0
-    masked = handlers.scale(full, 0.5)
-    assert sites(masked, X, 1)["x"]["scale"] == 0.5
-
-
 def test_improper_priors_and_values_under_jit():
     def improper(x):
         loc = numpyro.sample("loc", dist.ImproperUniform(dist.constraints.real, (), ()))
@@ -94,8 +84,3 @@ def test_a_minibatch_larger_than_the_data_is_an_error():
         full_data(model, X, 4)
     with pytest.raises(ValueError, match="subsample_size 4 but only 3 rows"):
         sites(full_data(model), X, 4)
-
-
-def test_an_error_of_the_model_itself_passes():
-    with pytest.raises(AttributeError, match="shape"):
-        full_data(model, None)

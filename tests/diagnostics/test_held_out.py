@@ -15,11 +15,11 @@ import pytest
 
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext.diagnostics import held_out_log_likelihood
-from numpyro_ext.expfam import MNIW, NIW, Dirichlet, Gaussian, GaussianChain
+from numpyro_ext.expfam import NIW, Dirichlet, Gaussian
 from numpyro_ext.guides import FlowGuide, ImplicitGuide
 from numpyro_ext.mcmc import SGLD
 from numpyro_ext.objectives import ImplicitELBO
-from numpyro_ext.svae import GMMEP, LDS, FixedGaussian, GaussianPotential, SVAEGuide, allow_missing
+from numpyro_ext.svae import GMMEP, FixedGaussian, GaussianPotential, SVAEGuide, allow_missing
 
 pytestmark = pytest.mark.slow
 
@@ -142,51 +142,6 @@ def test_a_mixture_of_known_components():
     ]
     expected = jax.nn.logsumexp(jnp.log(PROBS)[:, None] + jnp.stack(parts), axis=0)
     np.testing.assert_allclose(found, expected, atol=0.1)
-
-
-def test_a_linear_dynamical_system():
-    """Against the dense normal of all steps; the dynamics are known to a thousandth."""
-    A, Q = jnp.array([[0.9, 0.2], [-0.2, 0.7]]), jnp.diag(jnp.array([0.3, 0.6]))
-    loc, V = Gaussian.to_standard(PLAIN)
-    naturals = {
-        "initial": NIW.from_standard(loc, SHARP, SHARP, SHARP * V),
-        "dynamics": MNIW.from_standard(A, SHARP * jnp.eye(D), SHARP, SHARP * Q),
-    }
-    chain = GaussianChain.from_standard(loc, V, A, Q, T)
-
-    def model(y):
-        Sigma = numpyro.sample("Sigma_1", dist.InverseWishart(4.0, scale_matrix=jnp.eye(D)))
-        numpyro.sample("mu_1", dist.MultivariateNormal(jnp.zeros(D), Sigma))
-        noise = numpyro.sample("Q", dist.InverseWishart(4.0, scale_matrix=jnp.eye(D)))
-        numpyro.sample("A", dist.MatrixNormal(jnp.zeros((D, D)), jnp.linalg.cholesky(noise), eye))
-        with numpyro.plate("data", len(y)):
-            x = numpyro.sample("x", GaussianChain.to_distribution(chain))
-            numpyro.sample("y", dist.Normal(x @ H.T + SHIFT, NOISE).to_event(2), obs=y)
-
-    eye = jnp.eye(D)
-    y = SHIFT + random.normal(random.key(2), (3, T, 3))
-    svi = svi_of(model, SVAEGuide(naturals, linear_network(), LDS(False)))
-    params = {"svae_natural": naturals, **PLAIN_PARAMS}
-    found = held_out_log_likelihood(svi, params, model_args=(y,), num_samples=20)
-    J, h = dense(chain)
-    covariance = np.linalg.inv(J)
-    observe = np.kron(np.eye(T), H)
-    mean = (observe @ covariance @ h).reshape(T, 3) + SHIFT
-    total = observe @ covariance @ observe.T + np.diag(np.tile(NOISE**2, T))
-    expected = log_normal(y.reshape(3, -1), mean.ravel(), jnp.asarray(total))
-    # q is exact but for the thousandths, so that 20 draws have an error of about 0.01.
-    np.testing.assert_allclose(found, expected, atol=0.05)
-
-
-def dense(chain):
-    """Precision and its product with the mean, of all steps at once."""
-    J = np.zeros((T, D, T, D))
-    for t in range(T):
-        J[t, :, t] = -2 * chain.W[t]
-    for t in range(T - 1):
-        J[t + 1, :, t] = -chain.V[t]
-        J[t, :, t + 1] = -chain.V[t].T
-    return J.reshape(T * D, T * D), np.asarray(chain.h).ravel()
 
 
 def globals_only(y):

@@ -121,12 +121,6 @@ def test_a_state_of_svi_is_a_result_and_a_params_dict_without_mutable_state_is_n
         to_arviz(other, result.state, **given)
 
 
-def conjugate(x):
-    z = numpyro.sample("z", dist.Normal())
-    with numpyro.plate("N", len(x)):
-        numpyro.sample("x", dist.Normal(z), obs=x)
-
-
 def local(y):
     with numpyro.plate("data", len(y)):
         x = numpyro.sample("x", dist.Normal())
@@ -145,36 +139,6 @@ def test_draws_of_other_rows_are_refused(rows):
     mcmc.run(random.key(0), X)
     with pytest.raises(ValueError, match=words):
         to_arviz(mcmc, model_args=(X[:rows],))
-
-
-def with_an_empty_site(x):
-    numpyro.sample("e", dist.Normal().expand([0]).to_event(1))
-    conjugate(x)
-
-
-def test_a_site_of_size_zero_changes_nothing():
-    mcmc = MCMC(NUTS(with_an_empty_site), num_warmup=100, num_samples=400, progress_bar=False)
-    mcmc.run(random.key(0), X)
-    dt = to_arviz(mcmc)
-    assert dt.posterior["e"].shape == (1, 400, 0)
-    expected = dist.Normal(dt.posterior["z"].to_numpy()[..., None]).log_prob(X)
-    np.testing.assert_allclose(dt.log_likelihood["x"], expected, rtol=1e-5)
-    assert [row.quantity for row in diagnose(mcmc).rows][:2] == ["divergences", "largest R-hat"]
-    svi = SVI(with_an_empty_site, AutoNormal(with_an_empty_site), optax.sgd(0.0), Trace_ELBO())
-    exact = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}
-    exact |= {"e_auto_loc": jnp.zeros(0), "e_auto_scale": jnp.zeros(0)}
-    bounds = evidence_bounds(svi, exact, model_args=(X,), num_samples=30)
-    np.testing.assert_allclose(bounds.values, -5.793712780173964, rtol=1e-5)
-
-
-def test_empty_data_are_named():
-    svi = SVI(conjugate, AutoNormal(conjugate), optax.sgd(0.0), Trace_ELBO())
-    params = svi.get_params(svi.init(random.key(0), X))
-    with pytest.raises(ValueError, match="a plate of the model has no rows"):
-        to_arviz(svi, params, model_args=(X[:0],))
-    mcmc = MCMC(SGLD(conjugate, 0.1), num_warmup=1, num_samples=1, progress_bar=False)
-    with pytest.raises(ValueError, match="a plate of the model has no rows"):
-        mcmc.run(random.key(0), X[:0])
 
 
 def counts(design, y):

@@ -75,11 +75,6 @@ def test_a_descent_ends_at_the_minimum():
     np.testing.assert_allclose(jax.jit(jax.vmap(valley))(starts).x, 1.0, atol=0.1)
 
 
-def test_a_start_without_a_number_has_no_end():
-    end = _descend(lambda x: jnp.sum(jnp.log(x)), jnp.array([-1.0, 2.0]))
-    assert not np.isfinite(end.value)
-
-
 def test_a_mode_without_draws_is_named_with_its_mass():
     """The masses by normal approximations are right here. Of 1,000 draws the median of the
     potential has the error 1 / sqrt(1000), and half the log determinant as well: together 4.5 % of

@@ -129,24 +129,6 @@ def test_weights_and_their_tail_losses_and_chains():
     assert sum(bar.get_height() for bar in bars) == 40
 
 
-@pytest.mark.parametrize(
-    ("diagnosis", "panels", "error", "words"),
-    [
-        ("a table", None, TypeError, "diagnosis is a str; it must be what diagnose"),
-        (Diagnosis("x", ()), None, ValueError, "no panel, but .*diagnose the fit itself"),
-        (
-            Diagnosis("x", (), seen(losses=[Y])),
-            ["means"],
-            ValueError,
-            "no panel 'means', but .*losses",
-        ),
-    ],
-)
-def test_what_cannot_be_drawn_is_a_sentence(diagnosis, panels, error, words):
-    with pytest.raises(error, match=words):
-        plot_diagnosis(diagnosis, panels)
-
-
 def model(x, y, batch=None):
     w = numpyro.sample("w", dist.Normal(0, 10).expand([2]).to_event(1))
     with numpyro.plate("rows", len(x), subsample_size=batch) as i:

@@ -1,7 +1,5 @@
 """What the pictures show is what was computed."""
 
-import builtins
-
 import jax.numpy as jnp
 from matplotlib import pyplot as plt
 import numpy as np
@@ -89,34 +87,3 @@ def test_of_an_ensemble_the_last_state_is_shown():
         tree.attrs.update(attrs)
         ax = plot_particles(tree, ("a", "b"))
         np.testing.assert_allclose(ax.collections[0].get_offsets()[:, 0], expected)
-
-
-@pytest.mark.parametrize(
-    ("names", "sentence"),
-    [
-        (("w[0, 0]",), "names of two numbers"),
-        ("ab", "names of two numbers"),
-        (("w", "a"), r"'w' is no number: site 'w' has the shape \(2, 3\); .* 'w\[0, 0\]'"),
-        (("w[0, 3]", "a"), "'w\\[0, 3\\]' is no number"),
-        (("a[0]", "a"), "site 'a' is a single number"),
-        (("b", "a"), "'b' is not among the sites"),
-    ],
-)
-def test_bad_names(names, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        plot_particles({"w": W, "a": W[:, 0, 0]}, names)
-
-
-def test_bad_draws_and_a_missing_extra(monkeypatch):
-    with pytest.raises(TypeError, match="draws is a ndarray; it must be the DataTree"):
-        plot_particles(W, ("a", "b"))
-    ordinary = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return ordinary(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"numpyro-ext-inference\[examples\]"):
-        plot_calibration(regression_calibration(Y, loc=0.0, scale=1.0))

@@ -87,32 +87,6 @@ def test_an_estimate_of_the_noise_that_was_cut():
     assert any(text.startswith("the gradient noise over injected noise is ") for text in warned)
 
 
-def eight_schools_centred():
-    mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfCauchy(5))
-    with numpyro.plate("schools", 8):
-        theta = numpyro.sample("theta", dist.Normal(mu, tau))
-        sigma = jnp.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
-        effect = jnp.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
-        numpyro.sample("y", dist.Normal(theta, sigma), obs=effect)
-
-
-def test_settings_that_do_not_hold_and_a_chain_that_is_slower_than_their_law():
-    with pytest.warns(InferenceWarning, match="variational fit instead"):
-        mcmc = run(SGHMC(eight_schools_centred), num_warmup=100, num_samples=5000)
-    found = diagnose(mcmc, num_moves=0)
-    row = rows_of(found)["problems of the settings"]
-    assert row.verdict == " ".join(mcmc.sampler.settings.problems)
-    assert (row.value, row.ok) == (len(mcmc.sampler.settings.problems), False)
-    slow = rows_of(found)["transitions per independent draw"]
-    assert slow.ok is False
-    assert "reparametrise" in slow.verdict
-    assert {"largest R-hat", "smallest ESS"} <= set(wrong(found))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", InferenceWarning)
-        tree = to_arviz(mcmc)
-    assert wrong(diagnose(tree)) == wrong(found)
-
-
 def test_a_site_that_never_moves_where_its_transform_is_saturated():
     def model():
         numpyro.sample("u", dist.Uniform())

@@ -3,7 +3,6 @@
 import warnings
 
 import arviz as az
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -78,18 +77,6 @@ def test_draws_of_weight_zero_are_left_out_and_named():
         pareto_khat(np.append(quantiles(0.5, 100), [-np.inf] * 5))
 
 
-def test_few_weights_above_zero_have_no_shape_and_equal_ones_none_to_fit():
-    few, two_values = np.full((2, 1000), -np.inf)
-    few[:3] = 0.0, 1.0, 2.0
-    two_values[:400] = 0.0
-    with pytest.warns(InferenceWarning, match="have weight 0"):
-        assert pareto_khat(few).khat == np.inf
-    with pytest.warns(InferenceWarning, match="have weight 0"):
-        found = pareto_khat(two_values)
-    assert found.khat == -np.inf
-    np.testing.assert_allclose(found.log_weights[:400], -np.log(400))
-
-
 @pytest.mark.parametrize("noise", [0.0, 1e-7])
 @pytest.mark.parametrize("share", [0.02, 0.05, 0.1, 0.2])
 def test_a_few_values_of_the_weights_are_bounded(share, noise):
@@ -123,19 +110,6 @@ def test_ties_leave_the_shape_where_it_is():
         assert np.isnan(array_stats.psislw(-coarse)[1])
         found = pareto_khat(coarse)
         assert (found.khat <= found.threshold) is (k < 0.7)
-
-
-def test_tree_and_fit_agree_and_chains_are_flattened():
-    svi = svi_of(AutoNormal(model))
-    results = [EXACT, {**EXACT, "z_auto_scale": jnp.array(0.4)}]
-    args = {"model_args": (X,), "num_samples": 200, "rng_key": jax.random.key(3)}
-    tree = to_arviz(svi, result=results, **args)
-    of_fit = pareto_khat(svi, result=results, **args)
-    for part in (tree, tree.sample_stats.log_weight):
-        of_tree = pareto_khat(part)
-        assert of_tree.khat == of_fit.khat
-        assert of_tree.log_weights.shape == (400,)
-        assert np.array_equal(of_tree.log_weights, of_fit.log_weights)
 
 
 def local(x, batch=None):

@@ -175,21 +175,6 @@ def test_data_of_any_shape_and_missing_entries():
     assert w_seen == 3.0 and simulated.stale == ("argument 'w'",)
 
 
-def test_a_number_is_data_too():
-    def model(y, scale):
-        z = numpyro.sample("z", dist.Normal(0, 1 if scale > 1 else 2))
-        numpyro.sample("y", dist.Normal(z, 1), obs=y)
-
-    def plain(y):
-        z = numpyro.sample("z", dist.Normal(0, 1))
-        numpyro.sample("y", dist.Normal(z, 1), obs=y)
-
-    _, (data, y_seen), _ = seen_by_the_fit(plain, 1.5)
-    assert y_seen == data["y"] != 1.5
-    _, (data, y_seen, scale), _ = seen_by_the_fit(model, jnp.array(1.5), 2.0)
-    assert y_seen == data["y"] != 1.5 and scale == 2.0
-
-
 def walk(y=None):
     z = numpyro.sample("z", dist.LogNormal(0, 0.5))
 

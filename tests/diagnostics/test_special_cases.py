@@ -115,19 +115,6 @@ def test_a_site_that_was_summed_out_takes_only_what_depends_on_it():
     assert set(dt.observed_data.data_vars) == {"x", "y"}
 
 
-def test_a_guide_of_a_model_that_was_summed_out_has_no_weights():
-    def guide(x):
-        with numpyro.plate("K", 2):
-            numpyro.sample("loc", dist.Normal(numpyro.param("m", jnp.zeros(2)), 0.1))
-
-    svi = SVI(clusters, guide, numpyro.optim.Adam(0.1), Trace_ELBO())
-    args = {"result": {"m": jnp.array([-1.0, 1.0])}, "model_args": (X,), "num_samples": 30}
-    dt = to_arviz(svi, **args)
-    assert dt.attrs["marginalized"] == ["k"] and "sample_stats" not in dt
-    with pytest.raises(ValueError, match="'k' was summed out"):
-        pareto_khat(svi, **args)
-
-
 @pytest.mark.slow
 def test_a_minibatch_inside_a_loop_is_refused():
     def looped(x):
