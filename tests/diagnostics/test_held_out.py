@@ -291,3 +291,35 @@ def test_new_rows_may_be_fewer_than_the_minibatch_of_the_run():
     each = dist.Normal(mcmc.get_samples()["loc"][:, None], 0.8).log_prob(new)
     expected = jax.nn.logsumexp(each, axis=0) - np.log(20)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def bias_of(num_samples, precision, repeats=4000):
+    """Of the log of a mean of weights, by its definition: x from q, all densities normal."""
+    loc, V = Gaussian.to_standard(PLAIN)
+    R = H.T @ jnp.diag(NOISE**-2) @ H
+    q_covariance = jnp.linalg.inv(jnp.linalg.inv(V) + precision * R)
+    h = jnp.linalg.solve(V, loc) + precision * (Y - SHIFT) @ (H / NOISE[:, None] ** 2)
+    q = dist.MultivariateNormal(h @ q_covariance, q_covariance)
+    x = q.sample(random.key(8), (repeats, num_samples))
+    log_w = log_normal(x, loc, V) + dist.Normal(x @ H.T + SHIFT, NOISE).log_prob(Y).sum(-1)
+    log_mean = jax.nn.logsumexp(log_w - q.log_prob(x), axis=1) - np.log(num_samples)
+    return float((log_mean - exact_plain()).mean())
+
+
+@pytest.mark.slow
+def test_other_potentials_err_low_and_less_so_with_more_draws(monkeypatch):
+    """Four times too wide: the error of 20,000 draws is 0.018 for the worst row."""
+    svi = svi_of(plain, plain_guide(linear_network(0.25)))
+    copies = jnp.tile(Y, (40, 1))  # each row has draws of its own
+    rows = held_out_log_likelihood(svi, PLAIN_PARAMS, model_args=(copies,), num_samples=8)
+    few = rows.reshape(40, N)
+    expected, error = bias_of(8, 0.25), few.mean(1).std() / 40**0.5
+    assert abs(few.mean() - exact_plain().mean() - expected) < 4 * error
+    assert expected < -3 * error
+    many = held_out_log_likelihood(svi, PLAIN_PARAMS, model_args=(Y,), num_samples=20_000)
+    np.testing.assert_allclose(many, exact_plain(), atol=4 * 0.018)
+    # The memory changes, and the numbers do not.
+    monkeypatch.setattr(held_out, "BLOCK", 50)
+    other = svi_of(plain, plain_guide(linear_network(0.25)))
+    blocks = held_out_log_likelihood(other, PLAIN_PARAMS, model_args=(copies,), num_samples=8)
+    np.testing.assert_allclose(blocks, rows, rtol=1e-5)
