@@ -87,18 +87,10 @@ def plot_diagnosis(diagnosis: Diagnosis, panels: Sequence[str] | None = None) ->
         ['means', 'sds', 'weights', 'losses', 'loc']
         >>> axes["means"].figure.savefig("diagnosis.png")                     # doctest: +SKIP
     """
-    if not isinstance(diagnosis, Diagnosis):
-        raise TypeError(
-            f"diagnosis is a {type(diagnosis).__name__}; it must be what diagnose(...) returned."
-        )
     drawn = _panels(diagnosis)
     wanted = list(drawn) if panels is None else list(panels)
-    if not wanted or (missing := [name for name in wanted if name not in drawn]):
-        what = f"no panel {missing[0]!r}" if wanted else "no panel"
-        raise ValueError(
-            f"this diagnosis has {what}, but {list(drawn)}; diagnose the fit itself, with"
-            " num_moves=40 where its moves were left out."
-        )
+    if not wanted or not set(wanted) <= set(drawn):
+        raise ValueError(f"this diagnosis has the panels {list(drawn)}; diagnose the fit itself.")
     columns = min(len(wanted), 3 if len(wanted) in (3, 5, 6) else 4)
     lines = -(-len(wanted) // columns)
     size = (3.6 * columns, 3.0 * lines + 0.4)
@@ -298,17 +290,8 @@ def _by_label(calibration: Any) -> dict[str, Calibration]:
     if isinstance(calibration, Calibration):
         return {"": calibration}
     if isinstance(calibration, Mapping):
-        models = {str(label): one for label, one in calibration.items()}
-    elif isinstance(calibration, Sequence):
-        models = {f"model {i}": one for i, one in enumerate(calibration)}
-    else:
-        models = {}
-    if not models or not all(isinstance(one, Calibration) for one in models.values()):
-        raise TypeError(
-            f"calibration is a {type(calibration).__name__}; it must be what"
-            " regression_calibration returns, or a list or dict of these."
-        )
-    return models
+        return {str(label): one for label, one in calibration.items()}
+    return {f"model {i}": one for i, one in enumerate(calibration)}
 
 
 def plot_reliability(
@@ -416,8 +399,6 @@ def plot_particles(
         >>> ax.get_xlabel(), ax.get_ylabel()
         ('w[0]', 'w[1]')
     """
-    if isinstance(var_names, str) or len(var_names) != 2:
-        raise ValueError(f"var_names is {var_names!r}; it must be the names of two numbers.")
     sites = _last_state(draws)
     x, y = (_coordinate(sites, name, 1) for name in var_names)
     ax = _axes(ax)
@@ -435,11 +416,6 @@ def _last_state(draws: Any) -> dict[str, np.ndarray]:
     """``{site: (m, *site)}`` of a tree or a dict."""
     if isinstance(draws, Mapping) and not hasattr(draws, "children"):
         return {str(name): np.asarray(x) for name, x in draws.items()}
-    if "posterior" not in getattr(draws, "children", {}):
-        raise TypeError(
-            f"draws is a {type(draws).__name__}; it must be the DataTree of to_arviz, or a dict of"
-            " arrays with the particles on the first axis."
-        )
     tree: Any = draws
     is_ensemble = tree.attrs.get("inference_method") == "particles" and "kernel" in tree.attrs
     found = {}
@@ -460,12 +436,7 @@ def _coordinate(sites: Mapping[str, Any], name: str, num_axes: int) -> np.ndarra
     where = tuple(int(i) for i in index.split(",")) if index else ()
     shape = x.shape[num_axes:]
     if len(where) != len(shape) or any(i >= n for i, n in zip(where, shape, strict=True)):
-        raise ValueError(
-            f"'{name}' is no number: site '{site}' has the shape {shape}; name one, such as"
-            f" '{site}[{', '.join('0' * len(shape))}]'."
-            if shape
-            else f"'{name}' has an index, and site '{site}' is a single number."
-        )
+        raise ValueError(f"'{name}' is no number: site '{site}' has the shape {shape}.")
     return x[(..., *where)]
 
 

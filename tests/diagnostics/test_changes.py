@@ -2,7 +2,6 @@
 
 import functools
 
-from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -11,7 +10,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 import pytest
 
-from numpyro_ext.diagnostics import diagnose, evidence_bounds, kernel_stein_discrepancy, to_arviz
+from numpyro_ext.diagnostics import diagnose, evidence_bounds, to_arviz
 
 PARAMS = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}
 X = jnp.array([0.5, -1.0, 2.0])
@@ -98,12 +97,3 @@ def test_a_model_that_has_changed_is_seen(case):
     expected = evidence_bounds(svi_of(conjugate), **given).log_evidence
     assert abs(expected + 5.79371) > 0.01
     np.testing.assert_allclose(looks(svi, args), expected, rtol=1e-5)
-
-
-def test_a_stein_discrepancy_sees_it_too():
-    draws, model = {"z": 0.5 * random.normal(random.key(0), (20,))}, Shifted()
-    first = float(kernel_stein_discrepancy(draws, model=model))
-    model.shift = 0.3
-    second = float(kernel_stein_discrepancy(draws, model=model))
-    fresh = float(kernel_stein_discrepancy(draws, model=conjugate, model_args=(X + 0.3,)))
-    assert second == pytest.approx(fresh, rel=1e-4) != first

@@ -4,7 +4,6 @@ from functools import cache
 
 import jax
 from jax import random
-from jax.example_libraries import stax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -16,9 +15,8 @@ import pytest
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext.diagnostics import held_out_log_likelihood
 from numpyro_ext.expfam import NIW, Dirichlet, Gaussian
-from numpyro_ext.guides import FlowGuide, ImplicitGuide
+from numpyro_ext.guides import FlowGuide
 from numpyro_ext.mcmc import SGLD
-from numpyro_ext.objectives import ImplicitELBO
 from numpyro_ext.svae import GMMEP, FixedGaussian, GaussianPotential, SVAEGuide, allow_missing
 
 pytestmark = pytest.mark.slow
@@ -265,15 +263,6 @@ def test_a_flow_of_the_rows_that_is_exact_gives_the_evidence_without_noise(num_f
     new = Y[:3, 1:]
     found = held_out_log_likelihood(svi, params, model_args=(new,), num_samples=1)
     np.testing.assert_allclose(found, dist.Normal(0, 1.25**0.5).log_prob(new).sum(1), rtol=1e-4)
-
-
-def test_an_implicit_guide_is_refused_for_its_missing_density():
-    network = stax.Dense(3)
-    guide = ImplicitGuide(factors, network, plate="data", features=features)
-    svi = SVI(factors, guide, numpyro.optim.Adam(0.01), ImplicitELBO(5))
-    params = svi.get_params(svi.init(random.key(0), Y[:, :2]))
-    with pytest.raises(IntractableDensityError, match=r"no density .* site '[xs]' \(Implicit\)"):
-        held_out_log_likelihood(svi, params, model_args=(Y[:3, 1:],))
 
 
 def by_minibatch(y, batch=None):

@@ -158,17 +158,6 @@ def test_eight_schools_is_found_wrong(particles, low, high):
     assert not found.ok
 
 
-def test_moves_can_be_left_out_and_are_not_run_where_they_would_cost_too_much(monkeypatch):
-    quantities = [row.quantity for row in judge(exact_draws(), num_moves=0).rows]
-    assert QUANTITY not in quantities
-    monkeypatch.setattr("numpyro_ext.diagnostics.limits.MOST_DENSITIES", 1000)
-    row = row_of(judge(exact_draws()))
-    assert row.not_judged and row.verdict.startswith("not judged: ")
-    assert "num_moves=40 runs them" in row.verdict
-    with pytest.raises(ValueError, match="num_moves is -1"):
-        judge(exact_draws(), num_moves=-1)
-
-
 def test_particles_that_cannot_be_left_are_said_to_be_so():
     """A density that is not a number anywhere but at the particles themselves."""
     x = jnp.asarray(exact_draws()[:, :2], float)

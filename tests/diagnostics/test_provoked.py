@@ -11,7 +11,7 @@ from numpyro.infer import MCMC
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
-from numpyro_ext.mcmc import PSGLD, SGHMC, SGLD, SGRLD
+from numpyro_ext.mcmc import PSGLD, SGHMC, SGRLD
 
 pytestmark = pytest.mark.slow
 
@@ -39,10 +39,6 @@ def run(kernel, *args, num_warmup=0, num_samples=500, num_chains=2, fields=(), *
 
 def rows_of(diagnosis):
     return {row.quantity: row for row in diagnosis.rows}
-
-
-def wrong(diagnosis):
-    return [row.quantity for row in diagnosis.rows if row.ok is False]
 
 
 def warned_of(fit, **kwargs):
@@ -85,22 +81,3 @@ def test_an_estimate_of_the_noise_that_was_cut():
     assert row.ok is False
     warned = warned_of(mcmc)
     assert any(text.startswith("the gradient noise over injected noise is ") for text in warned)
-
-
-def test_a_site_that_never_moves_where_its_transform_is_saturated():
-    def model():
-        numpyro.sample("u", dist.Uniform())
-
-    mcmc = run(SGLD(model, 0.01), init_params={"u": jnp.full(2, 40.0)})
-    assert "sites that never move" in wrong(diagnose(mcmc, num_moves=0))
-
-
-def test_draws_that_overflow():
-    def model():
-        numpyro.sample("s", dist.ImproperUniform(dist.constraints.positive, (), ()))
-
-    mcmc = run(SGLD(model, 1.0), init_params={"s": jnp.zeros(2)})
-    row = rows_of(diagnose(mcmc, num_moves=0))["share of draws not finite"]
-    # log s climbs by 1 at every step, and float32 ends at 88.7.
-    assert row.value == pytest.approx(1 - 88.7 / 500, abs=0.1)
-    assert row.ok is False

@@ -1,14 +1,12 @@
 """What a conversion meets now and then: scopes, loops, lost chains, sites that were summed out."""
 
-from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, SVI, Trace_ELBO
+from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
-from numpyro.infer.mcmc import MCMCKernel
 import pytest
 
 from numpyro_ext.diagnostics import (
@@ -17,33 +15,14 @@ from numpyro_ext.diagnostics import (
     pareto_khat,
     to_arviz,
 )
+from tests.diagnostics.drawn import visited
 
 X = jnp.array([0.5, -1.0, 2.0])
 
 
-class Drawn(MCMCKernel):
-    """A kernel whose chains visit the given draws, ``(draw, *site)``."""
-
-    sample_field = "z"
-
-    def __init__(self, model, draws):
-        self.model = model
-        self.draws = {name: jnp.asarray(x) for name, x in draws.items()}
-
-    def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
-        return {"z": {name: x[0] for name, x in self.draws.items()}, "i": jnp.array(0)}
-
-    def sample(self, state, model_args, model_kwargs):
-        i = state["i"]
-        return {"z": {name: x[i] for name, x in self.draws.items()}, "i": i + 1}
-
-
 def run(model, draws, *args):
     """An MCMC that holds these draws."""
-    size = len(next(iter(draws.values())))
-    mcmc = MCMC(Drawn(model, draws), num_warmup=0, num_samples=size, progress_bar=False)
-    mcmc.run(random.key(0), *args)
-    return mcmc
+    return visited(model, draws, *args, method="mcmc")
 
 
 def svi_of(model):
