@@ -8,7 +8,7 @@ Stein variational gradient descent* (2021).
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, cast
 
 import jax
 from jax import Array, lax, random
@@ -43,17 +43,6 @@ __all__ = ["ParticleField", "read_for_particles"]
 # Up to this many particles the m x m matrices are small enough to be built at once.
 _DENSE_UP_TO = 2048
 _ROWS_AT_A_TIME = 512
-
-
-@runtime_checkable
-class SamplesLatent(Protocol):
-    """A guide whose latent vector can be drawn, whether or not it has a density."""
-
-    def sample_latent(
-        self, rng_key: Array, params: Params, num_samples: int | None = None
-    ) -> Array:
-        """``(num_samples, latent_dim)`` unconstrained draws, differentiable in ``params``."""
-        ...
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -315,7 +304,7 @@ class ParticleField(ELBO, ABC):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if not isinstance(guide, SamplesLatent):
+        if not hasattr(guide, "sample_latent"):
             name = getattr(guide, "__name__", type(guide).__name__)
             raise TypeError(
                 f"guide {name} has no sample_latent(rng_key, params, num_samples), and so no"

@@ -29,9 +29,8 @@ def median_bandwidth(
         h^2 = \mathrm{med}_2 \;\text{("median\_distance")}.
 
     The first makes the RBF kernel :math:`\exp(-s \log(K+1)/\mathrm{med}_2)`, the rule of particle
-    inference. Liu and Wang (NIPS 2016, section 5) write :math:`\exp(-s/h)` with their h equal to
-    :math:`2 h^2` here, and :math:`\log K` for :math:`\log(K+1)`. The second is wider, and the
-    better one for discrepancies.
+    inference. Liu and Wang (NIPS 2016, section 5) have :math:`2 h^2` for their h, and
+    :math:`\log K` for :math:`\log(K+1)`. The second is wider, and better for discrepancies.
 
     If more than half of the pairs coincide, the mean squared distance takes the median's place; if
     all coincide, or K = 1, the answer is 1. No gradient flows through it.
@@ -39,8 +38,7 @@ def median_bandwidth(
     :param x: ``(K, d)`` points.
     :param str rule: ``"median"`` or ``"median_distance"``.
     :param int max_particles: with more points than this, that many evenly spaced rows give the
-        median (sorting all pairs costs more than a kernel matrix); ``log(K+1)`` stays that of all.
-    :return: the scalar h.
+        median; ``log(K+1)`` stays that of all.
 
     .. doctest::
 

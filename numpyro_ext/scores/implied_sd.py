@@ -39,10 +39,6 @@ def implied_sd_ratio(
     weights of separated modes do not enter, because the points of each mode are right; a single
     outlier may change any moment. A ratio of 1 is a necessary condition, not a distance of 0.
 
-    **Minibatches.** M is linear in the gradients, so average it over minibatches by gradients with
-    further leading axes, taken at the same points; the noise of a single minibatch is mostly in the
-    shift.
-
     :param x: ``(m, d)`` points, in unconstrained space if the gradients are.
     :param grad_log_p: ``(m, d)`` gradients of the log density at the points, or ``(..., m, d)``
         estimates of them, which are averaged.

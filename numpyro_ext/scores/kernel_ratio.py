@@ -30,9 +30,9 @@ class KernelRatio:
 
     It is accurate where the denominator has mass, shrunk by every :math:`\lambda > 0` to 0, and can
     be negative: :math:`\log \hat r` is that of ``max(r, floor)``, whose gradient is 0 below the
-    floor. So for KL(q || p) estimate p/q, with q as the denominator, and use its negative log. It
-    needs densities that overlap; where they differ much, take :func:`whiten` first (adaptive
-    contrast). O(N_d^3 + N_d (N_n + n) d) for n points.
+    floor. So for KL(q || p) estimate p/q, with q as the denominator, and use its negative log.
+    Where the densities differ much, take :func:`whiten` first (adaptive contrast).
+    O(N_d^3 + N_d (N_n + n) d) for n points.
 
     :param lam: :math:`\lambda`, positive.
     :param kernel: defaults to ``RBF("median_distance")``; or a function of ``(n, d)`` and
@@ -53,8 +53,7 @@ class KernelRatio:
         >>> from numpyro_ext.scores import KernelRatio
         >>> e = jax.random.normal(jax.random.key(0), (500, 1))
         >>> ratio = KernelRatio(1e-3).fit(0.5 + e, e)
-        >>> found = ratio(jnp.ones((1, 1)))[0]
-        >>> bool(abs(found - 1.45) < 0.5)  # the truth is exp(0.5 - 0.125) = 1.45
+        >>> bool(abs(ratio(jnp.ones((1, 1)))[0] - 1.45) < 0.5)  # the truth is exp(0.5 - 0.125)
         True
     """
 

@@ -93,16 +93,13 @@ class LogisticRatio:
     coordinate by coordinate with the moments of all samples together, minimises
     :func:`logistic_loss` plus :math:`\frac12` ``l2`` :math:`|w|^2` (the constant is not penalised).
     At the optimum it is :math:`\log(p_{num} / p_{den})` if that is such a polynomial: for two
-    Gaussians at degree 2, for two with the same covariance at degree 1. For other densities it is
-    the best of its kind, and ``l2`` keeps it finite where the samples can be told apart.
-
-    It is fitted by Newton's method with ``num_steps`` steps, of which each is the best of a
-    geometric sequence of lengths, so that the loss never rises. The gradient of a polynomial does
-    not vanish far from the samples. With F monomials, O(num_steps (N F^2 + F^3)).
+    Gaussians at degree 2, for two with the same covariance at degree 1. ``l2`` keeps it finite
+    where the samples can be told apart.
 
     :param int degree: 1 or 2; 2 for at most 50 dimensions.
     :param l2: the ridge, positive.
-    :param int num_steps: Newton steps.
+    :param int num_steps: Newton steps, each the best of a geometric sequence of lengths, with F
+        monomials O(N F^2 + F^3) each.
 
     **Reference:** *Density ratio estimation in machine learning*, Masashi Sugiyama, Taiji Suzuki
     and Takafumi Kanamori, Cambridge University Press 2012 (chapter 4).

@@ -70,7 +70,7 @@ def bayesian_mlp(
     ``init_scale``; NumPyro's default start of +-2 ruins every method on a network.
 
     :param X: features, shape ``(N, d)``.
-    :param y: targets, shape ``(N,)``: real numbers, or classes 0, 1, ...; None predicts them.
+    :param y: targets, shape ``(N,)``: numbers, or classes 0, 1, ...; None predicts them.
     :param hidden: widths of the hidden layers; ``()`` is a linear model.
     :param activation: the function h.
     :param weight_prior: of every weight and bias; None for the standard normal.
