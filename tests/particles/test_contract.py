@@ -220,6 +220,7 @@ class TestMCMC:
         moved = other.get_samples(group_by_chain=True)["w"][:, 0] - saved.z["w"]
         assert 0 < jnp.abs(moved).max() < 0.2
 
+    @pytest.mark.nightly
     def test_particles_spread_over_devices_are_the_same(self):
         """And each device holds its own half of them."""
         mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("particles",))

@@ -156,6 +156,7 @@ def test_regularized_field_rests_where_the_plain_one_does():
         assert jnp.abs(v).max() < 1e-2 < jnp.abs(g).max()
 
 
+@pytest.mark.nightly
 def test_regularized_field_keeps_the_spread_of_many_skew_coordinates():
     """Particles of 25 shares without data: each is Beta(1, 24). With a ridge of 1 their standard
     deviations are a little over half of the right ones."""
@@ -164,17 +165,6 @@ def test_regularized_field_keeps_the_spread_of_many_skew_coordinates():
     params = svi.run(random.key(0), 500, progress_bar=False).params
     sd = np.std(guide.particles(params)["p"], 0)
     assert 0.75 < np.mean(sd) / np.sqrt(24 / 25**2 / 26) < 1.1
-
-
-def test_preconditioned_field_does_not_depend_on_units(tol):
-    x = random.normal(random.key(3), (40, 3)) @ jnp.array([[1.0, 0.8, 0], [0, 0.5, 0], [0, 0, 2]])
-    g = jnp.cos(x) - x
-    scale = jnp.array([1e-4, 1.0, 3e3])
-    shift = jnp.array([1.0, -2.0, 3e3])
-    velocity = jax.jit(RegularizedSVGD().velocity)
-    v = velocity(x, g)
-    other = velocity(x * scale + shift, g / scale) / scale
-    np.testing.assert_allclose(other, v, rtol=tol(3e-2, 1e-9), atol=tol(2e-3, 1e-9))
 
 
 def test_preconditioning_in_more_dimensions_than_particles(tol):

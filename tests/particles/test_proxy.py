@@ -10,7 +10,7 @@ from numpyro.infer import MCMC
 import pytest
 
 from numpyro_ext.objectives import taylor_proxy
-from numpyro_ext.particles import SVGD, AutoParticles, ParVI, RegularizedSVGD
+from numpyro_ext.particles import AutoParticles, ParVI, RegularizedSVGD
 
 N = 60
 X = np.stack([np.ones(N), 3 * np.sin(np.arange(N))], 1)
@@ -66,27 +66,3 @@ def test_an_ensemble_on_minibatches_ends_where_that_of_all_rows_does(proxy):
     expected = ends(RegularizedSVGD())
     np.testing.assert_allclose(ends(RegularizedSVGD(proxy=proxy), batch=7), expected, atol=2e-3)
     assert jnp.abs(ends(RegularizedSVGD(), batch=7) - expected).max() > 0.02
-
-
-def test_a_proxy_of_something_else_is_an_error(proxy):
-    def loss(*args, model=linear, d=2):
-        guide = AutoParticles(model, 5, init_from=None)
-        params = {"auto_particles": jnp.zeros((5, d))}
-        return SVGD(proxy=proxy).loss(random.key(0), params, model, guide, *args, batch=7)
-
-    with pytest.raises(ValueError, match="hold other data than those of which the proxy is one"):
-        loss(X, Y + 1)
-
-    def wider(x, y, batch=None):
-        numpyro.sample("v", dist.Normal())
-        linear(x, y, batch)
-
-    with pytest.raises(ValueError, match=r"sites \{'v': .*, but the proxy has \{'w': "):
-        loss(X, Y, model=wider, d=3)
-
-    def learned(x, y, batch=None):
-        numpyro.param("a", 0.0)
-        linear(x, y, batch)
-
-    with pytest.raises(ValueError, match="param site 'a', with which the rows"):
-        loss(X, Y, model=learned)

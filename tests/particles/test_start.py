@@ -190,6 +190,7 @@ def test_a_mode_of_few_particles_is_no_group():
     assert list(svi.get_params(svi.init(random.key(0)))) == ["auto_particles"]
 
 
+@pytest.mark.nightly
 def test_particles_far_from_zero_may_coincide_by_rounding():
     """Single precision has 126 numbers in a standard deviation of this posterior."""
     y = 1000.0 + 0.05 * np.linspace(-1.5, 1.5, 40)
