@@ -24,8 +24,8 @@ FORMULAS = [
     ),
     (
         "_model/taylor.py",
-        "known + self.size * jnp.mean(residuals)",
-        "known + jnp.sum(residuals)",
+        "of_all_rows + self.size * jnp.mean(residuals)",
+        "of_all_rows + jnp.sum(residuals)",
         "objectives/test_taylor_proxy.py",
     ),
     (

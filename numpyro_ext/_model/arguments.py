@@ -109,11 +109,10 @@ def refuse_words(model: Any, args: tuple, kwargs: dict[str, Any], error: Excepti
             ) from error
     for name, x in _named_leaves(model, args, kwargs):
         if _has_words(x):
-            what = f"{type(x).__name__} of dtype {getattr(x, 'dtype', 'object')}"
             raise TypeError(
-                f"the argument '{name}' of the model is a {what}, with which JAX cannot compute;"
-                " pass numbers, as by np.asarray(x, float), or codes of words, as by np.unique(x,"
-                " return_inverse=True)[1]."
+                f"the argument '{name}' of the model is a {type(x).__name__} of dtype"
+                f" {getattr(x, 'dtype', 'object')}, with which JAX cannot compute; pass numbers, or"
+                " codes of words, as by np.unique(x, return_inverse=True)[1]."
             ) from error
 
 
@@ -126,19 +125,19 @@ def _has_words(x: Any) -> bool:
 
 def check_frames(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     """An error that names a frame on which ``SVI.init`` would fail, which runs the model itself."""
-    for name, x in _named_leaves(model, args, kwargs):
-        if _frame_of(x) is not None:
-            try:
-                with block():
-                    seed(model, 0)(*args, **kwargs)
-            except Exception as error:
-                refuse_words(model, args, kwargs, error)
-                raise TypeError(
-                    f"SVI runs the model on its arguments before any guide or loss can read them,"
-                    f" and fails on '{name}', a {type(x).__name__}; pass numbers, as by"
-                    f" {name}.to_numpy()."
-                ) from error
-            return
+    names = _named_leaves(model, args, kwargs)
+    name, frame = next(((n, x) for n, x in names if _frame_of(x) is not None), ("", None))
+    if frame is None:
+        return
+    try:
+        with block():
+            seed(model, 0)(*args, **kwargs)
+    except Exception as error:
+        refuse_words(model, args, kwargs, error)
+        raise TypeError(
+            "SVI runs the model on its arguments before any guide or loss can read them, and fails"
+            f" on '{name}', a {type(frame).__name__}; pass numbers, as by {name}.to_numpy()."
+        ) from error
 
 
 def without_handlers(model: Any) -> Any:
@@ -164,7 +163,7 @@ def _named_leaves(model: Any, args: tuple, kwargs: dict[str, Any]) -> Iterator[t
 
 
 class _Held:
-    """An array that a compiled program holds; equal to itself alone."""
+    """An array that a compiled program holds; compares by identity."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -205,12 +204,13 @@ def split_arguments(
     :param bool hold: whether arrays are part of the rest, for a model that looks at their numbers.
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
-    leaves = [x if _frame_of(x) is None else _frame_of(x) for x in leaves]
-    arrays = [isinstance(x, np.ndarray | Array) and not _has_words(x) for x in leaves]
-    fixed = [
-        (i, _Held(x) if isinstance(x, np.ndarray | Array) or _frame_of(x) is not None else x)
-        for i, (x, is_array) in enumerate(zip(leaves, arrays, strict=True))
-        if hold or not is_array
-    ]
-    free = [] if hold else [x for x, is_array in zip(leaves, arrays, strict=True) if is_array]
-    return Arguments(tree, tuple(fixed)), free
+    fixed, arrays = [], []
+    for place, leaf in enumerate(leaves):
+        frame = _frame_of(leaf)
+        x = leaf if frame is None else frame
+        is_array = isinstance(x, np.ndarray | Array)
+        if is_array and not hold and not _has_words(x):
+            arrays.append(x)
+        else:
+            fixed.append((place, _Held(x) if is_array or frame is not None else x))
+    return Arguments(tree, tuple(fixed)), arrays

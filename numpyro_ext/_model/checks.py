@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 from jax import Array, random
-from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 from numpyro import validation_enabled
@@ -15,11 +14,16 @@ from numpyro.handlers import block, seed, substitute
 from numpyro.infer import init_to_uniform
 from numpyro.primitives import Messenger
 
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.density import seen
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.implicit import has_density
-from numpyro_ext._model.lengths import marked_plates, shapes_on_plates
-from numpyro_ext._model.program import read_model, trace_of
+from numpyro_ext._model.program import (
+    marked_plates,
+    read_model,
+    shapes_on_plates,
+    trace_of,
+)
 from numpyro_ext._model.read import (
     ModelInfo,
     Site,
@@ -41,9 +45,9 @@ _CONSTRAINED: tuple[type, ...] = (
     constraints.greater_than,
     constraints.less_than,
     constraints.interval,
-    *(
-        type(one)
-        for one in (
+    *map(
+        type,
+        (
             constraints.corr_cholesky,
             constraints.corr_matrix,
             constraints.l1_ball,
@@ -55,7 +59,7 @@ _CONSTRAINED: tuple[type, ...] = (
             constraints.positive_semidefinite,
             constraints.simplex,
             constraints.sphere,
-        )
+        ),
     ),
 )
 
@@ -78,19 +82,14 @@ def check_supports(model_trace: Trace, guide_trace: Trace) -> None:
             and has_density(ours["fn"])
             and not _is_masked(fn)
         ):
-            drawn = type(base_distribution(ours["fn"])).__name__
+            drawn, kind = type(base_distribution(ours["fn"])).__name__, type(support).__name__
+            kind = "".join(f" {c.lower()}" if c.isupper() else c for c in kind.lstrip("_")).strip()
             raise ValueError(
-                f"site '{name}' has the support {_kind(support)} in the model, but the guide draws"
-                f" it from {drawn} with the support real; use a distribution with that support,"
-                " such as dist.TransformedDistribution(dist.Normal(...),"
-                " dist.biject_to(support)), or a guide that makes it, such as AutoNormal(model)."
+                f"site '{name}' has the support {kind} in the model, but the guide draws it from"
+                f" {drawn} with the support real; use a distribution with that support, such as"
+                " dist.TransformedDistribution(dist.Normal(...), dist.biject_to(support)), or a"
+                " guide that makes it, such as AutoNormal(model)."
             )
-
-
-def _kind(support: Any) -> str:
-    """The kind of a constraint, without its bounds, which may be traced."""
-    name = type(support).__name__.lstrip("_")
-    return "".join(f" {c.lower()}" if c.isupper() else c for c in name).strip()
 
 
 def _is_masked(fn: Any) -> bool:
@@ -98,13 +97,12 @@ def _is_masked(fn: Any) -> bool:
 
 
 def check_observed(trace: Trace) -> None:
-    """An error that names the observed site whose data are no array, do not fit, or hold NaN.
+    """An error that names the observed site whose data do not fit, or hold NaN.
 
     NaN in traced data cannot be detected.
     """
     for name, site in trace.items():
         if is_data(site):
-            _check_type(name, site["value"])
             _check_shape(name, site, trace)
             _check_nan(name, site)
 
@@ -121,18 +119,6 @@ class valid_data(Messenger):
             self.plates[msg["name"]] = msg
         elif msg["type"] == "sample":
             check_observed({**self.plates, msg["name"]: msg})
-
-
-def _check_type(name: str, value: Any) -> None:
-    kind = type(value)
-    library = kind.__module__.split(".")[0]
-    if isinstance(value, (list, tuple)) or library in ("pandas", "polars", "xarray"):
-        what = kind.__name__ if library == "builtins" else f"{library} {kind.__name__}"
-        remedy = "jnp.array(data)" if library == "builtins" else "data.to_numpy()"
-        raise TypeError(
-            f"the data of the observed site '{name}' are a {what}; obs must be an array: pass"
-            f" {remedy} to the model."
-        )
 
 
 def _check_shape(name: str, site: Site, trace: Trace) -> None:
@@ -196,22 +182,15 @@ def _check_columns(what: str, site: Site, batch: tuple[int, ...]) -> None:
 
 
 def _check_nan(name: str, site: Site) -> None:
-    value = site["value"]
-    if isinstance(value, Tracer) or _is_masked(site["fn"]) or not _is_stock(site["fn"]):
+    if _is_hidden(site["value"]) or _is_masked(site["fn"]) or not _is_stock(site["fn"]):
         return
-    # NumPy, because while a loss is traced JAX would trace this too.
-    if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        return
-    data = np.asarray(value)
-    if not np.issubdtype(data.dtype, np.floating):
-        return
-    missing = int(np.isnan(data).sum())
-    if missing:
-        raise ValueError(_nan_message(name, missing, data.size))
+    data = np.asarray(site["value"])  # because while a loss is traced JAX would trace this too
+    if np.issubdtype(data.dtype, np.floating) and np.any(np.isnan(data)):
+        _refuse_nan(name, np.isnan(data).sum(), data.size)
 
 
-def _nan_message(name: str, missing: int, size: int) -> str:
-    return (
+def _refuse_nan(name: str, missing: Any, size: int) -> None:
+    raise ValueError(
         f"the data of the observed site '{name}' have {missing} NaN among {size} numbers, so the"
         " log density is NaN; drop these rows, or leave them out by"
         " numpyro.handlers.mask(mask=~jnp.isnan(data))."
@@ -255,24 +234,26 @@ def check_rows(
     its rows: where an argument has NaN, and where data are outside of a support, which a program of
     the data alone finds out. Data that are traced cannot be looked at.
     """
-    leaves = jax.tree.leaves((args, kwargs))
-    each = partial(_look_at_rows, model, args, kwargs)
+    look = partial(_look_at_rows, model, args, kwargs)
     with jax.ensure_compile_time_eval():
-        has_nan = any(_has_nan(x) for x in leaves)
-    counted = each(_count_nan, init_strategy) if has_nan else {}
+        has_nan = any(map(_has_nan, jax.tree.leaves((args, kwargs))))
+    counted = look(_count_nan, init_strategy) if has_nan else {}
     for name, (rows, num_rows, missing, size) in counted.items():
         if rows and missing:
-            raise ValueError(_nan_message(name, missing, size))
+            _refuse_nan(name, missing, size)
         if rows:
             raise ValueError(
                 f"the log density of the observed site '{name}' is NaN in {rows} of {num_rows}"
                 " rows, and the arguments of the model hold NaN; drop these rows, or leave them out"
                 " by numpyro.handlers.mask(mask=~jnp.isnan(...))."
             )
-    if any(each(_is_outside, init_strategy).values()):
+    if any(look(_is_outside, init_strategy).values()):
         # A support may depend on latent sites, which a strategy may set.
-        look = _compare_densities
-        _refuse_outside(each(look, init_strategy), each(look, init_to_uniform, seed_of=1))
+        points = (
+            look(_compare_densities, init_strategy),
+            look(_compare_densities, init_to_uniform, 1),
+        )
+        _refuse_outside(*points)
 
 
 def _look_at_rows(
@@ -281,7 +262,7 @@ def _look_at_rows(
     kwargs: dict[str, Any],
     look: Callable[[Site], Any],
     init_strategy: Callable[..., Any],
-    seed_of: int = 0,
+    key: int = 0,
 ) -> dict[str, Any]:
     """``{site: look(site)}`` of the observed sites on all rows, in NumPy; without the sites of
     which it is None, and empty where data are traced, or on other devices."""
@@ -291,17 +272,16 @@ def _look_at_rows(
         with block():
             fn = seed(marked_plates(every_row(model)), rng_key)
             trace = trace_of(substitute(fn, substitute_fn=init_strategy), args, kwargs)
-        found = {name: look(site) for name, site in trace.items() if is_data(site)}
-        return {name: x for name, x in found.items() if x is not None}
+        looked = {name: look(site) for name, site in trace.items() if is_data(site)}
+        return {name: x for name, x in looked.items() if x is not None}
 
-    rng_key = random.key(seed_of)
+    rng_key = random.key(key)
     with validation_enabled(False):  # NumPyro would blame a parameter of a distribution
-        looked = shapes_on_plates(run, rng_key)
-        if not looked or _is_hidden((args, kwargs)):
+        if not shapes_on_plates(run, rng_key) or _is_hidden((args, kwargs)):
             return {}
         with jax.ensure_compile_time_eval():  # while a loss is traced, too
-            found = run(rng_key)
-        return {} if _is_hidden(found) else jax.device_get(found)  # the model may hold tracers
+            looked = run(rng_key)
+        return {} if _is_hidden(looked) else jax.device_get(looked)  # the model may hold tracers
 
 
 def _count_nan(site: Site) -> tuple[Any, ...]:
@@ -309,7 +289,7 @@ def _count_nan(site: Site) -> tuple[Any, ...]:
     fn, value = site["fn"], jnp.asarray(site["value"], float)
     log_p, missing = fn.log_prob(site["value"]), jnp.isnan(value)
     # NumPyro may make -inf of what is out of the support, as NaN is.
-    gone = jnp.any(missing, _event_axes(site)) & ~jnp.isfinite(log_p)
+    gone = jnp.any(missing, tuple(range(-fn.event_dim, 0))) & ~jnp.isfinite(log_p)
     return jnp.sum(jnp.isnan(log_p) | gone), log_p.size, jnp.sum(missing), value.size
 
 
@@ -318,19 +298,19 @@ def _find_outside(site: Site) -> Array | None:
     support = elementwise(getattr(site["fn"], "support", None))
     if support is None or support in (constraints.real, constraints.circular, constraints.complex):
         return None
-    value, there = jnp.asarray(site["value"]), seen(site)
-    found = jnp.logical_not(support(value))
+    value, unmasked = jnp.asarray(site["value"]), seen(site)
+    outside = jnp.logical_not(support(value))
     if support.event_dim:
-        return found & jnp.any(there, tuple(range(-support.event_dim, 0)))
+        return outside & jnp.any(unmasked, tuple(range(-support.event_dim, 0)))
     if not support.is_discrete:
         low, high = _bounds(support)
-        found |= (value <= low) | (value >= high)
-    return found & there
+        outside |= (value <= low) | (value >= high)
+    return outside & unmasked
 
 
 def _is_outside(site: Site) -> Array | None:
-    found = _find_outside(site)
-    return None if found is None else jnp.any(found)
+    outside = _find_outside(site)
+    return None if outside is None else jnp.any(outside)
 
 
 def _bounds(support: Any) -> tuple[Any, Any]:
@@ -371,24 +351,15 @@ def _refuse_outside(here: dict[str, Any], there: dict[str, Any]) -> None:
             )
 
 
-def _event_axes(site: Site) -> tuple[int, ...]:
-    return tuple(range(-site["fn"].event_dim, 0))
-
-
 def _is_hidden(tree: Any) -> bool:
     """Return whether there is an array of whose numbers some cannot be looked at."""
     leaves = jax.tree.leaves(tree)
-    return any(
-        isinstance(x, Tracer) or not getattr(x, "is_fully_addressable", True) for x in leaves
-    )
+    return is_traced(leaves) or not all(getattr(x, "is_fully_addressable", True) for x in leaves)
 
 
 def _has_nan(x: Any) -> bool:
-    if not isinstance(x, (np.ndarray, jax.Array)) or _is_hidden(x):
-        return False
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return False
-    return bool(jnp.any(jnp.isnan(x)))
+    real = isinstance(x, np.ndarray | Array) and jnp.issubdtype(x.dtype, jnp.floating)
+    return real and not _is_hidden(x) and bool(jnp.any(jnp.isnan(x)))
 
 
 def _is_stock(fn: Any) -> bool:

@@ -15,15 +15,8 @@ from numpyro.infer.util import unconstrain_fn
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.handlers import first_rows, refuse_noise, valid_plates
-from numpyro_ext._model.init_from import check_sites
-from numpyro_ext._model.mode_search import (
-    DENSE_UP_TO,
-    Mode,
-    advice,
-    mode_search,
-    starts_of,
-)
-from numpyro_ext._model.modes import Modes
+from numpyro_ext._model.mode_search import advice, budget_note, make_search, starts_of
+from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, check_sites
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.program import set_up, shape_trace, trace_of
 from numpyro_ext._model.read import ModelInfo, frames, model_info, sample_sites
@@ -38,14 +31,14 @@ from numpyro_ext._model.taylor import (
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Trace
 
-__all__ = ["Rows"]
+__all__ = ["TaylorExpansion"]
 
 _OFF, _FAR = 0.5, 50.0  # sds between center and mode that are worth a warning; that are no normal
 _DRAWS_OF_GUIDE = 1000
 _POINTS, _ROWS = 16, 10_000  # at which the noise over minibatches is measured
 
 
-class Rows:
+class TaylorExpansion:
     """The rows of a model in its one plate that takes a minibatch; an error for any other model."""
 
     def __init__(
@@ -71,13 +64,12 @@ class Rows:
                 f"the model has {self.info.size} latent dimensions, so the proxy is one of degree"
                 f" 1, without Hessians; pass degree=1 for more than {DENSE_UP_TO}."
             )
-        self.potential = Potential(self.model, self.info, {}, args, kwargs).traced_once()
+        self.potential = Potential(self.model, self.info, {}, args, kwargs)
 
     def proxy(self, rng_key: Array, center: Any) -> TaylorProxy:
         """The proxy at a center, or at the mode if it is None."""
         x, mode = self._find_center(rng_key, center)
-        factor = None if mode is None else mode.factor
-        off = np.inf
+        factor, off = None if mode is None else mode.factor, np.inf
         if mode is not None and not mode.variational:
             off = mode.decrement + (mode.num_negative > 0)
         self._check_forward_mode(x)
@@ -108,8 +100,8 @@ class Rows:
                 _warn(noise_message(proxy.noise, self.batch, self.size))
         if mode is not None and not off < _OFF:
             _warn(
-                f"the search for a mode did not end at one{mode.budget}, so the center of the proxy"
-                f" may be far from the posterior; {advice(self.info)}, or fit a guide with"
+                f"the search for a mode did not end at one{budget_note(mode)}, so the center of the"
+                f" proxy may be far from the posterior; {advice(self.info)}, or fit a guide with"
                 " VRELBO(1.), and pass center=(guide, params)."
             )
         elif factor is None and hessian is not None:
@@ -159,20 +151,20 @@ class Rows:
     def _search(self, rng_key: Array) -> Mode:
         """The first of up to eight searches that ends at a mode, or the one that ends nearest."""
         key_start, key_modes = random.split(rng_key)
-        potential, found = self.potential, []
-        find_modes = mode_search(key_modes, potential)
+        potential, ends = self.potential, []
+        search = make_search(key_modes, potential)
         start, energy, _ = draw_start(key_start, self.model, self.info, *self.arguments)
         for near_median in (False, True):
             if near_median:  # for likelihoods that overflow in most of what is drawn
                 start, energy, grad = start_near_median(key_start, self.model, potential)
-                if not found:
+                if not ends:
                     potential.check_start(start, potential.first_rows(), energy, grad)
             starts = starts_of(key_start, self.info.ravel(start))
-            for mode in find_modes(starts) if np.isfinite(energy) else ():
+            for mode in search(starts) if np.isfinite(energy) else ():
                 if mode.at_mode:
                     return mode
-                found.append(mode)
-        return min(found, key=lambda mode: np.nan_to_num(mode.decrement, nan=np.inf))
+                ends.append(mode)
+        return min(ends, key=lambda mode: np.nan_to_num(mode.decrement, nan=np.inf))
 
     def _mean(self, rng_key: Array, guide: Model, params: Params) -> Array:
         set_up(guide, *self.arguments)
@@ -207,8 +199,7 @@ class Rows:
                 raise
             raise ValueError(
                 "the likelihood has no derivatives in forward mode, because a part of it is a"
-                " jax.custom_vjp (as odeint is), so there is no proxy of it; use all rows, or"
-                " BBAlphaELBO."
+                " jax.custom_vjp (as odeint is); use all rows, or BBAlphaELBO."
             ) from error
 
     def _sums(
@@ -223,15 +214,11 @@ class Rows:
             directions = factor if regular else directions
 
         @jax.jit
-        def of(x: Array, idx: Array, directions: Array | None) -> tuple[Array, Array, Array | None]:
-            grad = jax.grad(lambda x: jnp.sum(self._log_lik(x, idx)))
-
-            def column(direction: Array) -> Array:
-                return jax.jvp(grad, (x,), (direction,))[1]
-
-            hessian = None
+        def sums(x: Array, idx: Array) -> tuple[Array, Array, Array | None]:
+            grad, hessian = jax.grad(lambda x: jnp.sum(self._log_lik(x, idx))), None
             if directions is not None:
-                hessian = lax.map(column, directions.T, batch_size=32)
+                along = lambda direction: jax.jvp(grad, (x,), (direction,))[1]  # noqa: E731
+                hessian = lax.map(along, directions.T, batch_size=32)
             return self._log_lik(x, idx), grad(x), hessian
 
         # Totals in double precision: float32 would round a sum of many rows to its own digits.
@@ -239,13 +226,12 @@ class Rows:
         for start in range(0, self.size, self.block_size):
             idx = jnp.arange(start, min(start + self.block_size, self.size))
             with jax.default_matmul_precision("highest"):
-                each, g, H = jax.device_get(of(x, idx, directions))
+                each, g, H = jax.device_get(sums(x, idx))
             grad = grad + g
             hessian = hessian + (0.0 if H is None else H)
             values.append(each)
         value = np.concatenate(values)
-        finite = [np.all(np.isfinite(part)) for part in (value, grad, hessian)]
-        if not all(finite):
+        if not all(np.all(np.isfinite(part)) for part in (value, grad, hessian)):
             raise ValueError(
                 "the log likelihood or its derivatives are not finite at the center; give another"
                 " center, or check the data."
@@ -261,14 +247,11 @@ class Rows:
         length of the whitened gradient, which is the distance of the mean in sds."""
         prior, idx = self.potential.prior(), self.potential.first_rows()
 
-        @jax.jit
-        def slopes(x: Array) -> tuple[Array, Array]:
-            def slope(x: Array) -> Array:
-                return prior.value_and_grad_flat(x, idx)[1]
+        def slope_at(x: Array) -> Array:
+            return prior.value_and_grad_flat(x, idx)[1]
 
-            return slope(x), jax.jacfwd(slope)(x)
-
-        slope, curvature = (np.asarray(part, np.float64) for part in slopes(x))
+        both = jax.jit(lambda x: (slope_at(x), jax.jacfwd(slope_at)(x)))(x)
+        slope, curvature = (np.asarray(part, np.float64) for part in both)
         precision = (curvature - hessian + (curvature - hessian).T) / 2
         try:
             np.linalg.cholesky(precision)
@@ -283,16 +266,17 @@ class Rows:
         """The standard deviation over minibatches at draws of the normal approximation."""
         idx = jnp.asarray(np.linspace(0, self.size - 1, min(self.size, _ROWS)).astype(int))
 
+        def rows_at(x: Array) -> Array:
+            return self._log_lik(x, idx)
+
+        def variance(xi: Array) -> Array:
+            t = nearest + (factor @ xi if factor.ndim == 2 else factor * xi)
+            return jnp.var(proxy.change(t, rows_at(t), rows_at)[1], ddof=1)
+
         @jax.jit
         def variances(rng_key: Array) -> Array:
-            def rows_at(x: Array) -> Array:
-                return self._log_lik(x, idx)
-
-            def at(xi: Array) -> Array:
-                t = nearest + (factor @ xi if factor.ndim == 2 else factor * xi)
-                return jnp.var(proxy.change(t, rows_at(t), rows_at)[1], ddof=1)
-
-            return jax.vmap(at)(random.normal(rng_key, (_POINTS, len(nearest)), nearest.dtype))
+            xi = random.normal(rng_key, (_POINTS, len(nearest)), nearest.dtype)
+            return jax.vmap(variance)(xi)
 
         return sd_over_minibatches(variances(random.key(1)), self.size, self.batch)
 

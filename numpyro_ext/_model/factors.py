@@ -58,12 +58,10 @@ class Factors:
     ``obs_mask`` is in observed rows, has it with a density of its own, whose integral is 1.
 
     A row is computed alone by the plate's indices where the model uses them, otherwise on arguments
-    of which only that row is passed, and at worst by a pass over all rows; the first way that gives
-    the numbers of that pass is taken.
+    of which only that row is passed, and at worst by a pass over all rows.
 
      - **info** - what is static in the model, as :class:`ModelInfo`, with its global latent sites
-       alone; ``info.size`` is the length D of the flat vector x, and ``info.ravel(z)`` and
-       ``info.unravel(x)`` go from sites to x and back.
+       alone, of which x is the flat vector of length D.
      - **program** - the :class:`Program` of the model, on all rows of its plates.
      - **plate, size** - the data plate and the number N of its rows.
      - **local** - the continuous local sites in one row: zeros of their unconstrained shapes.
@@ -71,6 +69,7 @@ class Factors:
      - **axes** - the axis of the data plate in each of them, in unconstrained space.
      - **sharding, blocks** - the devices over which the rows of the arguments are spread, or None,
        and the number of blocks of rows that are computed each by itself.
+     - **rows_by** - how a row is computed: by ``"plate"``, ``"arguments"`` or ``"all rows"``.
 
     :param model: Python callable containing NumPyro primitives.
     :param args: arguments of the model.
@@ -106,19 +105,16 @@ class Factors:
         self._masked = [name for name in self.axes if is_masked(trace[name])]
         self.sharding = sharding_of_rows(self.program.arguments, self.size)
         self.blocks = num_devices(self.sharding)
-        self._way = self._find_way()
+        self.rows_by = self.choose_rows_by()
         # One program for all data, which are its arguments.
         self._is_right_on = jax.jit(
-            lambda words, arrays: self.on(*words.whole(arrays))._way_is_right(), static_argnums=0
+            lambda words, arrays: self.on(*words.whole(arrays))._is_right(), static_argnums=0
         )
 
     def _valid_trace(self) -> Trace:
         fn = seed(valid_data(self.program.model), random.key(0))
         fn = substitute(fn, substitute_fn=init_to_uniform)
         return shape_trace(fn, *self.program.arguments)
-
-    def _way_is_right(self) -> Array | bool:
-        return self._is_right(self._way)
 
     def row(self, x: Array, n: Array, local: Sites | None = None) -> Array:
         """The log likelihood of row ``n`` at ``x``; under ``jax.vmap``, of each row at its own.
@@ -128,7 +124,7 @@ class Factors:
         :param dict local: unconstrained values of the local sites in this row, whose log prior is
             added.
         """
-        return self._way(x, n, {**self._first_states(), **(local or {})})[0]
+        return self._alone(x, n, {**self._first_states(), **(local or {})})[0]
 
     @property
     def local_size(self) -> int:
@@ -143,8 +139,8 @@ class Factors:
         return latent and self.plate in frames(site) and site["fn"].support.is_discrete
 
     def check(self) -> None:
-        """An error that names the site if the data do not fit the model, and one if the way to a
-        row, which was found on other data, is wrong on these."""
+        """An error that names the site if the data do not fit the model, and one if a row alone,
+        which was right on other data, is wrong on these."""
         self._valid_trace()
         if not self._is_right_on(*split_arguments(*self.program.arguments)):
             raise ValueError(
@@ -169,13 +165,12 @@ class Factors:
             (name, latent.unconstrained.shape) for name, latent in self.info.latents.items()
         )
         local = tuple(self.local), tuple(self.states)
-        return self.plate, self.size, self.blocks, sites, local, self._way.__name__
+        return self.plate, self.size, self.blocks, sites, local, self.rows_by
 
     def on(self, args: tuple, kwargs: dict[str, Any]) -> Self:
         """The same factors of other arguments of the same shapes, which may be traced."""
         other = copy.copy(self)
         other.program = Program(self.program.model, args, kwargs)
-        other._way = getattr(other, self._way.__name__)
         return other
 
     def by_blocks(self, fn: Callable[..., Any], arrays: Any) -> Any:
@@ -200,16 +195,16 @@ class Factors:
         def split(x: Array) -> Array:
             return x.reshape(self.blocks, len(x) // self.blocks, *x.shape[1:])
 
-        found = jax.vmap(of_block)(*jax.tree.map(split, (of_rows, arrays)))
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
+        blocks = jax.vmap(of_block)(*jax.tree.map(split, (of_rows, arrays)))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), blocks)
 
     def _has_rows(self, leaf: Any) -> bool:
         return jnp.shape(leaf)[:1] == (self.size,)
 
     def elements(self, x: Array, names: Collection[str]) -> Array:
         """The terms of these sites at ``x``, one after the other: a vector."""
-        found = self.terms(x)
-        return jnp.concatenate([jnp.ravel(found[name]) for name in names])
+        terms = self.terms(x)
+        return jnp.concatenate([jnp.ravel(terms[name]) for name in names])
 
     def owners(self, name: str, size: int) -> Array:
         """``(size, e)``, for each of the ``size`` batch elements of a site, its places in x.
@@ -226,14 +221,14 @@ class Factors:
         Sites are latent ones, with the log Jacobian of their constraint, and observed ones outside
         the data plate. Under ``jax.jit`` nothing is computed for the data.
         """
-        found: dict[str, Array] = {}
+        terms: dict[str, Array] = {}
         local = {**self.local, **self._first_states()}
         trace = self._trace(x, jnp.arange(self.size), local)
         for site in sample_sites(trace):
             if self.plate not in frames(site):
                 name = site_of_log_det(site["name"], self.info.latents)
-                found[name] = found.get(name, 0.0) + scaled(site, log_prob(site))
-        return found
+                terms[name] = terms.get(name, 0.0) + scaled(site, log_prob(site))
+        return terms
 
     def draw_prior(self, rng_key: Array, num_samples: int) -> Array:
         """Draws of the prior, ``(num_samples, D)``."""
@@ -246,20 +241,19 @@ class Factors:
 
         return jax.jit(jax.vmap(draw))(random.split(rng_key, num_samples))
 
-    def _find_way(self) -> Callable[..., Array]:
-        """The first way to compute a row, of shape ``(1,)``, that gives every row the number of a
-        pass over all."""
-        # Its errors are those of the model.
-        jax.eval_shape(partial(self._is_right, self._by_all_rows))
-        for blocks in sorted({self.blocks, 1}, reverse=True):
-            self.blocks = blocks
-            for way in (self._by_plate, self._by_arguments):
-                try:
-                    agrees = jax.jit(partial(self._is_right, way))()
-                except (TypeError, ValueError):  # what is not indexed may not broadcast with a row
-                    continue
-                if agrees:
-                    return way
+    def choose_rows_by(self) -> str:
+        """The first way to compute a row alone that gives every row the number of a pass over all,
+        in as many blocks as the rows are spread over, or in one."""
+        # The errors of a pass over all rows are those of the model.
+        self.rows_by = "all rows"
+        jax.eval_shape(self._is_right)
+        for blocks, rows_by in product(sorted({self.blocks, 1})[::-1], ("plate", "arguments")):
+            self.blocks, self.rows_by = blocks, rows_by
+            try:
+                if jax.jit(self._is_right)():
+                    return self.rows_by
+            except (TypeError, ValueError):  # what is not indexed may not broadcast with a row
+                pass
         problem = (
             f"no row of the plate '{self.plate}' can be computed alone, because the model does not"
             f" use the plate's indices; {self._remedy}"
@@ -268,7 +262,7 @@ class Factors:
             raise ValueError(f"{problem}.")
         cost = f"a row now costs a pass over all {self.size}, and all rows {self.size}^2"
         warnings.warn(InferenceWarning(f"{problem}; {cost}."), stacklevel=4)
-        return self._by_all_rows
+        return "all rows"
 
     @property
     def _remedy(self) -> str:
@@ -277,36 +271,35 @@ class Factors:
             " that has a row for each datum, as in X[idx] and obs=y[idx]"
         )
 
-    def _is_right(self, way: Callable[..., Array]) -> Array | bool:
+    def _is_right(self) -> Array | bool:
         """Whether each row alone has the number that it has in a pass over all, at two points."""
         generator = np.random.default_rng(0)  # which compiles nothing
         x = jnp.asarray(generator.uniform(-1, 1, (2, self.info.size)), float)
         local, n = {**self.local, **self._first_states()}, jnp.arange(self.size)
         expected = jax.vmap(lambda x: self._log_lik(x, n, local))(x)
-        self._way = way  # which `on` takes along to each block
 
-        def alone(there: Factors, n: Array) -> Array:
-            each = jax.vmap(partial(there._way, local=local), (0, None))
-            n = n % there.size  # some rows at a time, at all points
-            return lax.map(lambda n: each(x, n)[:, 0], n, batch_size=_BLOCK)
+        def alone(block: Factors, n: Array) -> Array:
+            each = jax.vmap(partial(block._alone, local=local), (0, None))
+            # Some rows at a time, at all points.
+            return lax.map(lambda n: each(x, n)[:, 0], n % block.size, batch_size=_BLOCK)
 
-        found = self.by_blocks(alone, n).swapaxes(0, 1)
-        if found.shape != expected.shape:
+        each = self.by_blocks(alone, n).swapaxes(0, 1)
+        if each.shape != expected.shape:
             return False
-        return jnp.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+        return jnp.allclose(each, expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
 
-    def _by_plate(self, x: Array, n: Array, local: Sites) -> Array:
-        return self._log_lik(x, n[None], local)
+    def _alone(self, x: Array, n: Array, local: Sites) -> Array:
+        """The log likelihood of row ``n``, ``(1,)``."""
+        if self.rows_by == "plate":
+            return self._log_lik(x, n[None], local)
+        if self.rows_by == "all rows":
+            return self._log_lik(x, jnp.arange(self.size), local)[n[None]]
 
-    def _by_arguments(self, x: Array, n: Array, local: Sites) -> Array:
         def of_row(leaf: Any) -> Any:
             return jnp.asarray(leaf)[n][None] if self._has_rows(leaf) else leaf
 
-        there = self.on(*jax.tree.map(of_row, self.program.arguments))
-        return there._log_lik(x, jnp.zeros(1, int), local)
-
-    def _by_all_rows(self, x: Array, n: Array, local: Sites) -> Array:
-        return self._log_lik(x, jnp.arange(self.size), local)[n[None]]
+        sliced = self.on(*jax.tree.map(of_row, self.program.arguments))
+        return sliced._log_lik(x, jnp.zeros(1, int), local)
 
     def _log_lik(self, x: Array, idx: Array, local: Sites) -> Array:
         """The log likelihood of each of the rows that the model has at ``idx``."""
@@ -326,33 +319,32 @@ class Factors:
 
 def _joint_states(discrete: dict[str, Site], plate: str) -> Sites:
     """All values that the discrete local sites of one row can have together."""
-    values, shapes = [], []
+    values: list[np.ndarray] = []  # of each number of each site
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, site in discrete.items():
         if not site["fn"].has_enumerate_support or site["fn"].event_shape:
             raise ValueError(
                 f"the local latent site '{name}' is discrete with no finite support; sum it out of"
                 " the model."
             )
-        with jax.ensure_compile_time_eval():
-            values.append(np.ravel(np.asarray(site["fn"].enumerate_support(expand=False))))
         shape = list(jnp.shape(site["value"]))
         shape[frames(site)[plate]] = 1
-        shapes.append(tuple(shape))
-    sizes = [math.prod(shape) for shape in shapes]
-    number = math.prod(len(v) ** size for v, size in zip(values, sizes, strict=True))
+        shapes[name] = tuple(shape)
+        with jax.ensure_compile_time_eval():
+            support = np.ravel(np.asarray(site["fn"].enumerate_support(expand=False)))
+        values += [support] * math.prod(shape)
+    number = math.prod(map(len, values))
     if number > LARGEST_STATES:
         raise ValueError(
             f"the discrete local sites {sorted(discrete)} of one row have {number} joint states; at"
             f" most {LARGEST_STATES} are summed out. Sum them out of the model."
         )
-    if not discrete:
-        return {}
-    each = [one for v, size in zip(values, sizes, strict=True) for one in [v] * size]
-    table, found, start = np.array(list(product(*each))), {}, 0
-    for name, shape, size in zip(discrete, shapes, sizes, strict=True):
-        found[name] = jnp.asarray(table[:, start : start + size].reshape(number, *shape))
-        start += size
-    return found
+    table, states, start = np.array(list(product(*values))), {}, 0
+    for name, shape in shapes.items():
+        stop = start + math.prod(shape)
+        states[name] = jnp.asarray(table[:, start:stop].reshape(number, *shape))
+        start = stop
+    return states
 
 
 def _plate_axis(latent: Latent, dim: int) -> int:

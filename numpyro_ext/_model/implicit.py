@@ -23,9 +23,9 @@ class Implicit(dist.Distribution):
     :class:`IntractableDensityError`. So a loss that needs :math:`\log q` is an error, never the
     silent collapse that a ``Delta`` in the same place would be.
 
-    It is one draw, so it cannot be drawn again: a ``sample_shape``, or a plate larger than the
-    value, would repeat the same number where independent ones are meant, and raises. Inside a plate
-    give ``value`` the plate's shape, from one noise vector per row.
+    It is one draw: a ``sample_shape``, or a plate larger than the value, would repeat the same
+    number where independent ones are meant, and raises. Inside a plate give ``value`` the plate's
+    shape, from one noise vector per row.
 
     :param value: the draw; its last ``event_dim`` dimensions are the event.
     :param int event_dim: number of event dimensions, at least those of ``support``.
@@ -76,8 +76,7 @@ class Implicit(dist.Distribution):
         self.trajectory = trajectory
         self._base_support: constraints.Constraint = support
         self._event_dim = event_dim
-        shape = jnp.shape(value)
-        super().__init__(shape[: ndim - event_dim], shape[ndim - event_dim :])
+        super().__init__(self.value.shape[: ndim - event_dim], self.value.shape[ndim - event_dim :])
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -92,7 +91,7 @@ class Implicit(dist.Distribution):
 
     def expand(self, batch_shape: Sequence[int]) -> "Implicit":
         batch_shape = tuple(batch_shape)
-        self._refuse_copies(math.prod(batch_shape) > math.prod(self.batch_shape), batch_shape)
+        self._refuse_copies(batch_shape)
         value = jnp.broadcast_to(self.value, batch_shape + self.event_shape)
         path = self.trajectory
         if path is not None:
@@ -104,14 +103,14 @@ class Implicit(dist.Distribution):
         )
 
     def sample(self, key: Array | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
-        self._refuse_copies(math.prod(sample_shape) > 1, (*sample_shape, *self.batch_shape))
+        self._refuse_copies((*sample_shape, *self.batch_shape))
         return jnp.broadcast_to(self.value, tuple(sample_shape) + jnp.shape(self.value))
 
     def rsample(self, key: Array | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
         return self.sample(key, sample_shape)
 
-    def _refuse_copies(self, more: bool, batch_shape: tuple[int, ...]) -> None:
-        if more:
+    def _refuse_copies(self, batch_shape: tuple[int, ...]) -> None:
+        if math.prod(batch_shape) > math.prod(self.batch_shape):
             raise ValueError(
                 f"an Implicit site of batch shape {self.batch_shape} is asked for batch shape"
                 f" {batch_shape}, but it holds one draw and copies of it are not independent; make"
@@ -121,9 +120,8 @@ class Implicit(dist.Distribution):
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         raise IntractableDensityError(
             "an Implicit site has no density, so log q cannot be computed; use a loss that only"
-            " needs samples: ImplicitELBO, DensityRatioELBO, SteinDiscrepancy or AmortizedMCMC of"
-            " numpyro_ext.objectives, or SVGD of numpyro_ext.particles on a guide with"
-            " sample_latent."
+            " needs samples, such as ImplicitELBO, DensityRatioELBO, SteinDiscrepancy or"
+            " AmortizedMCMC, or SVGD on a guide with sample_latent."
         )
 
 

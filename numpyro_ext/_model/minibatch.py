@@ -108,8 +108,6 @@ def epoch_indices(
 
     :param offset: rows of the current pass that are used already, less than ``size``.
     """
-    if not 1 <= batch_size <= size:
-        raise ValueError(f"batch_size is {batch_size}; with {size} rows it must be 1 to {size}.")
     epoch, offset = jnp.asarray(epoch), jnp.asarray(offset).astype(jnp.uint32)
     place = offset + jnp.arange(batch_size, dtype=jnp.uint32)
     next_pass = place >= size

@@ -1,152 +1,365 @@
-"""The search for a mode of a posterior from a given point, and the curvature there."""
+"""The search for the modes of a posterior: descents from several points, and what did not hold."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 import math
-from typing import Any, Self
+from typing import Any
+import warnings
 
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
-from scipy.linalg import solve_triangular
+from numpyro.handlers import block
+from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_ext._model.minibatch import draw_indices
+from numpyro_ext._checks import InferenceWarning, check_count
+from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.checks import check_rows, read_global
+from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, Problem, of_kind
+from numpyro_ext._model.normal_fit import (
+    WORTH_OPTIMISING,
+    batch_rows,
+    draw_batch,
+    shape_measure,
+    some_rows,
+    variational_fit,
+)
 from numpyro_ext._model.operations import (
-    compile_ahead,
     count_operations,
+    jit_on_data,
     progress_bar,
     quick_options,
     run_once,
 )
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
-from numpyro_ext._model.whitening import Whitening
+from numpyro_ext._model.start import draw_params, draw_start, prior_center, start_near_median
+from numpyro_ext._typing import Model, Sites
 
 __all__ = [
-    "DENSE_UP_TO",
-    "MOST_PASSES",
-    "WORTH_OPTIMISING",
-    "Mode",
-    "Problem",
     "advice",
-    "batch_rows",
-    "draw_batch",
-    "mode_search",
-    "of_kind",
-    "some_rows",
+    "budget_note",
+    "find_modes",
+    "is_searched",
+    "make_search",
+    "modes_or_warning",
+    "search_modes",
     "starts_of",
 ]
 
-DENSE_UP_TO = 512
-"""Latent dimensions up to which the curvature is a matrix."""
 _ADAM_STEPS, _ADAM_PIECES, _SEARCHES = 2000, 20, 4
 _NEWTON_STEPS, MOST_PASSES = 60, 300
 """The budget of one search: Newton steps, and gradients of all rows."""
 _HALVINGS, _TWICE_AS_NEAR_IN = 12, 6
-_CURVATURE_ROWS = 10_000
 _ROOT_2_PI = math.sqrt(2 * math.pi)
-_NEAR, _AT_MODE = 0.05, 0.3
-"""Decrements at which a search ends, and up to which its end is a mode."""
-WORTH_OPTIMISING = 2e8
-"""Numbers that a search computes, above which an optimised program pays for its compilation."""
+_NEAR = 0.05
+"""The decrement at which a search ends."""
 _LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
+_NORMAL_MODE, _NORMAL_FIT = 0.3, 0.1
+"""Departures up to which a mode, and a variational fit in its place, are taken without a warning;
+a fit has come as near as a normal can, so what it leaves is of another kind."""
+_FAR_AWAY = 100.0
+"""The departure of a fit that has not come near the posterior: gradients ten times too large."""
+_REDRAWN = 8  # starts, of up to 100 tries each
+_LOST = 1e3
+"""Standard deviations from a mode beyond which the start of a search was of no use: a likelihood
+that is flat to the last digit there, as that of raw columns behind an exponential."""
+_APART, _LEAST_SHARE = 1.5, 1e-3
+_SAME_HEIGHT, _SAME_PLACE = 0.1, 0.5
 
 
-class Problem(str):
-    """A sentence on what did not hold, with its kind: ``"no mode"``, ``"far from normal"``,
-    ``"several modes"`` or ``"density jumps"``."""
-
-    kind: str
-
-    def __new__(cls, sentence: str, kind: str = "") -> Self:
-        self = super().__new__(cls, sentence)
-        self.kind = kind
-        return self
-
-
-def of_kind(problems: Iterable[Any], kind: str) -> list[Problem]:
-    """Those of a kind; sentences alone are of none."""
-    return [one for one in problems if isinstance(one, Problem) and one.kind == kind]
-
-
-@dataclass(frozen=True)
-class Mode:
-    r"""
-    A mode of a posterior with the normal approximation there, :math:`z = c + A \xi`,
-    :math:`\xi \sim N(0, I)`; or the normal of greatest ELBO, where there is no mode or where the
-    posterior is far from normal there.
-
-    :param center: c, ``(n,)`` in the flat order.
-    :param factor: A, lower triangular ``(n, n)``, or the ``(n,)`` diagonal for large n.
-    :param float decrement: :math:`\sqrt{g^\top H^{-1} g}`, the distance of c from the mode in
-        posterior standard deviations.
-    :param int num_negative: number of negative directions of the curvature, which were turned
-        positive.
-    :param int row_gradients: gradients of single rows that were spent.
-    :param float log_evidence: logarithm of the integral of :math:`e^{-U}` around the mode by
-        Laplace's formula, :math:`-U(c) + \tfrac n2 \log 2\pi + \log |A|`.
-    :param float share: that of the mass of all modes that were found.
-    :param int copy_of: the place of a heavier mode that is the same after a permutation or changes
-        of sign of coordinates; None where none was recognised.
-    :param float departure: median of :math:`|A^\top \nabla U(z) - \xi|^2 / n` over draws, 0 for a
-        normal posterior and 1 where the approximation is off by as much as the gradients are large.
-    :param float stiffness: the largest curvature in whitened coordinates, in all but a twentieth of
-        the draws, and at least 1, which is that of a normal posterior.
-    :param bool out_of_budget: True if the search was stopped because it had no gradients left.
-    :param bool variational: True for the normal of greatest ELBO.
-    :param tuple problems: a :class:`Problem` for each thing that did not hold.
+def find_modes(
+    model: Model,
+    *args: Any,
+    rng_key: Array | None = None,
+    starts: int = 4,
+    init_params: Sites | None = None,
+    **kwargs: Any,
+) -> Modes:
     """
+    The modes of a model's posterior, each with the normal approximation there.
 
-    center: Array
-    factor: Array
-    decrement: float = 0.0
-    num_negative: int = 0
-    row_gradients: int = 0
-    log_evidence: float = np.nan
-    departure: float = np.inf
-    stiffness: float = 1.0
-    out_of_budget: bool = False
-    variational: bool = False
-    share: float = 1.0
-    copy_of: int | None = None
-    problems: tuple[Problem, ...] = ()
+    Adam on minibatches and damped Newton steps on all rows find a mode; the inverse curvature there
+    is the covariance, dense up to 512 latent dimensions and diagonal above. Each search takes 2,000
+    minibatches and at most 300 gradients of all rows. Ends of searches are one mode if they lie
+    within 1.5 standard deviations of each other, and modes with less than a thousandth of the mass
+    are left out. Where there is no mode, as in a centred hierarchy, or where gradients around it
+    are far from those of a normal posterior, the normal of greatest ELBO takes its place. An
+    :class:`InferenceWarning` says what did not hold, as ``modes.problems`` does. With funsor
+    installed discrete latent sites of few values are summed out.
 
-    @property
-    def whitening(self) -> Whitening:
-        """The coordinates :math:`\\xi`."""
-        return Whitening(self.center, self.factor)
+    **When it fails.** Searches begin within 2 of 0 in unconstrained space, in pairs of opposite
+    points. They find the modes into which these points fall, which need not be all.
 
-    @property
-    def sds(self) -> np.ndarray:
-        """The standard deviation of each coordinate, ``(n,)``."""
-        root = np.asarray(self.factor, float)
-        return np.abs(root) if root.ndim == 1 else np.linalg.norm(root, axis=1)
+    :param model: Python callable containing NumPyro primitives.
+    :param args: arguments of the model.
+    :param rng_key: random number generator key of the search.
+    :param int starts: the number of searches.
+    :param dict init_params: unconstrained values of all latent sites, where one search begins
+        instead.
+    :param kwargs: keyword arguments of the model.
+    :return: :class:`Modes`.
 
-    @property
-    def conditional_sds(self) -> np.ndarray:
-        """The standard deviation of each coordinate given the others, ``(n,)``."""
-        root = np.asarray(self.factor, float)
-        return np.abs(root) if root.ndim == 1 else 1 / np.linalg.norm(np.linalg.inv(root), axis=0)
+    .. doctest::
 
-    @property
-    def budget(self) -> str:
-        """The end of a sentence on where the search ended."""
-        spent = f", when its budget of {MOST_PASSES} gradients of all rows was spent"
-        return spent if self.out_of_budget else ""
+        >>> import numpyro, numpyro.distributions as dist
+        >>> from numpyro_ext.optim import find_modes
+        >>> def model(x):
+        ...     z = numpyro.sample("z", dist.Normal(300.0, 20.0))
+        ...     numpyro.sample("x", dist.Normal(z, 5.0), obs=x)
+        >>> modes = find_modes(model, 310.0)
+        >>> print(f"{modes.heaviest.center[0]:.1f} {modes.heaviest.factor[0, 0]:.2f}")
+        309.4 4.85
+        >>> print(f"{modes.log_evidence:.2f}")  # of N(310; 300, 20^2 + 5^2)
+        -4.06
+    """
+    modes = _modes_of(model, args, kwargs, rng_key, check_count("starts", starts), init_params)
+    if modes.problems:
+        warnings.warn(InferenceWarning(" ".join(modes.problems)), stacklevel=2)
+    return modes
 
-    @property
-    def at_mode(self) -> bool:
-        """True if the center is a mode."""
-        return self.num_negative == 0 and self.decrement <= _AT_MODE
 
-    def distance(self, x: Array) -> float:
-        """The distance of a point from the center, in standard deviations."""
-        there, center, root = (np.asarray(y, np.float64) for y in (x, self.center, self.factor))
-        away = there - center
-        xi = away / root if root.ndim == 1 else solve_triangular(root, away, lower=True)
-        return float(np.linalg.norm(xi))
+def _modes_of(
+    model: Model,
+    args: tuple,
+    kwargs: dict[str, Any],
+    rng_key: Array | None = None,
+    starts: int = 4,
+    init_params: Sites | None = None,
+) -> Modes:
+    if is_traced((args, kwargs)):
+        raise ValueError(
+            "an argument of the model is traced (jax.jit, jax.vmap), while modes are found from"
+            " numbers; call find_modes outside, and use its result inside."
+        )
+    rng_key = random.key(0) if rng_key is None else rng_key
+    because = "the modes are those of all latent sites together"
+    info = read_global(model, args, kwargs, because=because, sums=True)
+    if info.size == 0:
+        raise ValueError("the latent sites of the model have no free coordinate, so no modes.")
+    check_rows(model, args, kwargs, init_to_uniform)
+    params = draw_params(rng_key, model, info, args, kwargs)
+    potential = Potential(model, info, params, args, kwargs)
+    if init_params is not None:
+        init_params = info.check_unconstrained("init_params", init_params)
+    return search_modes(rng_key, model, potential, init_params, starts=starts)
+
+
+def is_searched(size: int, params: Iterable[str], mutable: bool) -> bool:
+    """Whether a search makes sense: neither for networks, nor for more latent dimensions than a
+    matrix is for.
+
+    :param params: names of the model's ``param`` sites.
+    :param bool mutable: whether it has ``mutable`` ones.
+    """
+    networks = mutable or any(name.endswith("$params") for name in params)
+    return 0 < size <= DENSE_UP_TO and not networks
+
+
+def modes_or_warning(
+    model: Model,
+    args: tuple,
+    kwargs: dict[str, Any],
+    *,
+    starts: int = 4,
+    room: int | None = None,
+    who: str = "the guide begins",
+) -> Modes | None:
+    """The modes of the posterior on these arguments; None, with a warning, where none are found.
+
+    :param room: the number of modes at which the guide can begin; a warning says if there are more.
+    """
+    if is_traced((args, kwargs)):
+        _warn(
+            f"{who} at NumPyro's start, because its model's arguments are traced (jax.jit,"
+            " jax.vmap) and have no numbers to find a mode from; start it outside, give"
+            " init_from=find_modes(model, *args), or init_from=None to be silent."
+        )
+        return None
+    # The search is on numbers, also where the program around it is traced.
+    traced = is_traced(jnp.zeros(()))
+    try:
+        with block(), jax.ensure_compile_time_eval() if traced else nullcontext():
+            modes = _modes_of(model, args, kwargs, starts=starts)
+    except Exception as error:  # whatever stops the search, there is a start without it
+        _warn(
+            f"{who} at NumPyro's start, because the search for a mode failed: {error}"
+            " Give init_from=None to be silent."
+        )
+        return None
+    several = of_kind(modes.problems, "several modes")
+    if several and room is not None and len(modes.modes) > room:
+        _warn(f"{who} at the heaviest of several modes: {' '.join(several)}")
+    return modes
+
+
+def _warn(message: str) -> None:
+    warnings.warn(InferenceWarning(message), stacklevel=3)
+
+
+def search_modes(
+    rng_key: Array,
+    model: Model,
+    potential: Potential,
+    start: Sites | None,
+    init_strategy: Callable[..., Any] = init_to_uniform,
+    key_again: Array | None = None,
+    starts: int = 4,
+) -> Modes:
+    """The modes of a posterior, as :func:`find_modes` says.
+
+    :param start: unconstrained sites where one search begins.
+    :param key_again: key of other starts, some nearer to the prior's median, of which the one of
+        lowest potential is taken where the search from the first one has led nowhere.
+    """
+    info, given = potential.info, start is not None
+    key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
+    search, with_shape = make_search(key_mode, potential), shape_measure(key_shape, potential)
+    energy: Any = 0.0
+    if start is None:
+        start, energy, _ = draw_start(
+            key_start, model, info, *potential.arguments, init_strategy=init_strategy
+        )
+    mode, ends, spent = None, iter(()), 0
+    if np.isfinite(energy):
+        ends = search(starts_of(key_start, info.ravel(start), starts))
+        mode = next(ends)
+    if mode is None or not (given or mode.decrement <= _LOST):
+        spent = 0 if mode is None else mode.row_gradients
+        key_again = key_start if key_again is None else key_again
+        start = _start_again(key_again, model, potential, init_strategy)
+        ends = search(starts_of(key_start, info.ravel(start), starts))
+        mode = next(ends)
+    all_ends = [mode, *ends] if mode.at_mode and not given else [mode]
+    spent += sum(end.row_gradients for end in all_ends)
+    modes = [with_shape(x) for x in _merge_ends(all_ends)] if mode.at_mode else [mode]
+    mode, problems = modes[0], _several_problem(modes, len(all_ends))
+    if not mode.at_mode or mode.departure > _NORMAL_MODE:
+        if not np.isfinite(mode.decrement):
+            # The search leaves out minibatches whose gradient is not finite; all rows are in here.
+            rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
+            potential.check_start(start, rows, *jax.jit(potential.full_value_and_grad)(start))
+        vary = variational_fit(key_svi, potential)
+        # Of several modes, from the heaviest: from elsewhere a fit might end in another one.
+        fits = [with_shape(vary(mode.center if len(modes) > 1 else info.ravel(start)))]
+        if fits[0].departure > _FAR_AWAY and not given:  # from where the prior is, in its units
+            fits.append(with_shape(vary(*prior_center(key_start, model, potential))))
+        spent += sum(fit.row_gradients for fit in fits)
+        fit = min(fits, key=lambda fit: fit.departure)
+        fit_problems = (*mode.problems, *fit.problems)
+        if mode.at_mode and mode.departure <= fit.departure:
+            fit = mode
+        problems += _distance_problem(mode, fit, advice(info))
+        mass = {"share": mode.share, "log_evidence": mode.log_evidence}
+        modes[0] = replace(fit, **mass, problems=fit_problems)
+    problems = (*(problem for mode in modes for problem in mode.problems), *problems)
+    return Modes(tuple(modes), info.shapes, spent, tuple(dict.fromkeys(problems)))
+
+
+def _start_again(
+    rng_key: Array, model: Model, potential: Potential, init_strategy: Callable[..., Any]
+) -> Sites:
+    """The start of lowest potential near the prior's median, or of those that are drawn anew."""
+    start, energy, grad = start_near_median(rng_key, model, potential)
+    drawn, energies, _ = draw_start(
+        random.split(rng_key, _REDRAWN),
+        model,
+        potential.info,
+        *potential.arguments,
+        init_strategy=init_strategy,
+        validate_grad=True,
+    )
+    best = int(np.argmin(np.nan_to_num(energies, nan=np.inf)))
+    if np.isfinite(energies[best]) and not energy <= energies[best]:
+        return {name: x[best] for name, x in drawn.items()}
+    potential.check_start(start, potential.first_rows(), energy, grad)
+    return start
+
+
+def _merge_ends(ends: list[Mode]) -> list[Mode]:
+    """The modes among the ends of searches, with their shares, the heaviest first."""
+    found = [end for end in ends if end.at_mode and np.isfinite(end.log_evidence)]
+    kept: list[Mode] = []
+    for mode in sorted(found, key=lambda mode: -mode.log_evidence):
+        # A diagonal knows no direction in which a posterior of many dimensions is long.
+        least = _APART if mode.factor.ndim == 2 else 3 + math.sqrt(len(mode.center))
+        if all(max(mode.distance(x.center), x.distance(mode.center)) > least for x in kept):
+            kept.append(mode)
+    if not kept:
+        return ends[:1]
+    shares = np.exp([mode.log_evidence - kept[0].log_evidence for mode in kept])
+    kept = kept[: int(np.sum(shares >= _LEAST_SHARE * shares.sum()))]
+    shares = shares[: len(kept)] / shares[: len(kept)].sum()
+    merged: list[Mode] = []
+    for mode, share in zip(kept, shares, strict=True):
+        same = (k for k, other in enumerate(merged) if _is_copy(mode, other))
+        merged.append(replace(mode, share=float(share), copy_of=next(same, None)))
+    return merged
+
+
+def _is_copy(mode: Mode, other: Mode) -> bool:
+    """True if the two are as high, and their coordinates the same but for signs and places."""
+    x, y = (np.abs(np.asarray(one.center, np.float64)) for one in (mode, other))
+    order = np.argsort(x)
+    near = np.all(abs(x[order] - np.sort(y)) < _SAME_PLACE * mode.sds[order])
+    return bool(near and abs(mode.log_evidence - other.log_evidence) < _SAME_HEIGHT)
+
+
+def _several_problem(modes: list[Mode], num_searches: int) -> tuple[Problem, ...]:
+    best, *others = modes
+    apart = max((best.distance(other.center) for other in others), default=0.0)
+    if apart <= 3 + math.sqrt(len(best.center)):
+        return ()
+    shares = ", ".join(f"{mode.share:.2g}" for mode in modes)
+    copies = "check that the modes are copies of each other"
+    if all(mode.copy_of is not None for mode in others):
+        copies = "let it be, if the modes are copies of each other, as it seems"
+    sentence = (
+        f"searches from {num_searches} points ended at different modes, {apart:.2g} standard"
+        f" deviations apart, with {shares} of the mass, and what starts at one of them may not"
+        " leave it; take particles or at least four chains that start together"
+        " (chain_method='vectorized'), which begin at all of them with these shares, use"
+        f" AutoMixtureNormal, or {copies}."
+    )
+    return (Problem(sentence, "several modes"),)
+
+
+def _distance_problem(mode: Mode, fit: Mode, advice: str) -> tuple[Problem, ...]:
+    """What is said where a search has not ended at a mode that is near normal."""
+    if not mode.at_mode:
+        what = "the search for a mode ended where the gradient of all rows is not finite"
+        if mode.num_negative:
+            what = (
+                "the curvature is not that of a mode where the search ended (negative directions:"
+                f" {mode.num_negative})"
+            )
+        elif np.isfinite(mode.decrement):
+            what = f"the search for a mode ended {mode.decrement:.2g} standard deviations from one"
+        sentence = (
+            f"{what}{budget_note(mode)}, so center and scales come from a variational fit instead;"
+            f" {advice}, or give init_params near the mode."
+        )
+        return (Problem(sentence, "no mode"),)
+    if fit.departure > _NORMAL_FIT:
+        error = f"relative error {fit.departure**0.5:.2g}"
+        if not np.isfinite(fit.departure):
+            error = "at half of the points they are not finite"
+        sentence = (
+            f"gradients around the center are far from those of a normal posterior ({error}), so"
+            " the scales found do not hold in all of it. A flow, which bends, may be right; for a"
+            f" kernel, a proxy or a normal guide {advice}, or use NUTS."
+        )
+        return (Problem(sentence, "far from normal"),)
+    return ()
+
+
+def budget_note(mode: Mode) -> str:
+    """The end of a sentence on where a search ended."""
+    spent = f", when its budget of {MOST_PASSES} gradients of all rows was spent"
+    return spent if mode.out_of_budget else ""
 
 
 def advice(info: ModelInfo) -> str:
@@ -161,43 +374,6 @@ def advice(info: ModelInfo) -> str:
     )
 
 
-def batch_rows(potential: Potential) -> int:
-    """Rows in one minibatch of every plate; 1 without a plate."""
-    return sum(batch for _, batch in potential.plates.values()) or 1
-
-
-def draw_batch(rng_key: Array, potential: Potential) -> dict[str, Array]:
-    """One batch of every plate, drawn with replacement."""
-    return draw_indices(rng_key, {}, potential.plates)[0]
-
-
-def some_rows(potential: Potential) -> dict[str, Array]:
-    """At most 10,000 evenly spaced rows of every plate, 1,000 for large n."""
-    dense = potential.info.size <= DENSE_UP_TO
-    most = _CURVATURE_ROWS if dense else _CURVATURE_ROWS // 10
-    return {
-        name: (jnp.arange(min(size, most)) * (size / min(size, most))).astype(jnp.int32)
-        for name, (size, _) in potential.plates.items()
-    }
-
-
-def _curvature(potential: Potential, idx: dict[str, Array], x: Array, root: Array) -> Array:
-    """The Hessian on the rows ``idx``: ``(n, n)``, in coordinates of which ``root`` is the matrix;
-    or the ``(n,)`` diagonal for large n."""
-    dense = root.ndim == 2
-
-    def grad(x: Array) -> Array:
-        return potential.value_and_grad_flat(x, idx)[1]
-
-    def along(direction: Array) -> Array:
-        slope = jax.jvp(grad, (x,), (direction,))[1]
-        return slope if dense else jnp.vdot(slope, direction)
-
-    directions = root.T if dense else jnp.eye(len(x), dtype=x.dtype)
-    slopes = lax.map(along, directions, batch_size=32)
-    return jnp.matmul(slopes, root, precision="highest") if dense else slopes
-
-
 def starts_of(rng_key: Array, first: Array, num: int = 4) -> np.ndarray:
     """Where searches begin, ``(num, n)``: at ``first``, at other points within 2, and opposite of
     each, because an exchange of two numbers is one of their difference's sign."""
@@ -210,35 +386,33 @@ def starts_of(rng_key: Array, first: Array, num: int = 4) -> np.ndarray:
     return np.asarray(run_once(draw, rng_key, first))
 
 
-def mode_search(
+def make_search(
     rng_key: Array, potential: Potential, *, adam: bool = True
 ) -> Callable[[Any], Iterator[Mode]]:
     """
-    What finds the modes from given points, one after another, ``search(starts)``: by Adam on
-    minibatch gradients, then damped Newton steps with the gradient of all rows, of which a search
-    takes ``MOST_PASSES`` at most. The programs are compiled while the caller goes on.
-
-    ``starts`` are ``(n,)`` each, where to begin; if they are near modes, ``adam`` can be left out.
+    ``search(starts)``, which goes from each of the points ``(n,)`` to a mode: by Adam on minibatch
+    gradients, then by damped Newton steps with the gradient of all rows, of which a search takes
+    ``MOST_PASSES`` at most. If the points are near modes, ``adam`` can be left out.
     """
     import optax  # not imported by NumPyro itself
 
     all_rows = sum(size for size, _ in potential.plates.values()) or 1
-    like = jax.ShapeDtypeStruct((potential.info.size,), jnp.result_type(float))
-    unknown = np.asarray([np.inf, 0], like.dtype), np.zeros(like.shape, like.dtype)
-    empty = jax.eval_shape(optax.scale_by_adam().init, like)
+    n, dtype = potential.info.size, jnp.result_type(float)
+    unknown = np.asarray([np.inf, 0], dtype), np.zeros(n, dtype)
+    empty = jax.eval_shape(optax.scale_by_adam().init, jax.ShapeDtypeStruct((n,), dtype))
     moments = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), empty)
-    options = _options(potential, like, _SEARCHES * all_rows / batch_rows(potential))
-    zero = np.zeros((), np.int32)
+    unit: Any = np.eye(n, dtype=dtype) if n <= DENSE_UP_TO else np.ones(n, dtype)
+    cost = count_operations(
+        potential.value_and_grad_flat, np.zeros(n, dtype), potential.first_rows()
+    )
+    gradients = 4 * _ADAM_STEPS + 30 * _SEARCHES * all_rows / batch_rows(potential)
+    options = quick_options(cost * gradients, WORTH_OPTIMISING)
+    piece = jit_on_data(partial(_adam, potential), options)
+    newton = jit_on_data(partial(_newton, potential), options)
     pieces = _ADAM_PIECES if adam else 0
-    if adam:
-        first = partial(_adam, potential), like, (moments, like), rng_key, zero, zero
-        piece = compile_ahead(*first, options=options)
-    shape = like.shape * (2 if potential.info.size <= DENSE_UP_TO else 1)
-    unit: Any = np.asarray(_make_ones(jax.ShapeDtypeStruct(shape, like.dtype)))
-    newton = compile_ahead(partial(_newton, potential), like, *unknown, unit, options=options)
 
     def search(starts: Any) -> Iterator[Mode]:
-        for which, start in enumerate(jnp.asarray(x, like.dtype) for x in starts):
+        for which, start in enumerate(jnp.asarray(x, dtype) for x in starts):
             with progress_bar(pieces + _NEWTON_STEPS, "finding the mode") as advance:
                 x, spent, state = start, 0, (moments, start)
                 for k in range(pieces):
@@ -268,10 +442,21 @@ def mode_search(
     return search
 
 
-def _options(potential: Potential, x: Any, passes: float) -> dict[str, int] | None:
-    """Those of the compiler, by what a gradient costs on a minibatch and on as many as all rows."""
-    one = count_operations(potential.value_and_grad_flat, x, potential.first_rows())
-    return quick_options(one * (4 * _ADAM_STEPS + 30 * passes), WORTH_OPTIMISING)
+def _curvature(potential: Potential, idx: dict[str, Array], x: Array, root: Array) -> Array:
+    """The Hessian on the rows ``idx``: ``(n, n)``, in coordinates of which ``root`` is the matrix;
+    or the ``(n,)`` diagonal for large n."""
+    dense = root.ndim == 2
+
+    def grad(x: Array) -> Array:
+        return potential.value_and_grad_flat(x, idx)[1]
+
+    def along(direction: Array) -> Array:
+        slope = jax.jvp(grad, (x,), (direction,))[1]
+        return slope if dense else jnp.vdot(slope, direction)
+
+    directions = root.T if dense else jnp.eye(len(x), dtype=x.dtype)
+    slopes = lax.map(along, directions, batch_size=32)
+    return jnp.matmul(slopes, root, precision="highest") if dense else slopes
 
 
 def _adam(
@@ -319,8 +504,8 @@ def _newton(potential: Potential, x: Array, value: Array, g: Array, root: Array)
         prior = _curvature(potential.prior(), potential.first_rows(), x, root)
         return _curvature(potential, some_rows(potential), x, root), prior
 
-    shapes = jax.eval_shape(curvatures)
-    H, prior = lax.cond(known, curvatures, lambda: jax.tree.map(_make_ones, shapes))
+    one = jnp.eye(len(x), dtype=x.dtype) if root.ndim == 2 else jnp.ones_like(x)
+    H, prior = lax.cond(known, curvatures, lambda: (one, one))
     if H.ndim == 2:
         # With a unit diagonal, so that float32 resolves coordinates of very unequal scale.
         unit = 1 / jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(H)), jnp.abs(jnp.diagonal(prior))))
@@ -369,8 +554,3 @@ def _is_slow(decrements: list[float]) -> bool:
     sixty of them would then not come a thousand times nearer."""
     last = decrements[1:]  # the first step finds the gradient
     return len(last) > _TWICE_AS_NEAR_IN and last[-1] > last[-1 - _TWICE_AS_NEAR_IN] / 2
-
-
-def _make_ones(shape: Any) -> Array:
-    one = jnp.eye(*shape.shape) if len(shape.shape) == 2 else jnp.ones(shape.shape)
-    return one.astype(shape.dtype)

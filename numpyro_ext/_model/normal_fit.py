@@ -10,46 +10,58 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._model.mode_search import (
-    DENSE_UP_TO,
-    WORTH_OPTIMISING,
-    Mode,
-    Problem,
-    batch_rows,
-    draw_batch,
-    some_rows,
-)
-from numpyro_ext._model.operations import compile_ahead, count_operations, quick_options
+from numpyro_ext._model.minibatch import draw_indices
+from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Problem
+from numpyro_ext._model.operations import count_operations, jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.whitening import Whitening
 
-__all__ = ["at_normal", "factor_like", "shape_measure", "variational_fit"]
+__all__ = [
+    "WORTH_OPTIMISING",
+    "batch_rows",
+    "draw_batch",
+    "shape_measure",
+    "some_rows",
+    "variational_fit",
+]
 
+WORTH_OPTIMISING = 2e8
+"""Numbers that a search computes, above which an optimised program pays for its compilation."""
+_CURVATURE_ROWS = 10_000
 _POINTS, _POWERS = 64, 10
 _QUANTILE, _STIFFEST = 0.95, 1e4
 _ROUNDINGS = 64  # of the potential, in a difference of two
 _SVI_STEPS, _PARTICLES = 5_000, 8
 
 
-def factor_like(info: ModelInfo) -> jax.ShapeDtypeStruct:
-    """Shape and type of the factor that is found for a model."""
-    dtype = jnp.result_type(float)
-    shape = (info.size,) if info.size > DENSE_UP_TO else (info.size, info.size)
-    return jax.ShapeDtypeStruct(shape, dtype)
+def batch_rows(potential: Potential) -> int:
+    """Rows in one minibatch of every plate; 1 without a plate."""
+    return sum(batch for _, batch in potential.plates.values()) or 1
 
 
-def shape_measure(rng_key: Array, potential: Potential, factor: Any) -> Callable[[Mode], Mode]:
+def draw_batch(rng_key: Array, potential: Potential) -> dict[str, Array]:
+    """One batch of every plate, drawn with replacement."""
+    return draw_indices(rng_key, {}, potential.plates)[0]
+
+
+def some_rows(potential: Potential) -> dict[str, Array]:
+    """At most 10,000 evenly spaced rows of every plate, 1,000 for large n."""
+    dense = potential.info.size <= DENSE_UP_TO
+    most = _CURVATURE_ROWS if dense else _CURVATURE_ROWS // 10
+    return {
+        name: (jnp.arange(min(size, most)) * (size / min(size, most))).astype(jnp.int32)
+        for name, (size, _) in potential.plates.items()
+    }
+
+
+def shape_measure(rng_key: Array, potential: Potential) -> Callable[[Mode], Mode]:
     """
-    What gives a fit its ``departure`` and ``stiffness``, from gradients and curvatures at 64
-    points, and says whether the density jumps, ``with_shape(fit)``; compiled while the fit is
-    searched.
+    ``with_shape(fit)``, which gives a fit its ``departure`` and ``stiffness``, from gradients and
+    curvatures at 64 points, and says whether the density jumps.
 
     The gradients are those of at most 10,000 rows, corrected by that of all rows at the center.
     Between the center and a point the potential must change as they say: by the trapezoidal rule,
     which is exact for a normal, and otherwise off by a part of what the gradient is off.
-
-    :param factor: one like that of the fit.
     """
 
     def measure(rng_key: Array, center: Array, factor: Array) -> tuple[Array, ...]:
@@ -79,12 +91,12 @@ def shape_measure(rng_key: Array, potential: Potential, factor: Any) -> Callable
         points = random.normal(rng_key, (_POINTS, 2, *center.shape), center.dtype)
         return lax.map(at, points)
 
-    run = at_normal(measure, rng_key, factor)
+    run = jit_on_data(measure, quick_options())
 
     def with_shape(fit: Mode) -> Mode:
-        found = (np.asarray(x, float) for x in run(rng_key, fit.center, fit.factor))
         departures, curvatures, jumps, allowed = (
-            np.where(np.isfinite(x), x, np.inf) for x in found
+            np.where(np.isfinite(x), np.asarray(x, float), np.inf)
+            for x in run(rng_key, fit.center, fit.factor)
         )
         problems, jump = fit.problems, float(np.median(jumps))
         if np.isfinite(jump) and jump > np.median(allowed):
@@ -106,16 +118,10 @@ def shape_measure(rng_key: Array, potential: Potential, factor: Any) -> Callable
     return with_shape
 
 
-def at_normal(measure: Callable[..., Any], rng_key: Array, factor: Any) -> Callable[..., Any]:
-    """``measure(rng_key, center, factor)``, compiled ahead for a factor like this one."""
-    center = jax.ShapeDtypeStruct(factor.shape[:1], factor.dtype)
-    return compile_ahead(measure, rng_key, center, factor, options=quick_options())
-
-
 def variational_fit(rng_key: Array, potential: Potential) -> Callable[..., Mode]:
-    """What finds the normal of least KL divergence from the posterior, by Adam on the same
-    minibatches, from a start, ``vary(x, sds)``. In one program, because `SVI` with a guide takes
-    some seconds to compile hundreds of small ones.
+    """``vary(x, sds)``, which finds the normal of least KL divergence from the posterior from a
+    start, by Adam on the same minibatches. In one program, because `SVI` with a guide takes some
+    seconds to compile hundreds of small ones.
 
     Without ``sds`` it begins narrow, in coordinates as they are; ``sds`` are units ``(n,)``, in
     which it begins half as wide.
@@ -155,16 +161,17 @@ def variational_fit(rng_key: Array, potential: Potential) -> Callable[..., Mode]
         A = factor(*shape)
         return units * loc, (units[:, None] if dense else units) * A
 
-    start = jax.ShapeDtypeStruct((n,), jnp.result_type(float))
-    one = count_operations(potential.value_and_grad_flat, start, potential.first_rows())
-    options = quick_options(one * _PARTICLES * _SVI_STEPS, WORTH_OPTIMISING)
-    width = jax.ShapeDtypeStruct((), start.dtype)
-    run = compile_ahead(fit, rng_key, start, start, width, options=options)
+    dtype = jnp.result_type(float)
+    cost = count_operations(
+        potential.value_and_grad_flat, np.zeros(n, dtype), potential.first_rows()
+    )
+    options = quick_options(cost * _PARTICLES * _SVI_STEPS, WORTH_OPTIMISING)
+    run = jit_on_data(fit, options)
 
     def vary(x: Array, sds: Array | None = None) -> Mode:
         units = jnp.ones(n) if sds is None else sds
         first = 0.05 if sds is None else 0.5
-        given = (jnp.asarray(value, start.dtype) for value in (x, units, first))
+        given = (jnp.asarray(value, dtype) for value in (x, units, first))
         center, A = run(rng_key, *given)
         spent = _PARTICLES * _SVI_STEPS * batch_rows(potential)
         return Mode(center, A, row_gradients=spent, variational=True)

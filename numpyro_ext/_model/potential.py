@@ -18,7 +18,6 @@ from numpyro_ext._model.enumeration import parallel
 from numpyro_ext._model.handlers import first_rows, latents_only
 from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.minibatch import plate_indices
-from numpyro_ext._model.operations import traced_once
 from numpyro_ext._model.program import Program, depending_on
 from numpyro_ext._model.read import ModelInfo, sample_sites
 from numpyro_ext._numpyro import default_key, site_of_log_det
@@ -112,7 +111,6 @@ class Potential(Program):
         super().__init__(model, args, kwargs, params, plates=info.plates)
         self.info = info
         self._forward_mode = forward_mode
-        self._gradient: Callable[..., tuple[Array, Sites]] = self._differentiate
 
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         """U at ``z`` on the rows ``idx``."""
@@ -122,17 +120,7 @@ class Potential(Program):
 
     def value_and_grad(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:
         """U and its gradient: one minibatch."""
-        return self._gradient(z, idx)
-
-    def _differentiate(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:
         return value_and_grad(lambda z: self(z, idx), forward_mode=self._forward_mode)(z)
-
-    def traced_once(self) -> "Potential":
-        """The same, for several programs: the model and its gradient are traced once for each
-        number of rows, and not wherever a program takes them."""
-        other = copy.copy(self)
-        other._gradient = traced_once(other._differentiate)
-        return other
 
     def value_and_grad_flat(self, x: Array, idx: dict[str, Array]) -> tuple[Array, Array]:
         """:meth:`value_and_grad` of the ``(n,)`` flat vector: U, and its ``(n,)`` gradient."""
@@ -201,7 +189,6 @@ class Potential(Program):
         """The same without the observed sites: minus the log prior, Jacobian included."""
         other = copy.copy(self)
         other.model = latents_only(self.model)
-        other._gradient = other._differentiate
         return other
 
     def unconstrain(self, what: str, values: Sites) -> Sites:

@@ -5,19 +5,21 @@ from typing import Any
 
 import jax
 from jax import Array, random
+from jax.ad_checkpoint import checkpoint_name
+from jax.lax import GatherScatterMode
 import jax.numpy as jnp
 from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import init_to_sample, init_to_uniform
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.util import potential_energy
 from numpyro.ops.provenance import eval_provenance
+from numpyro.primitives import Messenger
 
 from numpyro_ext._model import handlers
 from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.enumeration import summed_log_density
 from numpyro_ext._model.handlers import first_rows, plain_errors, valid_plates
-from numpyro_ext._model.lengths import marked_plates, shapes_on_plates
 from numpyro_ext._model.read import ModelInfo, latent_sites, model_info
 from numpyro_ext._numpyro import at_unconstrained
 from numpyro_ext._typing import Model, Params, Sites, Trace
@@ -27,9 +29,11 @@ __all__ = [
     "call_and_trace",
     "depending_on",
     "drawn_names",
+    "marked_plates",
     "read_model",
     "set_up",
     "shape_trace",
+    "shapes_on_plates",
     "trace_of",
 ]
 
@@ -40,15 +44,11 @@ FILLED = "_of_masked_entries"
 class Program:
     """A model on its arguments.
 
-    * ``model`` - the model with its parameters in place.
-    * ``arguments`` - positional and keyword arguments.
-    * ``plates`` - ``{plate: (size, subsample_size)}`` of the plates whose rows can be chosen.
-
     :param model: Python callable containing NumPyro primitives.
     :param args: arguments of the model.
     :param kwargs: keyword arguments of the model.
     :param dict params: values of the model's ``param`` and ``mutable`` sites.
-    :param dict plates: as the model was read.
+    :param dict plates: ``{plate: (size, subsample_size)}`` of the plates whose rows can be chosen.
     """
 
     def __init__(
@@ -142,17 +142,16 @@ def depending_on(
 ) -> frozenset[str]:
     """The deterministic sites of a model whose values depend on sites that are summed out."""
 
-    def run(summed: Sites) -> Sites:
+    def values(summed: Sites, names: Callable[[Trace], Collection[str]]) -> Sites:
         fn = seed(first_rows(substitute(model, data=summed)), random.key(0))
         trace = trace_of(substitute(fn, substitute_fn=init_to_sample), args, kwargs)
-        return {n: site["value"] for n, site in trace.items() if site["type"] == "deterministic"}
+        return {name: trace[name]["value"] for name in names(trace)}
 
-    def values() -> Sites:
-        fn = seed(first_rows(model), random.key(0))
-        trace = trace_of(substitute(fn, substitute_fn=init_to_sample), args, kwargs)
-        return {name: trace[name]["value"] for name in summed}
+    def deterministic(trace: Trace) -> list[str]:
+        return [name for name, site in trace.items() if site["type"] == "deterministic"]
 
-    sources = eval_provenance(run, summed=jax.eval_shape(values))
+    drawn = jax.eval_shape(lambda: values({}, lambda _: summed))
+    sources = eval_provenance(lambda summed: values(summed, deterministic), summed=drawn)
     return frozenset(name for name, names in sources.items() if names)
 
 
@@ -206,3 +205,80 @@ def read_model(
     seeded = valid_plates(first_rows(seed(model, random.key(0))))
     trace = shape_trace(substitute(seeded, substitute_fn=init_strategy), args, kwargs)
     return model_info(trace, sums=sums)
+
+
+_MARK = "rows of the plate "
+
+
+class marked_plates(Messenger):
+    """Put a mark on the indices of plates, by which :func:`shapes_on_plates` knows them."""
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "plate" and msg["value"] is not None:
+            mark = f"{_MARK}'{msg['name']}' {msg['args'][0]}"
+            msg["value"] = checkpoint_name(msg["value"], mark)
+
+
+def shapes_on_plates(run: Callable[..., Any], *args: Any) -> Any:
+    """
+    ``jax.eval_shape``, with an error where a plate of :class:`marked_plates` indexes a shorter
+    array, as in ``x[idx]``: JAX would take the last row for all that are missing, and say nothing.
+
+    An index that is computed, such as ``group[idx]``, and one with a mode of its own, as
+    ``jnp.take`` has, are left alone.
+    """
+    program, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
+    _follow(program.jaxpr, {})
+    return shapes
+
+
+def _follow(jaxpr: Any, marks: dict[Any, dict[int, str]]) -> list[dict[int, str]]:
+    """Follow the marks of variables through a program, to those of its results.
+
+    A mark is ``{k: plate}`` of a variable whose last axis holds one index for each axis of an
+    array; of a plain index k is 0.
+    """
+    negative: dict[Any, Any] = {}
+
+    def mark(x: Any) -> dict[int, str]:
+        return {} if hasattr(x, "val") else marks.get(x, {})  # a literal is not hashable
+
+    for eqn in jaxpr.eqns:
+        kind, inputs, params = eqn.primitive.name, eqn.invars, eqn.params
+        inner = params.get("jaxpr", params.get("call_jaxpr"))
+        inner = getattr(inner, "jaxpr", inner)
+        result: list[dict[int, str]] = []
+        if kind == "name" and params["name"].startswith(_MARK):
+            result = [{0: params["name"].removeprefix(_MARK)}]
+        elif kind in ("broadcast_in_dim", "convert_element_type", "name", "reshape", "squeeze"):
+            result = [mark(inputs[0])]
+        elif kind == "lt" and mark(inputs[0]) and getattr(inputs[1], "val", None) == 0:
+            negative[eqn.outvars[0]] = inputs[0]
+        elif kind == "select_n" and negative.get(inputs[0]) is inputs[1]:
+            result = [mark(inputs[1])]  # negative indices count from the end
+        elif kind == "concatenate":
+            start, joined = 0, {}
+            for x in inputs:
+                joined |= {start + k: plate for k, plate in mark(x).items()}
+                start += x.aval.shape[-1]
+            result = [joined]
+        elif kind == "gather" and params["mode"] == GatherScatterMode.PROMISE_IN_BOUNDS:
+            axes = params["dimension_numbers"].start_index_map
+            for k, plate in mark(inputs[1]).items():
+                _check_length(inputs[0].aval.shape, axes[k], *plate.rsplit(" ", 1))
+        elif inner is not None and len(inner.invars) == len(inputs):
+            before = zip(inner.invars, map(mark, inputs), strict=True)
+            result = _follow(inner, dict(before))
+        marks.update(zip(eqn.outvars, result, strict=False))
+    return [mark(x) for x in jaxpr.outvars]
+
+
+def _check_length(shape: tuple[int, ...], axis: int, name: str, size: str) -> None:
+    if shape[axis] < int(size):
+        where = "rows" if axis == 0 else f"entries along axis {axis}"
+        raise ValueError(
+            f"the model takes the rows of the plate {name}, which has {size}, from an array of"
+            f" shape {shape}, which has only {shape[axis]} {where}, so that JAX would repeat the"
+            " last one; pass as many rows as the plate has, or give it the size of the data, as by"
+            " len(x)."
+        )

@@ -17,20 +17,17 @@ def num_devices(sharding: NamedSharding | None) -> int:
     """The number of devices over which a batch is spread."""
     if sharding is None:
         return 1
-    if not isinstance(sharding, NamedSharding):
-        raise TypeError(f"sharding is {sharding!r}; it must be a jax.sharding.NamedSharding.")
     if len(sharding.spec) != 1 or sharding.spec[0] is None:
         raise ValueError(
             f"sharding has the spec {sharding.spec}; it must name the mesh axis of the rows, such"
             " as P('data')."
         )
     axes = sharding.spec[0] if isinstance(sharding.spec[0], tuple) else (sharding.spec[0],)
-    types = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
-    for axis in axes:
-        if types[axis] != AxisType.Auto:
+    for axis, kind in zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True):
+        if axis in axes and kind != AxisType.Auto:
             raise ValueError(
-                f"mesh axis '{axis}' is of type {types[axis]}; it must be AxisType.Auto, as in"
-                f" jax.make_mesh(..., axis_types=(AxisType.Auto,))."
+                f"mesh axis '{axis}' is of type {kind}; it must be AxisType.Auto, as in"
+                " jax.make_mesh(..., axis_types=(AxisType.Auto,))."
             )
     return math.prod(sharding.mesh.shape[axis] for axis in axes)
 
@@ -42,8 +39,8 @@ def sharding_of_rows(tree: Any, size: int) -> NamedSharding | None:
         if isinstance(x, Array) and not isinstance(x, Tracer) and jnp.shape(x)[:1] == (size,):
             sharding = x.sharding
             if isinstance(sharding, NamedSharding) and any(sharding.spec[:1]):
-                found = NamedSharding(sharding.mesh, PartitionSpec(sharding.spec[0]))
-                return found if num_devices(found) > 1 else None
+                of_rows = NamedSharding(sharding.mesh, PartitionSpec(sharding.spec[0]))
+                return of_rows if num_devices(of_rows) > 1 else None
     return None
 
 

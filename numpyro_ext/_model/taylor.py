@@ -60,7 +60,7 @@ class TaylorProxy:
     * ``center`` - c, constrained values of all latent sites.
     * ``location, factor`` - c as a ``(d,)`` vector of unconstrained sites, and a root of the
       posterior covariance there: lower triangular ``(d, d)``, its ``(d,)`` diagonal where d is
-      large, or None where the curvature at the center is not that of a mode.
+      large, or None where the center is not near a mode.
     * ``value, grad, hessian`` - L, G and H; H is None for degree 1.
     * ``rows`` - ``(N,)``, the log likelihood of each row at c, by which other data are known.
     * ``noise`` - the standard deviation of the estimate over minibatches, in nats, at draws of the
@@ -83,7 +83,7 @@ class TaylorProxy:
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
 
     origin: ClassVar[Any] = None
-    """The rows that it was made of; only the object that :func:`taylor_proxy` returned has them."""
+    """What it was made by; only the object that :func:`taylor_proxy` returned has it."""
     compared: ClassVar[Any] = None
     """The model and the arguments that :meth:`check_data` has compared last."""
 
@@ -153,7 +153,7 @@ class TaylorProxy:
         self, trace: Trace, run: Callable[[Sites], Trace], *, compare: bool = False
     ) -> tuple[Array, Array]:
         """:meth:`log_joint` of the sites in the plate alone."""
-        sites = (trace[name] for name, _ in self.shapes)
+        sites = [trace[name] for name, _ in self.shapes]
         t = [jnp.ravel(biject_to(site["fn"].support).inv(site["value"])) for site in sites]
 
         def rows_at(x: Array) -> Array:
@@ -182,16 +182,17 @@ class TaylorProxy:
         def along_v(fn: Callable[[Array], Any], x: Array) -> Any:
             return jax.jvp(fn, (x,), (v,))
 
-        known = jnp.sum(self.grad * v)
+        of_all_rows = jnp.sum(self.grad * v)
         if self.hessian is None:
             at_center, slope = along_v(rows_at, self.location)
         else:
             (at_center, slope), (_, bend) = along_v(partial(along_v, rows_at), self.location)
             slope = slope + bend / 2
-            known = known + jnp.einsum("i,ij,j", v, self.hessian, v, precision="highest") / 2
+            quadratic = jnp.einsum("i,ij,j", v, self.hessian, v, precision="highest") / 2
+            of_all_rows = of_all_rows + quadratic
         # Row by row, since the sums would lose the digits of their difference.
         residuals = (at_t - at_center) - slope
-        change = known + self.size * jnp.mean(residuals)
+        change = of_all_rows + self.size * jnp.mean(residuals)
         if index is not None:
             same = _agree(at_center, self.rows[index], SAME_IN_A_STEP)
             change = jnp.where(same, change, jnp.nan)
@@ -204,32 +205,37 @@ class TaylorProxy:
         """
         others = [plate for plate, _, _ in layout.subsampled if plate != self.plate]
         self._check_size(model_trace, others)
-        if layout.plates or layout.model_params:
-            what = (
-                f"the param site '{layout.model_params[0]}', with which the rows at the center move"
-                if layout.model_params
-                else f"a term for each row of '{layout.plates[0]}', which is unbiased without it"
-            )
-            raise ValueError(f"{name} with a proxy has {what}; leave proxy out.")
-        latents = {
-            site["name"]: unconstrained_shape(site["fn"].support, jnp.shape(site["value"]))
-            for site in latent_sites(model_trace)
-        }
-        if latents != dict(self.shapes):
+        if layout.model_params:
+            raise ValueError(_with_param(name, layout.model_params[0]))
+        if layout.plates:
             raise ValueError(
-                f"the model has the unconstrained latent sites {latents}, but the proxy"
-                f" {dict(self.shapes)}; make it by taylor_proxy(model, *args) with this model."
+                f"{name} with a proxy has a term for each row of '{layout.plates[0]}', which is"
+                " unbiased without it; leave proxy out."
             )
+        latents = tuple(
+            (site["name"], unconstrained_shape(site["fn"].support, jnp.shape(site["value"])))
+            for site in latent_sites(model_trace)
+        )
+        if dict(latents) != dict(self.shapes):
+            raise ValueError(self._other_model(latents, {self.plate: self.size}))
 
     def _check_size(self, model_trace: Trace, others: list[str]) -> None:
-        found = [(n, s["args"][0]) for n, s in model_trace.items() if s["type"] == "plate"]
-        if others or (self.plate, self.size) not in found:
-            rows = ", ".join(f"{size} rows of '{plate}'" for plate, size in found)
+        plates = {n: s["args"][0] for n, s in model_trace.items() if s["type"] == "plate"}
+        if others or plates.get(self.plate) != self.size:
+            rows = ", ".join(f"{size} rows of '{plate}'" for plate, size in plates.items())
             raise ValueError(
                 f"the model has {rows or 'no rows'}, but the proxy is one of {self.size} rows of"
                 f" '{self.plate}', with a minibatch of no other plate; make it by"
                 " taylor_proxy(model, *args) with the arguments of this run."
             )
+
+    def _other_model(self, shapes: tuple, plates: dict[str, int]) -> str:
+        return (
+            f"the model has the unconstrained latent sites {dict(shapes)} and minibatches of"
+            f" {plates}, but the proxy has {dict(self.shapes)} and {self.size} rows of"
+            f" '{self.plate}'; make it by taylor_proxy(model, *args) with this model and the"
+            " arguments of this run."
+        )
 
     def check_data(
         self, model: Model, args: tuple, kwargs: dict[str, Any], *, once: bool = False
@@ -258,14 +264,12 @@ class TaylorProxy:
         with jax.ensure_compile_time_eval(), block(), jax.default_matmul_precision("highest"):
             z = self.unravel(self.location)
             each = jax.jit(lambda i: program.rows_log_lik(z, {self.plate: i}))
-            blocks = [
-                each(jnp.arange(start, min(start + BLOCK, self.size)))
-                for start in range(0, self.size, BLOCK)
-            ]
-            found = np.concatenate(jax.device_get(blocks))
-        known = np.asarray(self.rows)
-        if not _agree(found, known, SAME):
-            off = ~(np.abs(found - known) <= SAME * (1 + np.abs(known)))
+            starts = range(0, self.size, BLOCK)
+            blocks = [each(jnp.arange(k, min(k + BLOCK, self.size))) for k in starts]
+            here = np.concatenate(jax.device_get(blocks))
+        before = np.asarray(self.rows)
+        if not _agree(here, before, SAME):
+            off = ~(np.abs(here - before) <= SAME * (1 + np.abs(before)))
             raise ValueError(
                 "the model and its arguments hold other data than those of which the proxy is one:"
                 f" at its center the log likelihood of {np.sum(off):,} of {self.size:,} rows is"
@@ -283,19 +287,10 @@ class TaylorProxy:
         """
         info = potential.info
         if info.params:
-            raise ValueError(
-                f"{name} with a proxy has the param site '{info.params[0]}', with which the rows at"
-                " the center move; leave proxy out."
-            )
-        if info.shapes != self.shapes or {n: N for n, (N, _) in info.plates.items()} != {
-            self.plate: self.size
-        }:
-            raise ValueError(
-                f"the model has the unconstrained latent sites {dict(info.shapes)} and minibatches"
-                f" {dict(info.plates)}, but the proxy has {dict(self.shapes)} and {self.size} rows"
-                f" of '{self.plate}'; make it by taylor_proxy(model, *args) with this model and the"
-                " arguments of this run."
-            )
+            raise ValueError(_with_param(name, info.params[0]))
+        plates = {n: N for n, (N, _) in info.plates.items()}
+        if info.shapes != self.shapes or plates != {self.plate: self.size}:
+            raise ValueError(self._other_model(info.shapes, plates))
         return ProxyPotential(self, potential, compare)
 
     def of_run(
@@ -328,8 +323,8 @@ class ProxyOfRun(NamedTuple):
         a (1 - 1/K)` times its variance, which the residuals tell.
 
         The noise grows with the distance from the center without bound, and counts as mass where
-        a > 0: a guide would run away to where there is nothing else. For a above 2, where so few
-        weights matter that the formula is none, it is taken as 2.
+        a > 0: a guide would run away to where there is nothing else. Above 2, where so few weights
+        matter that the formula does not apply, a is capped at 2.
         """
         a, batch = self.power, len(residuals)
         if batch < 2 or (isinstance(a, float) and a <= 0):
@@ -345,7 +340,6 @@ class ProxyPotential(Potential):
     def __init__(self, proxy: TaylorProxy, potential: Potential, compare: bool) -> None:
         vars(self).update(vars(potential))
         self._proxy, self._compare, self._plain = proxy, compare, potential
-        self._gradient = self._differentiate
 
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         proxy = self._proxy
@@ -359,9 +353,16 @@ class ProxyPotential(Potential):
         return self._plain(z, idx) + proxy.size * jnp.mean(at_t) - proxy.value - change
 
 
-def _agree(found: Any, known: Any, tolerance: float) -> Any:
-    mean = np.mean if isinstance(found, np.ndarray) else jnp.mean
-    return mean(((found - known) / (1 + abs(known))) ** 2) <= tolerance**2
+def _with_param(name: str, param: str) -> str:
+    return (
+        f"{name} with a proxy has the param site '{param}', with which the rows at the center move;"
+        " leave proxy out."
+    )
+
+
+def _agree(here: Any, before: Any, tolerance: float) -> Any:
+    mean = np.mean if isinstance(here, np.ndarray) else jnp.mean
+    return mean(((here - before) / (1 + abs(before))) ** 2) <= tolerance**2
 
 
 def _is_unchanged(a: Any, b: Any) -> bool:

@@ -24,8 +24,6 @@ class Whitening:
     r"""
     The coordinates :math:`\xi` of :math:`z = c + A \xi`, an argument of every kernel.
 
-    With them a guide starts at a mode too (:meth:`init_params`).
-
     A kernel with ``whitening=`` moves :math:`\xi` instead of the flat vector z; its potential is
     :math:`U(c + A\xi)` (the constant Jacobian drops out) and its gradient :math:`A^\top g`. With
     :math:`A A^\top` near the posterior's covariance all directions have unit scale, so that one
@@ -63,10 +61,10 @@ class Whitening:
 
     def __post_init__(self) -> None:
         center, factor = jnp.asarray(self.center), jnp.asarray(self.factor)
-        shapes = center.shape, factor.shape
         if center.ndim != 1 or factor.shape not in (center.shape, center.shape * 2):
             raise ValueError(
-                f"center and factor have the shapes {shapes}; they must be (n,) and (n,) or (n, n)."
+                f"center and factor have the shapes {center.shape} and {factor.shape}; they must be"
+                " (n,) and (n,) or (n, n)."
             )
         object.__setattr__(self, "center", center)
         object.__setattr__(self, "factor", factor)

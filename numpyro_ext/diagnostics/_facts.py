@@ -10,7 +10,7 @@ import numpy as np
 from numpyro.infer import HMC, MCMC, BarkerMH
 
 from numpyro_ext._model.handlers import every_row, valid_plates
-from numpyro_ext._model.mode_search import of_kind
+from numpyro_ext._model.modes import of_kind
 from numpyro_ext._model.read import sample_sites
 from numpyro_ext._numpyro import max_tree_depth, mcmc_arguments
 from numpyro_ext._typing import Diagnosable, DiagnosableChains, Model

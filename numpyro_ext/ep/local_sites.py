@@ -14,7 +14,7 @@ from numpyro.infer import init_to_uniform
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.factors import Factors
-from numpyro_ext._model.mapping import map_blocks
+from numpyro_ext._model.operations import map_blocks
 from numpyro_ext._model.program import Program, shape_trace
 from numpyro_ext._model.read import Site, frames, latent_sites, plate_sizes, sample_sites
 from numpyro_ext._numpyro import site_of_log_det
@@ -96,7 +96,7 @@ def on_rows_of(factors: Factors, args: tuple, kwargs: dict[str, Any]) -> Factors
     if not is_traced((args, kwargs)):
         # Of traced arguments a row is computed in the way of the fit.
         with jax.ensure_compile_time_eval():
-            found._way = found._find_way()
+            found.rows_by = found.choose_rows_by()
     return found
 
 

@@ -28,17 +28,9 @@ from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.arguments import check_frames
 from numpyro_ext._model.checks import read_global
 from numpyro_ext._model.implicit import IntractableDensityError
-from numpyro_ext._model.init_from import (
-    SEARCH,
-    InitFrom,
-    check_sites,
-    given_modes,
-    is_searched,
-    searched_modes,
-)
 from numpyro_ext._model.masked import record_filled
-from numpyro_ext._model.mode_search import Mode
-from numpyro_ext._model.modes import Modes
+from numpyro_ext._model.mode_search import is_searched, modes_or_warning
+from numpyro_ext._model.modes import SEARCH, InitFrom, Mode, Modes, check_sites, given_modes
 from numpyro_ext._model.program import call_and_trace
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import guide_start
@@ -270,7 +262,7 @@ class AutoAtModes(AutoJoint):
     def called_with(self, args: tuple, kwargs: dict[str, Any]) -> Iterator[None]:
         """Let :meth:`modes` search on the arguments of this call of the guide, at most once."""
         starts, room = self.num_searches, self.num_modes
-        search = partial(searched_modes, self.model, args, kwargs, starts=starts, room=room)
+        search = partial(modes_or_warning, self.model, args, kwargs, starts=starts, room=room)
         before, self.find_modes = self.find_modes, cache(search)
         try:
             yield

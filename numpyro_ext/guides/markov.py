@@ -19,7 +19,7 @@ from numpyro.distributions.transforms import (
 )
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._model.mode_search import Mode
+from numpyro_ext._model.modes import Mode
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext.guides.base import AutoAtModes
 from numpyro_ext.transforms import VectorTransform

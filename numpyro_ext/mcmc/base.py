@@ -32,11 +32,9 @@ from numpyro_ext._checks import (
 )
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.checks import check_rows, read_global
-from numpyro_ext._model.finite_steps import reported
-from numpyro_ext._model.init_from import check_sites
+from numpyro_ext._model.losses import reported
 from numpyro_ext._model.minibatch import draw_indices, start_plates
-from numpyro_ext._model.mode_search import Mode
-from numpyro_ext._model.modes import Modes
+from numpyro_ext._model.modes import Mode, Modes, check_sites
 from numpyro_ext._model.operations import quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo

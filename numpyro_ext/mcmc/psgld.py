@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_choice, check_nonnegative
-from numpyro_ext._model.mode_search import Mode
+from numpyro_ext._model.modes import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel, Transition, kernel_state
 from numpyro_ext.mcmc.laws import choose_sgld

@@ -15,10 +15,10 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.mode_search import Mode, batch_rows, draw_batch
-from numpyro_ext._model.modes import Modes, search_modes
-from numpyro_ext._model.normal_fit import at_normal, factor_like, shape_measure
-from numpyro_ext._model.operations import run_once
+from numpyro_ext._model.mode_search import search_modes
+from numpyro_ext._model.modes import Mode, Modes
+from numpyro_ext._model.normal_fit import batch_rows, draw_batch, shape_measure
+from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import GradientEstimator, Sites
@@ -259,13 +259,11 @@ def _find(
     :param modes: those that are known, which are then not searched.
     """
     _check_numbers(potential)
-    potential = potential.traced_once()
     info = potential.info
-    key_normal, key_noise = run_once(lambda key: tuple(random.split(key)), random.key(0))
+    key_normal, key_noise = random.split(random.key(0))
     given: Whitening | None = kernel.given_whitening
     known = given if modes is None else modes.whitening
-    factor: Any = factor_like(info) if known is None else known.factor.astype(float)
-    look_around = noise_measure(key_noise, potential, kernel.gradient, factor)  # compiled meanwhile
+    look_around = noise_measure(key_noise, potential, kernel.gradient)
     spent = 0
     if known is None:
         again = key_normal if isinstance(rng_key, Tracer) else rng_key
@@ -274,8 +272,8 @@ def _find(
         )
         spent = modes.row_gradients
     elif modes is None:
-        normal = Mode(known.center.astype(float), factor)
-        normal = shape_measure(key_normal, potential, factor)(normal)
+        normal = Mode(known.center.astype(float), known.factor.astype(float))
+        normal = shape_measure(key_normal, potential)(normal)
         modes = Modes((normal,), info.shapes, problems=normal.problems)
     assert modes is not None
     taken = modes.num_taken(num_chains)
@@ -370,12 +368,12 @@ def _temperature_of_law(kernel: Any) -> float:
 
 
 def noise_measure(
-    rng_key: Array, potential: Potential, given: GradientEstimator | None, factor: Any
+    rng_key: Array, potential: Potential, given: GradientEstimator | None
 ) -> Callable[[Mode], tuple[Sites, list[np.ndarray], np.ndarray]]:
     r"""
-    A function ``look_around(normal)`` of a normal approximation, compiled while the center is
-    searched. It returns the constrained center, variances of gradient estimates, and the gradients
-    of all rows by which :class:`Fitness` knows the data.
+    A function ``look_around(normal)`` of a normal approximation. It returns the constrained center,
+    variances of gradient estimates, and the gradients of all rows by which :class:`Fitness` knows
+    the data.
 
     Variances are those over batches, whitened, ``(n,)`` for each estimator: the one that is given,
     or the plain one and the one that is corrected at the center, or none without a plate. Each is
@@ -394,7 +392,7 @@ def noise_measure(
         noises = _noises(rng_key, potential, whitening, estimators) if estimators else []
         return values, noises, _probe(potential, whitening)
 
-    run = at_normal(measure, rng_key, factor)
+    run = jit_on_data(measure, quick_options())
 
     def look_around(normal: Mode) -> tuple[Sites, list[np.ndarray], np.ndarray]:
         center, noises, gradients = run(rng_key, normal.center, normal.factor)

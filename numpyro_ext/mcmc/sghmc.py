@@ -12,7 +12,7 @@ import numpy as np
 
 from numpyro_ext._checks import check_choice, check_count, check_nonnegative, check_positive
 from numpyro_ext._model.arguments import is_traced
-from numpyro_ext._model.mode_search import Mode
+from numpyro_ext._model.modes import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
 from numpyro_ext.mcmc.base import Estimate, GradFn, SGMCMCKernel, Transition, kernel_state

@@ -7,7 +7,7 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._model.mode_search import Mode
+from numpyro_ext._model.modes import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel, Transition, kernel_state
 from numpyro_ext.mcmc.laws import choose_sgld

@@ -10,7 +10,7 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 import numpy as np
 
 from numpyro_ext._checks import check_choice
-from numpyro_ext._model.mode_search import Mode
+from numpyro_ext._model.modes import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel, Transition
 from numpyro_ext.mcmc.geometry import (

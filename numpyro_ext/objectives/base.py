@@ -32,9 +32,8 @@ from numpyro.primitives import mutable
 from numpyro_ext._checks import InferenceWarning, check_count, summary
 from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.density import log_prob
-from numpyro_ext._model.finite_steps import finite_step
 from numpyro_ext._model.handlers import drawn_once, same_plates, seed_plates, valid_plates
-from numpyro_ext._model.mapping import map_over
+from numpyro_ext._model.losses import finite_step, map_over
 from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.program import Program, set_up, trace_of
 from numpyro_ext._model.read import (

@@ -11,7 +11,7 @@ import numpyro
 from numpyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 
 from numpyro_ext._checks import check_several
-from numpyro_ext._model.finite_steps import finite_step
+from numpyro_ext._model.losses import finite_step
 from numpyro_ext._model.program import call_and_trace
 from numpyro_ext._model.read import Site, frames
 from numpyro_ext._typing import Model, Params, Sites

@@ -4,7 +4,7 @@ from typing import Any
 
 from jax import Array, random
 
-from numpyro_ext._model.expansion import Rows
+from numpyro_ext._model.expansion import TaylorExpansion
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._typing import Model
 
@@ -101,5 +101,5 @@ def taylor_proxy(
     """
     if degree not in (1, 2):
         raise ValueError(f"degree is {degree!r}; it must be 1 or 2.")
-    rows = Rows(model, args, kwargs, degree=degree, block_size=block_size)
+    rows = TaylorExpansion(model, args, kwargs, degree=degree, block_size=block_size)
     return rows.proxy(random.key(0) if rng_key is None else rng_key, center)

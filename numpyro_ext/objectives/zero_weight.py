@@ -18,7 +18,7 @@ from typing import Any
 from jax import Array
 import jax.numpy as jnp
 
-from numpyro_ext._model.cotangents import change_cotangents
+from numpyro_ext._model.losses import change_cotangents
 from numpyro_ext._model.read import latent_sites
 from numpyro_ext._model.units import Layout
 from numpyro_ext._typing import Trace

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.init_from import check_sites, is_searched, searched_modes
-from numpyro_ext._model.modes import Modes
+from numpyro_ext._model.mode_search import is_searched, modes_or_warning
+from numpyro_ext._model.modes import Modes, check_sites
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Float, Model
@@ -32,7 +32,7 @@ def modes_of_start(
     if given is not None:
         check_sites(given, info)
     elif searches and is_searched(info.size, info.params, bool(info.mutable)):
-        return searched_modes(model, *potential.arguments, who="the particles begin")
+        return modes_or_warning(model, *potential.arguments, who="the particles begin")
     return given
 
 

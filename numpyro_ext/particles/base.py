@@ -26,8 +26,8 @@ from numpyro_ext._checks import (
     summary,
 )
 from numpyro_ext._model.checks import read_global
-from numpyro_ext._model.finite_steps import finite_step
 from numpyro_ext._model.handlers import refuse_mutable
+from numpyro_ext._model.losses import finite_step
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy

@@ -19,7 +19,7 @@ from numpyro.util import is_prng_key
 import optax
 
 from numpyro_ext._checks import InferenceWarning, check_count
-from numpyro_ext._model.init_from import SEARCH, InitFrom, given_modes
+from numpyro_ext._model.modes import SEARCH, InitFrom, given_modes
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, coordinate_name
 from numpyro_ext._model.start import draw_params, draw_start

@@ -16,7 +16,7 @@ from numpyro_ext._checks import check_count, check_nonnegative
 from numpyro_ext._model.arguments import check_frames
 from numpyro_ext._model.enumeration import without_summed
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
-from numpyro_ext._model.init_from import SEARCH, InitFrom, given_modes
+from numpyro_ext._model.modes import SEARCH, InitFrom, given_modes
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.program import depending_on

@@ -11,7 +11,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from numpyro_ext._model.finite_steps import reported
+from numpyro_ext._model.losses import reported
 
 __all__ = ["Lost"]
 

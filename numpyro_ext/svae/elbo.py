@@ -18,14 +18,13 @@ from numpyro.primitives import Messenger
 from numpyro_ext._checks import InferenceWarning, check_choice
 from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.density import log_prob, scaled
-from numpyro_ext._model.finite_steps import finite_step
 from numpyro_ext._model.handlers import (
     same_plates,
     seed_plates,
     subsampled_plates,
     valid_plates,
 )
-from numpyro_ext._model.mapping import map_over
+from numpyro_ext._model.losses import finite_step, map_over
 from numpyro_ext._model.program import call_and_trace, trace_of
 from numpyro_ext._model.read import Site, frames, latent_sites, sample_sites
 from numpyro_ext._typing import Model, Params, Trace

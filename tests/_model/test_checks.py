@@ -194,19 +194,6 @@ def test_a_column_is_no_vector_in_an_event(fn, y):
         check_observed(trace(lambda: numpyro.sample("y", fn, obs=y)))
 
 
-def test_lists_and_frames_are_named():
-    """Those of a closure; arguments of a model are made arrays before."""
-    pandas = pytest.importorskip("pandas")
-    series = pandas.Series([1.0, 2.0, 3.0])
-    for data, word in (
-        ([1.0, 2.0, 3.0], r"a list; .*jnp.array\(data\)"),
-        (series, r"a pandas Series; .*data.to_numpy\(\)"),
-        (series.to_frame(), r"a pandas DataFrame; .*data.to_numpy\(\)"),
-    ):
-        with pytest.raises(TypeError, match=f"observed site 'y' are {word}"):
-            check_observed(trace(lambda data=data: model(data, 3)))
-
-
 class Missing(dist.Normal):
     """A distribution of a user that knows what to do with NaN."""
 

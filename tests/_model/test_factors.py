@@ -91,7 +91,7 @@ MODELS = {
     "schools": (schools, (TREATMENT,), {}, "plate"),
     "local": (local_schools, (TREATMENT,), {}, "plate"),
     "arguments": (vectors, (X, TREATMENT), {}, "arguments"),
-    "all rows": (closed, (), {}, "all_rows"),
+    "all rows": (closed, (), {}, "all rows"),
     "rows of a table": (crossed, (X, (ROWS, 3)), ROWS_OF_DATA, "plate"),
     "two plates": (two_plates, (data(), jnp.arange(ROWS) % 2), ROWS_OF_DATA, "plate"),
 }
@@ -99,7 +99,7 @@ MODELS = {
 
 def factors_of(name):
     model, args, options, way = MODELS[name]
-    if way == "all_rows":
+    if way == "all rows":
         with pytest.warns(InferenceWarning, match="all 6, and all rows 6"):
             return Factors(model, args, **options)
     return Factors(model, args, **options)
@@ -124,7 +124,7 @@ def test_factors_sum_to_minus_the_potential_of_all_rows(name, tol):
 
     ours, expected = jax.jit(jax.vmap(both))(0.7 * random.normal(random.key(1), (3, info.size)))
     np.testing.assert_allclose(ours, expected, rtol=tol(1e-5, 1e-12))
-    assert factors._way.__name__ == f"_by_{way}"
+    assert factors.rows_by == way
 
 
 @pytest.mark.parametrize(("centred", "blocks"), [(False, 2), (True, 1)])

@@ -89,11 +89,6 @@ def test_epoch_indices_near_the_largest_size():
     assert idx[2:].tolist() == first.tolist()
 
 
-def test_batch_larger_than_the_data_is_refused():
-    with pytest.raises(ValueError, match=r"batch_size is 7; with 6 rows it must be 1 to 6"):
-        epoch_indices(random.key(0), jnp.uint32(0), jnp.uint32(0), 6, 7)
-
-
 def test_replace_indices_are_uniform():
     """Chi-square over 10 rows, 20 000 draws."""
     counts = np.bincount(replace_indices(random.key(4), 10, 20_000), minlength=10)

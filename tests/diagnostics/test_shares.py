@@ -11,8 +11,7 @@ import optax
 import pytest
 from scipy.special import ndtri
 
-from numpyro_ext._model.mode_search import Mode, Problem
-from numpyro_ext._model.modes import Modes
+from numpyro_ext._model.modes import Mode, Modes, Problem
 from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.diagnostics.judges.shares import SHARE
 from numpyro_ext.particles import AutoParticles, RegularizedSVGD

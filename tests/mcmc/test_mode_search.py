@@ -33,7 +33,7 @@ def found():
     y = x @ np.array([3.0, -2.0]) + SD * rng.standard_normal(ROWS)
     args = jnp.asarray(x), jnp.asarray(y)
     potential = Potential(regression, read_model(regression, args), {}, args, {})
-    return x, y, potential, next(mode_search.mode_search(random.key(0), potential)([jnp.zeros(2)]))
+    return x, y, potential, next(mode_search.make_search(random.key(0), potential)([jnp.zeros(2)]))
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_searches_end_at_the_mode_where_the_potential_has_no_digits_for_it():
         w += (np.sum(x * (y - p)) - w) * sd**2
     args = jnp.asarray(x), jnp.asarray(y, jnp.float32)
     potential = Potential(logistic, read_model(logistic, args), {}, args, {})
-    search = mode_search.mode_search(random.key(0), potential, adam=False)
+    search = mode_search.make_search(random.key(0), potential, adam=False)
     for end in search([jnp.array([w + k * sd]) for k in (-3, -1, -0.5, 0.3, 0.5, 1, 2)]):
         assert abs(end.center[0] - w) < 0.06 * sd
         assert end.row_gradients <= 4 * size
@@ -76,15 +76,16 @@ def test_a_search_that_has_spent_its_budget_says_so(monkeypatch):
     """One gradient of all rows does not do for a Newton step."""
     _, _, potential, mode = found()  # before, because its budget is the usual one
     monkeypatch.setattr(mode_search, "MOST_PASSES", 1)
-    stopped = next(mode_search.mode_search(random.key(0), potential)([jnp.array([40.0, -40.0])]))
-    assert mode.budget == ""
-    assert stopped.budget == ", when its budget of 1 gradients of all rows was spent"
+    stopped = next(mode_search.make_search(random.key(0), potential)([jnp.array([40.0, -40.0])]))
+    assert mode_search.budget_note(mode) == ""
+    said = ", when its budget of 1 gradients of all rows was spent"
+    assert mode_search.budget_note(stopped) == said
     assert stopped.row_gradients < 2000 * BATCH + 14 * ROWS
 
 
 def noises(rng_key, estimator=None):
     _, _, potential, mode = found()
-    return noise_measure(rng_key, potential, estimator, mode.factor)(mode)[1]
+    return noise_measure(rng_key, potential, estimator)(mode)[1]
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ import numpyro.distributions as dist
 from numpyro.infer.reparam import LocScaleReparam
 import pytest
 
-from numpyro_ext._model.mode_search import Mode, advice
+from numpyro_ext._model.mode_search import advice
+from numpyro_ext._model.modes import Mode
 from numpyro_ext._model.normal_fit import shape_measure
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.program import read_model
@@ -32,7 +33,7 @@ def quartic():
 def shape_of(model, center, factor):
     potential = Potential(model, read_model(model, (), {}), {}, (), {})
     fit = Mode(jnp.asarray(center), jnp.asarray(factor))
-    return shape_measure(random.key(0), potential, fit.factor)(fit)
+    return shape_measure(random.key(0), potential)(fit)
 
 
 def test_departure_and_stiffness_of_a_quartic():

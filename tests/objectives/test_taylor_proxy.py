@@ -24,7 +24,7 @@ import pytest
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model import taylor
-from numpyro_ext._model.init_from import given_modes
+from numpyro_ext._model.modes import given_modes
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext.guides import Implicit
 from numpyro_ext.mcmc import ControlVariate

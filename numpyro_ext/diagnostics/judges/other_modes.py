@@ -12,7 +12,8 @@ import numpy as np
 import optax
 from scipy import linalg, special
 
-from numpyro_ext._model.mode_search import Mode, mode_search
+from numpyro_ext._model.mode_search import make_search
+from numpyro_ext._model.modes import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics import limits
@@ -127,7 +128,7 @@ def unvisited_rows(
     of_draws = -middle + 0.5 * special.chdtri(info.size, 0.5) + _log_volume(root)
     target = context.potential()
     modes: list[Mode] = []
-    for mode in mode_search(rng_key, target.traced_once(), adam=False)(ends.x[chosen]):
+    for mode in make_search(rng_key, target, adam=False)(ends.x[chosen]):
         if mode.at_mode and all(mode.distance(other.center) >= _SAME for other in modes):
             modes.append(mode)
     modes = _unvisited_modes(at, _Drawn(x, potentials, root, of_draws), modes, key_mass)

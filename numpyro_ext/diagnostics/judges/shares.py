@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_ext._model.mode_search import Mode, mode_search, of_kind
-from numpyro_ext._model.modes import Modes
+from numpyro_ext._model.mode_search import make_search
+from numpyro_ext._model.modes import Mode, Modes, of_kind
 from numpyro_ext._model.normal_fit import shape_measure
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
@@ -140,13 +140,13 @@ def _modes_of_particles(context: FitContext) -> list[Mode]:
     if len(groups) != len(x) or not np.all(np.isfinite(x)):
         return []
     starts = [x[here > 0.5].mean(0) for here in groups.T if np.any(here > 0.5)]
-    target = context.potential().traced_once()
-    modes = list(mode_search(context.rng_key, target, adam=False)(starts))
+    target = context.potential()
+    modes = list(make_search(context.rng_key, target, adam=False)(starts))
     if any(
         one.distance(two.center) < _DISTINCT for one in modes for two in modes if one is not two
     ):
         return []
-    with_shape = shape_measure(context.rng_key, target, modes[0].factor)
+    with_shape = shape_measure(context.rng_key, target)
     logs = np.array([mode.log_evidence for mode in modes])
     shares = np.exp(logs - np.logaddexp.reduce(logs))
     if not np.all(shares > 0):

@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not finite: skipped, counted by the losses, and said."""
+"""Steps whose loss or gradient is not finite are skipped with a warning; changed cotangents."""
 
 import jax
 from jax import random
@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.losses import change_cotangents
 from numpyro_ext.objectives import VRELBO, count_steps
 from numpyro_ext.particles import SVGD, AutoParticles
 
@@ -102,3 +103,47 @@ def test_a_compiled_update_has_no_effects(loss):
     state = svi.init(random.key(0), None)
     update = jax.make_jaxpr(lambda state: svi.update(state, None))(state)
     assert "pure_callback" in str(update) and not update.effects
+
+
+TREE = {"a": jnp.array([1.0, -2.0, 3.0]), "b": jnp.array(2.0), "unused": jnp.ones(2)}
+
+
+def twice(cts):
+    return jax.tree.map(lambda ct: 2.0 * ct, cts)
+
+
+def plain(tree):
+    return jnp.sum(tree["a"] ** 2) * tree["b"]
+
+
+def changed(tree):
+    return plain(change_cotangents(tree, twice))
+
+
+@pytest.mark.parametrize("names", [["a"], ["unused"], ["a", "b", "unused"]])
+def test_gradients_are_changed_and_tangents_are_not(names):
+    """Of any part of the tree, once, under vmap, and differentiated again in forward mode."""
+    part = {n: TREE[n] for n in names}
+
+    def grads(fn, factor):
+        def at(part):
+            return fn({**TREE, **part})
+
+        def slope(part):
+            return jax.tree.map(lambda x: factor * x, jax.grad(at)(part))
+
+        three = jax.tree.map(lambda x: jnp.stack([x, 2.0 * x, x + 1.0]), part)
+        return slope(part), jax.vmap(slope)(three), jax.jacfwd(slope)(part), jax.jacfwd(at)(part)
+
+    expected, found = grads(plain, 2.0), grads(changed, 1.0)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), expected, found)
+
+
+def test_the_change_sees_all_cotangents():
+    def largest(cts):
+        top = jnp.max(jnp.array([jnp.max(jnp.abs(ct)) for ct in jax.tree.leaves(cts)]))
+        return jax.tree.map(lambda ct: jnp.full_like(ct, top), cts)
+
+    found = jax.grad(lambda tree: plain(change_cotangents(tree, largest)))(TREE)
+    top = max(float(jnp.max(jnp.abs(ct))) for ct in jax.tree.leaves(jax.grad(plain)(TREE)))
+    jax.tree.map(lambda ct: np.testing.assert_allclose(ct, top, rtol=1e-6), found)
