@@ -13,139 +13,81 @@ import sys
 import tempfile
 
 ROOT = Path(__file__).resolve().parents[1]
-
-# File, what stands there, what is put in its place, and the tests that should notice.
-FORMULAS = [
-    (
-        "_model/density.py",
-        "total + jnp.sum(transform.log_abs",
-        "total - jnp.sum(transform.log_abs",
-        "_model/test_density.py",
-    ),
-    (
-        "_model/taylor.py",
-        "of_all_rows + self.size * jnp.mean(residuals)",
-        "of_all_rows + jnp.sum(residuals)",
-        "objectives/test_taylor_proxy.py",
-    ),
-    (
-        "diagnostics/predictive_density.py",
-        "log_mean_exp(found.sum(1)) / found",
-        "np.mean(found.sum(1)) / found",
-        "diagnostics/test_predictive_density.py",
-    ),
-    (
-        "diagnostics/weighted_ess.py",
-        "squares = w**2",
-        "squares = w",
-        "diagnostics/test_weighted_ess.py",
-    ),
-    (
-        "ep/pbp/moments.py",
-        "v - v * v * (dm * dm - 2 * dv)",
-        "v - v * v * (dm * dm - dv)",
-        "ep/pbp/test_moments.py",
-    ),
-    (
-        "ep/sweep.py",
-        "(found.log_normaliser + cavity.gain)",
-        "(found.log_normaliser - cavity.gain)",
-        "ep/test_examples.py",
-    ),
-    (
-        "expfam/dirichlet.py",
-        "- jnp.sum(q, axis=-1)",
-        "+ jnp.sum(q, axis=-1)",
-        "expfam/test_contract.py",
-    ),
-    (
-        "expfam/gaussian.py",
-        "axis=-1) / 2 - half_logdet(L)",
-        "axis=-1) / 2 + half_logdet(L)",
-        "expfam/test_contract.py",
-    ),
-    (
-        "guides/normal_mixture.py",
-        "norm.logpdf(x) - jnp.log(scale)",
-        "norm.logpdf(x)",
-        "guides/test_mixture.py",
-    ),
-    (
-        "guides/transitions.py",
-        "jnp.sqrt(2.0) * jnp.exp(0.5 * log_step)",
-        "jnp.exp(0.5 * log_step)",
-        "guides/test_auto_implicit.py",
-    ),
-    (
-        "mcmc/sghmc.py",
-        "(1 + c) ** 2 / 4 * eps**2 * V",
-        "(1 + c) / 2 * eps**2 * V",
-        "mcmc/test_sghmc.py",
-    ),
-    ("mcmc/sgld.py", "jnp.sqrt(2 * eps * T)", "jnp.sqrt(eps * T)", "mcmc/test_sgld.py"),
-    (
-        "objectives/power_mean.py",
-        "jnp.log(total) - jnp.log(num_particles)",
-        "jnp.log(total)",
-        "objectives/test_power_mean.py",
-    ),
-    (
-        "objectives/renyi.py",
-        "alpha + (1 - alpha) * weights)",
-        "1 - alpha * (1 - weights))",
-        "objectives/test_renyi_gradients.py",
-    ),
-    (
-        "optim/ivon.py",
-        "* unbiased / precision,",
-        "* unbiased / g.precision,",
-        "optim/test_mean_field.py",
-    ),
-    (
-        "optim/vadam.py",
-        "return mean, num_data * s + lam",
-        "return mean, num_data * s",
-        "optim/test_mean_field.py",
-    ),
-    (
-        "particles/dynamics.py",
-        "velocity(r, -r / self.mass)",
-        "velocity(r, -r)",
-        "particles/test_dynamics.py",
-    ),
-    (
-        "particles/svgd.py",
-        "matmul(k, grad_log_p) + repulsion",
-        "matmul(k, 2 * grad_log_p) + repulsion",
-        "particles/test_svgd.py",
-    ),
-    ("scores/kde.py", "self.x) / (2.0 * h2)", "self.x) / h2", "scores/test_kde.py"),
-    (
-        "scores/score_matching.py",
-        "b = kernel.length**4",
-        "b = 2 * kernel.length**4",
-        "scores/test_score_matching.py",
-    ),
-    ("svae/elbo.py", "jnp.sum(scale_local * found", "jnp.sum(found", "svae/test_elbo.py"),
-    (
-        "svae/potentials.py",
-        "_dot(step, matvec(J, away)) / 2",
-        "_dot(step, matvec(J, away))",
-        "svae/test_potentials.py",
-    ),
-    (
-        "transforms/planar.py",
-        "(1.0 - h**2) * jnp.dot(self.u",
-        "(1.0 - h) * jnp.dot(self.u",
-        "transforms/test_contract.py",
-    ),
-    (
-        "transforms/radial.py",
-        "(x.shape[-1] - 1) * jnp.log1p",
-        "x.shape[-1] * jnp.log1p",
-        "transforms/test_contract.py",
-    ),
-]
+FORMULAS = """
+_model/density.py -> _model/test_density.py
+    total + jnp.sum(transform.log_abs
+    total - jnp.sum(transform.log_abs
+_model/taylor.py -> objectives/test_taylor_proxy.py
+    of_all_rows + self.size * jnp.mean(residuals)
+    of_all_rows + jnp.sum(residuals)
+diagnostics/predictive_density.py -> diagnostics/test_predictive_density.py
+    log_mean_exp(found.sum(1)) / found
+    np.mean(found.sum(1)) / found
+diagnostics/weighted_ess.py -> diagnostics/test_weighted_ess.py
+    squares = w**2
+    squares = w
+ep/pbp/moments.py -> ep/pbp/test_moments.py
+    v - v * v * (dm * dm - 2 * dv)
+    v - v * v * (dm * dm - dv)
+ep/sweep.py -> ep/test_examples.py
+    (found.log_normaliser + cavity.gain)
+    (found.log_normaliser - cavity.gain)
+expfam/dirichlet.py -> expfam/test_contract.py
+    - jnp.sum(q, axis=-1)
+    + jnp.sum(q, axis=-1)
+expfam/gaussian.py -> expfam/test_contract.py
+    axis=-1) / 2 - half_logdet(L)
+    axis=-1) / 2 + half_logdet(L)
+guides/normal_mixture.py -> guides/test_mixture.py
+    norm.logpdf(x) - jnp.log(scale)
+    norm.logpdf(x)
+guides/transitions.py -> guides/test_auto_implicit.py
+    jnp.sqrt(2.0) * jnp.exp(0.5 * log_step)
+    jnp.exp(0.5 * log_step)
+mcmc/sghmc.py -> mcmc/test_sghmc.py
+    (1 + c) ** 2 / 4 * eps**2 * V
+    (1 + c) / 2 * eps**2 * V
+mcmc/sgld.py -> mcmc/test_sgld.py
+    jnp.sqrt(2 * eps * T)
+    jnp.sqrt(eps * T)
+objectives/power_mean.py -> objectives/test_power_mean.py
+    jnp.log(total) - jnp.log(num_particles)
+    jnp.log(total)
+objectives/renyi.py -> objectives/test_renyi_gradients.py
+    alpha + (1 - alpha) * weights)
+    1 - alpha * (1 - weights))
+optim/ivon.py -> optim/test_mean_field.py
+    * unbiased / precision,
+    * unbiased / g.precision,
+optim/vadam.py -> optim/test_mean_field.py
+    return mean, num_data * s + lam
+    return mean, num_data * s
+particles/dynamics.py -> particles/test_dynamics.py
+    velocity(r, -r / self.mass)
+    velocity(r, -r)
+particles/svgd.py -> particles/test_svgd.py
+    matmul(k, grad_log_p) + repulsion
+    matmul(k, 2 * grad_log_p) + repulsion
+scores/kde.py -> scores/test_kde.py
+    self.x) / (2.0 * h2)
+    self.x) / h2
+scores/score_matching.py -> scores/test_score_matching.py
+    b = kernel.length**4
+    b = 2 * kernel.length**4
+svae/elbo.py -> svae/test_elbo.py
+    jnp.sum(scale_local * found
+    jnp.sum(found
+svae/potentials.py -> svae/test_potentials.py
+    _dot(step, matvec(J, away)) / 2
+    _dot(step, matvec(J, away))
+transforms/planar.py -> transforms/test_contract.py
+    (1.0 - h**2) * jnp.dot(self.u
+    (1.0 - h) * jnp.dot(self.u
+transforms/radial.py -> transforms/test_contract.py
+    (x.shape[-1] - 1) * jnp.log1p
+    x.shape[-1] * jnp.log1p
+"""
+"""The file, the tests that should notice, what stands in the file, and what is put in its place."""
 
 
 def failing_test(checkout: Path, tests: str) -> str | None:
@@ -160,19 +102,19 @@ def failing_test(checkout: Path, tests: str) -> str | None:
 
 
 def main(words: list[str]) -> None:
-    chosen = [x for x in FORMULAS if not words or any(word in x[0] for word in words)]
+    lines = [line.strip() for line in FORMULAS.strip().splitlines()]
+    formulas = [(*lines[i].split(" -> "), *lines[i + 1 : i + 3]) for i in range(0, len(lines), 3)]
+    chosen = [x for x in formulas if not words or any(word in x[0] for word in words)]
     noticed = 0
     with tempfile.TemporaryDirectory() as folder:
         checkout = Path(folder) / "checkout"
         left_out = shutil.ignore_patterns(".git", ".venv", ".jax_cache", "build", "_build")
         shutil.copytree(ROOT, checkout, ignore=left_out)
-        for name, right, wrong, tests in chosen:
+        for name, tests, right, wrong in chosen:
             file = checkout / "numpyro_ext" / name
             text = file.read_text()
             if text.count(right) != 1:
-                raise ValueError(
-                    f"{name} has {right!r} {text.count(right)} times, but needs it once."
-                )
+                raise ValueError(f"{name} has {right!r} {text.count(right)} times, not once.")
             file.write_text(text.replace(right, wrong))
             test = failing_test(checkout, tests) or failing_test(checkout, name.split("/")[0])
             noticed += test is not None

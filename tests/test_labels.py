@@ -1,16 +1,13 @@
-"""Published figures, re-runs and our own stand apart: no number is called what it is not, and each
-is written with its leading 0.
+"""Published figures, re-runs and our own stand apart: no number is called what it is not.
 
 `benchmarks/figures.tsv` has every figure of others, with its source. What the pages and scripts
 call *published* or *re-run* is compared with it.
 """
 
 import ast
-from collections.abc import Iterator
 import csv
 from pathlib import Path
 import re
-import tokenize
 
 import pytest
 
@@ -109,28 +106,4 @@ def test_what_a_script_keeps_as_published_is_published():
                     unknown = numbers(kept) - known
                     found += [f"{path.relative_to(ROOT)}: {sorted(unknown)}"] if unknown else []
     assert seen
-    assert not found, "\n".join(["", *found])
-
-
-def texts_of(path: Path) -> Iterator[str]:
-    """What is read of a file: of a script the strings and comments, and nothing of a format."""
-    if path.suffix != ".py":
-        yield path.read_text(encoding="utf-8")
-        return
-    with path.open(encoding="utf-8") as lines:
-        for token in tokenize.generate_tokens(lines.readline):
-            if token.type in (tokenize.STRING, tokenize.COMMENT):
-                yield token.string
-            elif tokenize.tok_name[token.type] == "FSTRING_MIDDLE":
-                yield re.sub(r"^\.\d", "", token.string)
-
-
-def test_no_number_begins_with_its_point():
-    """0.04 and not .04, wherever a user reads; file names, versions and ``x[..., :3]`` do not."""
-    kept = [*PAGES, *(ROOT / "docs").rglob("*.tsv"), *(ROOT / "docs/recorded").glob("*.txt")]
-    kept += [ROOT / "benchmarks/figures.tsv", *SCRIPTS, *(ROOT / "numpyro_ext").rglob("*.py")]
-    found, number = [], re.compile(r".{0,30}(?<![\w.\])}])\.\d+(?!\w)(?!\.\d)")
-    for path in kept:
-        text = "\n".join(texts_of(path))
-        found += [f"{path.relative_to(ROOT)}: {x}" for x in number.findall(text)]
     assert not found, "\n".join(["", *found])

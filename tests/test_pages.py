@@ -32,6 +32,7 @@ PAGES = {
     for page in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
     if "_build" not in page.parts and (code := code_of(page)).strip()
 }
+DEAR = ("docs/how_to_choose.md", "docs/tutorials/large_data.md", "docs/tutorials/networks.md")
 
 
 @pytest.fixture
@@ -65,7 +66,9 @@ def short(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # of so few steps
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(x, marks=pytest.mark.nightly) if x in DEAR else x for x in PAGES]
+)
 def test_a_page_runs_as_printed(page, short, tmp_path, monkeypatch):
     """With a tenth of its rows, draws and steps, where these are 300, 500 or thousands."""
     monkeypatch.chdir(tmp_path)
