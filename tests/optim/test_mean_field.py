@@ -77,6 +77,18 @@ def test_vadam_with_no_noise_and_hardly_a_prior_is_adam():
     np.testing.assert_allclose(params["w_loc"], theirs, rtol=1e-5)
 
 
+def test_two_steps_of_ivon_by_hand(tol):
+    """P' = P + p C + (p C)^2 / 2 P, m' = b m + (1 - b) G, mu' = mu - r m' / (1 - b^t) P'."""
+    optim = ivon(0.2, b1=0.5, precision_rate=0.1, scale_transform=ExpTransform())
+    params, mu, P, m = params_of(1.0, 0.5), 1.0, 4.0, 0.0
+    state = optim.init(params)
+    for t, (G, C) in enumerate([(3.0, 20.0), (-1.0, -30.0)], 1):
+        params, state = step(optim, gradient_of(G, C / 2, P**-0.5), state, params)
+        P, m = P + 0.1 * C + (0.1 * C) ** 2 / (2 * P), 0.5 * m + 0.5 * G
+        mu -= 0.2 * m / (1 - 0.5**t) / P
+    np.testing.assert_allclose(normal_of(params), [mu, P**-0.5], rtol=tol(1e-5, 1e-9))
+
+
 def test_momentum_on_natural_parameters_is_the_heavy_ball(tol):
     """By hand: eta' = eta - rho dL/dm + g (eta - eta_before), with 1 / s2 and mu / s2 as eta."""
     rho, g = 0.2 / 0.7, 0.3 / 0.7
