@@ -15,7 +15,7 @@ from numpyro.infer import SVI, Predictive, Trace_ELBO, init_to_median
 import optax
 import pytest
 
-from numpyro_ext._model import init_from
+from numpyro_ext._model import mode_search
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.guides import (
     AutoAuxiliary,
@@ -191,7 +191,7 @@ def test_traced_arguments_and_a_search_that_fails_warn_and_begin_as_usual(monkey
     def fail(*args, **kwargs):
         raise ValueError("no curvature.")
 
-    monkeypatch.setattr(init_from, "modes_of", fail)
+    monkeypatch.setattr(mode_search, "_modes_of", fail)
     with pytest.warns(InferenceWarning, match="search for a mode failed: no curvature"):
         begun(small(unequal))
 

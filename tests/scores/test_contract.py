@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import pickle
+from typing import Any
 
 import jax
 from jax import lax
@@ -9,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.objectives.implicit import ScoreEstimator
 from numpyro_ext.scores import (
     IMQ,
     RBF,
@@ -25,7 +25,7 @@ X = np.array([[0.3, -0.7], [1.2, 0.4], [-0.8, 0.9], [0.1, 1.5], [-1.4, -0.6]])
 Y = np.array([[0.5, 0.5], [-0.2, 0.1]])
 
 # a -> the estimator whose arguments in units of length are a times as large.
-ESTIMATORS: dict[str, Callable[[float], ScoreEstimator]] = {
+ESTIMATORS: dict[str, Callable[[float], Any]] = {
     "stein v": lambda a: SteinScore(0.1, RBF(1.5 * a)),
     "stein v, rule": lambda a: SteinScore(0.1, IMQ("median", c=1.3, factor=1.5)),
     "stein u": lambda a: SteinScore(1.2, RBF(1.5 * a), statistic="u"),
