@@ -110,7 +110,7 @@ def test_no_gradient_flows_through_the_bandwidth():
 def test_warns_where_there_is_no_minimum(d):
     x = random.normal(random.key(3), (20, d))
     for call in (he_bandwidth, lambda x: RBF("he")(x, x), lambda x: RBF("he").resolve(x, 0.3)):
-        with pytest.warns(InferenceWarning, match=f"for d = {d}, .* use 'median_distance'"):
+        with pytest.warns(InferenceWarning, match=f"for d = {d}: .*; use 'median_distance'"):
             jax.eval_shape(call, x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
