@@ -1,0 +1,6 @@
+"""Data that are not in one array of JAX: rows on the host or on disk, and batches of a loader."""
+
+from numpyro_ext.data.batches import Batches
+from numpyro_ext.data.host_array import HostArray
+
+__all__ = ["Batches", "HostArray"]

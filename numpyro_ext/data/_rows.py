@@ -1,0 +1,138 @@
+"""What is read on the host, by a callback, where a plate takes its rows."""
+
+import abc
+import functools
+from typing import Any
+
+import jax
+from jax import Array
+from jax.core import Tracer
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = ["HostRows", "Rows", "Same", "as_jax_has_it"]
+
+Rows = Any
+"""NumPy arrays with the same number of rows: one, or a dict or tuple of them."""
+
+
+class HostRows(abc.ABC):
+    """Rows on the host, of which ``x[i]`` reads those with the numbers ``i``, as JAX arrays.
+
+    :param tuple key: what makes two of them equal, so that a program serves for both.
+    """
+
+    def __init__(self, key: tuple) -> None:
+        self._key = (type(self), *key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HostRows) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """The source, for a message."""
+
+    @property
+    @abc.abstractmethod
+    def row(self) -> Any:
+        """Shape and dtype of a row of each array of a read, as the source has them."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """The number N of rows."""
+
+    @abc.abstractmethod
+    def read(self, index: np.ndarray) -> Rows:
+        """Rows by numbers of any shape, which the arrays of a read have in front."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name})"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array; ``(N,)`` of several."""
+        row = self.row
+        return (len(self), *(row.shape if isinstance(row, jax.ShapeDtypeStruct) else ()))
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """As JAX has it."""
+        if not isinstance(self.row, jax.ShapeDtypeStruct):
+            raise TypeError(f"{self.name} has several arrays, each of its own dtype.")
+        return as_jax_has_it(self.row.dtype)
+
+    def __getitem__(self, index: Any) -> Any:
+        """The rows ``index``, integers of any shape; ``x[i, j]`` is ``x[i][..., j]``."""
+        if isinstance(index, tuple):
+            rows, *rest = index
+            axes = (slice(None),) * (1 if isinstance(rows, slice) else jnp.ndim(rows))
+            return self[rows][(*axes, *rest)]
+        if not isinstance(index, Tracer | Array):
+            index = np.asarray(index)
+        if not jnp.issubdtype(index.dtype, jnp.integer):
+            raise TypeError(
+                f"rows of {self!r} are taken by integers, and the index is of dtype {index.dtype}."
+            )
+        row = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct(s.shape, as_jax_has_it(s.dtype)), self.row
+        )
+        if not isinstance(index, Tracer):
+            return jax.tree.map(jnp.asarray, self._read_as(row, index))
+        shapes = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct((*index.shape, *s.shape), s.dtype), row
+        )
+        read = functools.partial(self._read_as, row)
+        return jax.pure_callback(read, shapes, index, vmap_method="expand_dims")
+
+    def _read_as(self, row: Any, index: Any) -> Rows:
+        """Rows with the dtypes that the program expects, which its ``x64`` has set."""
+        return jax.tree.map(
+            lambda x, like: self._converted(x, like.dtype), self.read(np.asarray(index)), row
+        )
+
+    def _converted(self, x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        new = x.astype(dtype, copy=False)
+        if x.dtype.kind in "iu" and x.dtype.itemsize > new.dtype.itemsize and np.any(new != x):
+            bad = x[new != x][0]
+            raise ValueError(f"{self.name} has {bad}, too large for {dtype}; set jax_enable_x64.")
+        return new
+
+    def __jax_array__(self) -> Array:
+        raise TypeError(
+            f"{self!r} is not in memory, and an operation of JAX on the whole of it would read it"
+            " all; take rows by x[i], where i are the indices that the plate gives:"
+            " `with numpyro.plate(name, len(x), subsample_size=B) as i`. (numpyro.subsample takes"
+            " arrays in memory alone.)"
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.__jax_array__())
+
+    __iter__ = None
+
+
+def as_jax_has_it(dtype: Any) -> np.dtype:
+    """The dtype of an array that JAX makes of such numbers."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+class Same:
+    """An object that is equal to itself alone."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)

@@ -1,0 +1,416 @@
+"""Rows that stay on the host or on disk, and are read when a plate asks for them."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import Array
+import numpy as np
+
+from numpyro_ext.data._rows import HostRows, Rows, Same
+
+__all__ = ["HostArray"]
+
+_NUMBERS = "biufc"
+_EXAMPLES = "such as np.load(file, mmap_mode='r'), a Zarr or HDF5 array, or a column of a frame"
+
+
+@jax.tree_util.register_static
+class HostArray(HostRows):
+    r"""
+    Rows that stay where they are, in NumPy or on disk, and are read when a plate asks for them.
+
+    It goes where an array of the data goes, and the model is not changed: ``x[i]`` are the rows
+    ``i`` as a JAX array, also under ``jax.jit``, ``jax.vmap`` and ``jax.grad``, by a callback to
+    the host; ``len(x)``, ``x.shape`` and ``x.dtype`` are known without a read. A step of a
+    minibatch of B of N rows reads B rows. What takes a pass over all rows (the search for a mode, a
+    proxy) takes them in pieces, of which the next is read while one is used.
+
+    The source is one of
+
+     - a NumPy array, or ``np.memmap`` (``np.load(file, mmap_mode="r")``);
+     - what has ``shape`` and ``dtype`` and takes a sorted array of integers: Zarr, h5py;
+     - a column of a pandas or polars frame, or a whole frame, whose rows are then dicts of columns;
+     - a column or a table of Arrow, memory-mapped (``pa.ipc.open_file(pa.memory_map(file))``).
+       Parquet is not made for single rows; convert it once, by
+       ``np.save("x.npy", pq.read_table(file, columns=["x"])["x"].to_numpy())`` or, for larger
+       files, by writing its batches as an Arrow file;
+     - a data set with ``len(source)`` and ``source[k]``, as PyTorch, Grain and Hugging Face have,
+       whose items are numbers, arrays, or dicts or tuples of them;
+     - a dict or tuple of these with the same number of rows, which are read together.
+
+    Nothing is copied or hashed. Two objects are equal if their sources are the same memory, file or
+    object and their transforms the same function, so that a new one does not compile anew; a
+    source whose numbers change between two steps is read as it is at each.
+
+    Numbers have the dtypes of JAX: 64 bits become 32 without ``jax_enable_x64``, with an error for
+    an integer that does not fit. A read that fails, a row that is not there and a NaN stop the run
+    with an error that names the source and the row.
+
+    :param source: where the rows are.
+    :param transform: a function of the rows that were read, in NumPy (the array, dict or tuple),
+        which returns as many rows: to standardise, to decode. Its output's shapes are found once.
+    :param bool allow_nan: whether NaN is a value of the data, as where the model masks what is
+        missing.
+
+    .. note:: Each ``x[i]`` is one callback, of about 0.2 ms; put columns that are used together
+        into one object: ``rows = HostArray({"x": x, "y": y})``, ``b = rows[i]``, ``b["x"]``.
+
+    .. doctest::
+
+        >>> import numpy as np, numpyro, numpyro.distributions as dist
+        >>> from jax import random
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_ext.data import HostArray
+        >>> from numpyro_ext.mcmc import SGLD
+        >>> x = HostArray(np.linspace(1.0, 3.0, 1000))
+        >>> x.shape, x.dtype.name, x[np.array([0, 999])].tolist()
+        ((1000,), 'float32', [1.0, 3.0])
+        >>> def model(x):
+        ...     loc = numpyro.sample("loc", dist.Normal(0.0, 10.0))
+        ...     with numpyro.plate("rows", len(x), subsample_size=50) as i:
+        ...         numpyro.sample("x", dist.Normal(loc, 1.0), obs=x[i])
+        >>> mcmc = MCMC(SGLD(model, 2e-4), num_warmup=100, num_samples=200, progress_bar=False)
+        >>> mcmc.run(random.key(0), x)
+        >>> print(f"{mcmc.get_samples()['loc'].mean():.1f}")
+        2.0
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        transform: Callable[[Rows], Rows] | None = None,
+        allow_nan: bool = False,
+    ) -> None:
+        if isinstance(source, HostArray):
+            raise TypeError("the source is a HostArray; pass what it was made of.")
+        self.source, self.transform, self.allow_nan = source, transform, allow_nan
+        self._set_up()
+
+    def _set_up(self) -> None:
+        self._columns = jax.tree.map(
+            _column, _by_names(self.source), is_leaf=lambda x: not _is_group(x)
+        )
+        columns = _leaves(self._columns)
+        lengths = sorted({column.shape[0] for column in columns})
+        if len(lengths) != 1:
+            raise ValueError(
+                f"the columns of the source have {lengths} rows; all must have the same number."
+                if lengths
+                else "the source has no column."
+            )
+        self._length = lengths[0]
+        if not self._length:
+            raise ValueError(f"{columns[0].name} has no row.")
+        self._ahead: tuple[int, int, Future[Rows]] | None = None
+        self._last = 0
+        tree = jax.tree.structure(self._columns, is_leaf=_is_column)
+        same = tuple(column.identity for column in columns)
+        super().__init__((tree, same, self.transform, self.allow_nan))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(source=self.source, transform=self.transform, allow_nan=self.allow_nan)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.source, self.transform, self.allow_nan = state.values()
+        self._set_up()
+
+    @property
+    def name(self) -> str:
+        """The source, for a message."""
+        return " and ".join(column.name for column in _leaves(self._columns))
+
+    def __len__(self) -> int:
+        return self._length
+
+    @functools.cached_property
+    def row(self) -> Any:
+        """Shape and dtype of a row of each array of a read."""
+        if self.transform is None:
+            return jax.tree.map(
+                lambda c: jax.ShapeDtypeStruct(c.shape[1:], c.dtype),
+                self._columns,
+                is_leaf=_is_column,
+            )
+        rows = self._take(np.arange(min(2, len(self))))
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        """The rows ``index``: integers of any shape, a slice, or ``...``; ``x[i, j]`` is
+        ``x[i][..., j]``, and a word names a column of a source that has several."""
+        if isinstance(index, str):
+            if self.transform is not None or not isinstance(self._columns, dict):
+                raise TypeError(f"{self!r} has no columns with names; take rows, and then x[i].")
+            return HostArray(_by_names(self.source)[index], allow_nan=self.allow_nan)
+        if isinstance(index, slice):
+            index = np.arange(*index.indices(len(self)))
+        elif index is Ellipsis:
+            index = np.arange(len(self))
+        return super().__getitem__(index)
+
+    def read(self, index: np.ndarray) -> Rows:
+        """Contiguous rows that follow those before are a pass, whose next piece is read ahead."""
+        flat = index.reshape(-1).astype(np.int64)
+        outside = (flat < -len(self)) | (flat >= len(self))
+        if outside.any():
+            raise IndexError(
+                f"row {flat[outside][0]} of {self.name} was asked for, which has {len(self)} rows."
+            )
+        flat = np.where(flat < 0, flat + len(self), flat)
+        size = len(flat)
+        if size > 1 and flat[-1] - flat[0] == size - 1 and np.all(np.diff(flat) == 1):
+            taken = self._piece(int(flat[0]), int(flat[0]) + size)
+        else:
+            taken = self._take(flat)
+        if not self.allow_nan:
+            for x in jax.tree.leaves(taken):
+                self._check_nan(x, flat)
+        return jax.tree.map(lambda x: x.reshape(*index.shape, *x.shape[1:]), taken)
+
+    def _piece(self, begin: int, end: int) -> Rows:
+        """Rows ``begin`` to ``end - 1``; those behind them in a thread, if they go on a pass."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[:2] == (begin, end):
+            rows = ahead[2].result()
+        else:
+            rows = self._take(slice(begin, end))
+        goes_on, self._last = self._last == begin > 0, end
+        if goes_on and end < len(self):
+            to = min(2 * end - begin, len(self))
+            self._ahead = end, to, _reader().submit(self._take, slice(end, to))
+        return rows
+
+    def _take(self, index: np.ndarray | slice) -> Rows:
+        """Rows of the source as they are there, transformed."""
+        where = index if isinstance(index, slice) else slice(index.min(), index.max() + 1)
+        try:
+            rows = jax.tree.map(lambda c: c.take(index), self._columns, is_leaf=_is_column)
+        except Exception as error:
+            raise RuntimeError(
+                f"rows {where.start} to {where.stop - 1} of {self.name} could not be read:"
+                f" {type(error).__name__}: {error}"
+            ) from error
+        if self.transform is None:
+            return rows
+        size = index.stop - index.start if isinstance(index, slice) else len(index)
+        rows = jax.tree.map(np.asarray, self.transform(rows))
+        for x in jax.tree.leaves(rows):
+            if x.shape[:1] != (size,):
+                raise ValueError(
+                    f"the transform of {self.name} has made an array of shape {x.shape} from"
+                    f" {size} rows; it must keep their number."
+                )
+        return rows
+
+    def _check_nan(self, x: np.ndarray, index: np.ndarray) -> None:
+        if x.dtype.kind in "fc" and np.isnan(x).any():
+            row = index[int(np.argmax(np.isnan(x).reshape(len(index), -1).any(axis=1)))]
+            raise ValueError(
+                f"row {row} of {self.name} has NaN; leave such rows out, or say allow_nan=True if"
+                " the model masks them."
+            )
+
+
+def _is_group(x: Any) -> bool:
+    return type(x) in (dict, tuple)
+
+
+def _by_names(source: Any) -> Any:
+    """A source whose tables are dicts of columns."""
+    if isinstance(source, dict):
+        return {str(name): _by_names(x) for name, x in source.items()}
+    if type(source) is tuple:
+        return tuple(_by_names(x) for x in source)
+    if hasattr(source, "get_all") and hasattr(source, "schema"):  # an Arrow file of batches
+        source = source.read_all()
+    if _from(source, "pyarrow") and hasattr(source, "column_names"):
+        return {name: source.column(name) for name in source.column_names}
+    if _from(source, "pandas", "polars") and hasattr(source, "columns"):
+        return {str(name): source[name] for name in source.columns}
+    return source
+
+
+def _from(x: Any, *libraries: str) -> bool:
+    return type(x).__module__.split(".")[0] in libraries
+
+
+@functools.cache
+def _reader() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(2, "rows")
+
+
+class _Column:
+    """One array of a source: ``take(index)`` with ``(n,)`` integers or a slice.
+
+    :param read: a function of the array and of such an index.
+    """
+
+    def __init__(self, array: Any, shape: tuple, dtype: Any, name: str, read: Any, identity: Any):
+        self.array, self.shape, self.dtype = array, tuple(shape), np.dtype(dtype)
+        self.name, self.take, self.identity = name, functools.partial(read, array), identity
+        if self.dtype.kind not in _NUMBERS:
+            raise TypeError(
+                f"{name} is of dtype {dtype}, which JAX does not have; store numbers, for words"
+                " their codes, as by np.unique(x, return_inverse=True)[1]."
+            )
+        if not self.shape:
+            raise TypeError(f"{name} is one number and has no rows.")
+
+
+def _is_column(x: Any) -> bool:
+    return isinstance(x, _Column)
+
+
+def _leaves(columns: Any) -> list[_Column]:
+    return jax.tree.leaves(columns, is_leaf=_is_column)
+
+
+def _column(source: Any) -> _Column:
+    if _from(source, "pandas", "polars"):
+        return _of_numpy(source.to_numpy(), str(getattr(source, "name", "a column")))
+    if _from(source, "pyarrow"):
+        return _of_arrow(source)
+    if isinstance(source, np.ndarray):
+        return _of_numpy(source)
+    if isinstance(source, Array):
+        return _of_numpy(np.asarray(source))
+    if hasattr(source, "shape") and hasattr(source, "dtype"):
+        name = f"{getattr(source, 'name', '') or type(source).__name__} of shape {source.shape}"
+        return _Column(source, source.shape, source.dtype, name, _take_sorted, Same(source))
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not _is_plain(source):
+        return _of_items(source)
+    raise TypeError(
+        f"the source is a {type(source).__name__}; give an array of rows {_EXAMPLES}, or a data"
+        " set with len() and [k]."
+    )
+
+
+def _is_plain(source: Any) -> bool:
+    return isinstance(source, str | bytes | list | Path)
+
+
+def _of_numpy(x: np.ndarray, name: str = "") -> _Column:
+    file = getattr(x, "filename", None) if isinstance(x, np.memmap) else None
+    if file is not None and x.flags.c_contiguous:
+        name = f"the file {file}"
+        status = os.stat(file)
+        identity: Any = (str(file), status.st_dev, status.st_ino, _begin(x), x.shape, x.dtype.str)
+        return _Column(x, x.shape, x.dtype, name, _take_mapped, identity)
+    identity = x.__array_interface__["data"][0], x.shape, x.strides, x.dtype.str
+    name = f"{f'the column {name!r}' if name else 'an array'} of shape {x.shape}"
+    return _Column(x, x.shape, x.dtype, name, _take_array, identity)
+
+
+def _begin(x: Any) -> int:
+    """The byte of the file at which an array, or a slice of one, begins."""
+    whole = x
+    while isinstance(whole.base, np.memmap):
+        whole = whole.base
+    return whole.offset + x.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+
+
+def _take_array(x: np.ndarray, index: np.ndarray | slice) -> np.ndarray:
+    return np.array(x[index])
+
+
+def _take_mapped(x: Any, index: np.ndarray | slice) -> np.ndarray:
+    # To touch a page behind the end of a file would kill the process.
+    size, needed = os.stat(x.filename).st_size, _begin(x) + x.nbytes
+    if size < needed:
+        raise OSError(f"the file has {size} bytes, and had {needed} when it was opened")
+    return _take_array(x.view(np.ndarray), index)
+
+
+def _take_sorted(x: Any, index: np.ndarray | slice) -> np.ndarray:
+    """Of what takes sorted indices without repeats alone, as h5py does."""
+    if isinstance(index, slice):
+        return np.asarray(x[index])
+    rows, places = np.unique(index, return_inverse=True)
+    return np.asarray(x[rows])[places]
+
+
+def _of_arrow(x: Any) -> _Column:
+    import pyarrow as pa
+
+    chunks = x.chunks if isinstance(x, pa.ChunkedArray) else [x]
+    if x.null_count:
+        raise ValueError(
+            f"a column of Arrow has {x.null_count} missing values; fill them, or drop these rows."
+        )
+    if pa.types.is_fixed_size_list(x.type):
+        width, dtype = (x.type.list_size,), x.type.value_type.to_pandas_dtype()
+        parts = [chunk.flatten().to_numpy().reshape(-1, *width) for chunk in chunks]
+    else:
+        width, dtype = (), x.type.to_pandas_dtype()
+        parts = [chunk.to_numpy(zero_copy_only=dtype is not np.bool_) for chunk in chunks]
+    parts = [part for part in parts if len(part)]
+    if len(parts) == 1:
+        return _of_numpy(parts[0])
+    ends = np.cumsum([len(part) for part in parts])
+    identity = tuple(_of_numpy(part).identity for part in parts)
+    shape = (int(ends[-1]) if parts else 0, *width)
+    name = f"a column of Arrow of shape {shape}"
+    return _Column((parts, ends), shape, dtype, name, _take_parts, identity)
+
+
+def _take_parts(source: tuple[list, np.ndarray], index: np.ndarray | slice) -> np.ndarray:
+    parts, ends = source
+    index = np.arange(index.start, index.stop) if isinstance(index, slice) else index
+    which = np.searchsorted(ends, index, side="right")
+    place = index - (ends[which] - np.array([len(part) for part in parts])[which])
+    rows = np.empty((len(index), *parts[0].shape[1:]), parts[0].dtype)
+    for k in np.unique(which):
+        here = which == k
+        rows[here] = parts[k][place[here]]
+    return rows
+
+
+def _of_items(source: Any) -> Any:
+    """The columns of a data set of items: one, or a dict or tuple of them."""
+    items = _Items(source)
+    first = items.stacked(np.zeros(1, int))
+    leaves, tree = jax.tree.flatten(first)
+    name = f"the data set {type(source).__name__} of {len(source)} rows"
+    columns = [
+        _Column(
+            items,
+            (len(source), *x.shape[1:]),
+            x.dtype,
+            name,
+            functools.partial(_take_items, k=k),
+            (Same(source), k),
+        )
+        for k, x in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(tree, columns)
+
+
+class _Items:
+    """A data set of which the columns of one read share their items."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.last: tuple[Any, list[np.ndarray]] | None = None
+
+    def stacked(self, index: np.ndarray) -> Any:
+        numbers = [int(k) for k in index]
+        if hasattr(self.source, "__getitems__"):
+            items = self.source.__getitems__(numbers)
+        else:
+            items = [self.source[k] for k in numbers]
+        if isinstance(items, dict):  # columns of all these rows
+            return {name: np.asarray(x) for name, x in items.items()}
+        return jax.tree.map(lambda *x: np.stack([np.asarray(y) for y in x]), *items)
+
+
+def _take_items(items: _Items, index: np.ndarray | slice, k: int) -> np.ndarray:
+    index = np.arange(index.start, index.stop) if isinstance(index, slice) else index
+    last = items.last
+    if last is None or last[0] is not index:
+        last = items.last = index, jax.tree.leaves(items.stacked(index))
+    return last[1][k]

@@ -1,0 +1,100 @@
+"""Draws and fits with rows on the host equal those with the array."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+import optax
+import pytest
+
+from numpyro_ext.data import Batches, HostArray
+from numpyro_ext.guides import AutoRealNVPNormal
+from numpyro_ext.mcmc import SGHMC, ControlVariate
+from numpyro_ext.objectives import VRELBO
+
+N, BATCH = 400, 20
+W = np.array([1.0, -0.5])
+X = np.random.default_rng(0).normal(size=(N, 2)) + [0.5, 0.0]
+Y = (np.random.default_rng(1).uniform(size=N) < 1 / (1 + np.exp(-X @ W))).astype(np.int32)
+
+
+def model(x, y, batch=BATCH):
+    w = numpyro.sample("w", dist.Normal(0, 2).expand([2]).to_event(1))
+    with numpyro.plate("rows", len(x), subsample_size=batch) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=x[i] @ w), obs=y[i])
+
+
+HOST, ARRAYS = (HostArray(X), HostArray(Y)), (jnp.asarray(X), jnp.asarray(Y))
+
+
+def chains(kernel, args, method, num):
+    mcmc = MCMC(
+        kernel,
+        num_warmup=20,
+        num_samples=30,
+        num_chains=num,
+        chain_method=method,
+        progress_bar=False,
+    )
+    mcmc.run(random.key(1), *args)
+    return mcmc.get_samples()["w"]
+
+
+KERNELS = {
+    "found": lambda: SGHMC(model),
+    "given": lambda: SGHMC(model, 1e-2),
+    "anchored": lambda: SGHMC(model, 1e-2, gradient=ControlVariate({"w": jnp.asarray(W)})),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_draws(name):
+    host, arrays = (chains(KERNELS[name](), args, "sequential", 1) for args in (HOST, ARRAYS))
+    np.testing.assert_allclose(host, arrays, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["sequential", "vectorized", "parallel"])
+def test_draws_of_two_chains(method):
+    host, arrays = (chains(KERNELS["given"](), args, method, 2) for args in (HOST, ARRAYS))
+    np.testing.assert_allclose(host, arrays, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", [Trace_ELBO(2), VRELBO(0.5, 3)])
+def test_fits(loss):
+    fits = []
+    for args in (HOST, ARRAYS):
+        svi = SVI(model, AutoNormal(model), optax.adam(0.02), loss)
+        fits.append(svi.run(random.key(2), 50, *args, progress_bar=False))
+    np.testing.assert_allclose(fits[0].losses, fits[1].losses, rtol=1e-4)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        *(f.params for f in fits),
+    )
+
+
+def test_a_flow_starts_at_the_same_normal():
+    fits = []
+    for args in (HOST, ARRAYS):
+        svi = SVI(model, AutoRealNVPNormal(model), optax.adam(1e-3), VRELBO(1.0, 2))
+        fits.append(svi.run(random.key(2), 20, *args, progress_bar=False).losses)
+    np.testing.assert_allclose(fits[0], fits[1], rtol=1e-4)
+
+
+def test_a_chain_and_a_fit_of_a_loader():
+    """Each batch once a pass: the mean of two passes is that of the data."""
+    rows = random.normal(random.key(3), (N,)) + 2.0
+
+    def mean(x):
+        loc = numpyro.sample("loc", dist.Normal(0, 10))
+        with numpyro.plate("rows", len(x), subsample_size=x.batch_size) as i:
+            numpyro.sample("x", dist.Normal(loc, 1.0), obs=x[i])
+
+    batches = Batches(np.split(np.asarray(rows), N // BATCH))
+    mcmc = MCMC(SGHMC(mean, 1e-3), num_warmup=200, num_samples=1000, progress_bar=False)
+    mcmc.run(random.key(4), batches)
+    draws = mcmc.get_samples()["loc"]
+    assert abs(draws.mean() - rows.mean()) < 0.2 * N**-0.5 and 0.5 < draws.std() * N**0.5 < 1.5
