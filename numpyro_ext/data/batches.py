@@ -186,7 +186,9 @@ class Batches(HostRows):
 
     def _once(self) -> Iterator[Rows]:
         """The batches of a pass in NumPy."""
-        whole = iter(self.loader() if callable(self.loader) else self.loader)
+        loader = self.loader
+        batches: Any = loader() if callable(loader) else loader
+        whole = iter(batches)
         first = self.__dict__.get("row")
         for k in range(2**62):
             try:

@@ -85,7 +85,7 @@ def test_what_is_wrong_with_a_loader():
         Batches(iter(split(X, [4] * 3)), N)
     with pytest.raises(Exception, match=r"batch 1 .* has rows of .*, and the first has"):
         reads(Batches([Y[:4], X[4:8]], N), range(2))
-    with pytest.raises(ValueError, match="the arrays of a batch have the shapes"):
+    with pytest.raises(RuntimeError, match=r"batch 0 .* the arrays of a batch have the shapes"):
         len(Batches([(X[:4], Y[:3])]))
 
     def broken():

@@ -1,6 +1,5 @@
 """Draws and fits with rows on the host equal those with the array."""
 
-import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
@@ -13,12 +12,12 @@ import pytest
 
 from numpyro_ext.data import Batches, HostArray
 from numpyro_ext.guides import AutoRealNVPNormal
-from numpyro_ext.mcmc import SGHMC, ControlVariate
+from numpyro_ext.mcmc import SGHMC, SGLD, ControlVariate
 from numpyro_ext.objectives import VRELBO
 
 N, BATCH = 400, 20
 W = np.array([1.0, -0.5])
-X = np.random.default_rng(0).normal(size=(N, 2)) + [0.5, 0.0]
+X = np.random.default_rng(0).normal([0.5, 0.0], size=(N, 2))
 Y = (np.random.default_rng(1).uniform(size=N) < 1 / (1 + np.exp(-X @ W))).astype(np.int32)
 
 
@@ -63,6 +62,7 @@ def test_draws_of_two_chains(method):
     np.testing.assert_allclose(host, arrays, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of so few steps
 @pytest.mark.parametrize("loss", [Trace_ELBO(2), VRELBO(0.5, 3)])
 def test_fits(loss):
     fits = []
@@ -70,10 +70,9 @@ def test_fits(loss):
         svi = SVI(model, AutoNormal(model), optax.adam(0.02), loss)
         fits.append(svi.run(random.key(2), 50, *args, progress_bar=False))
     np.testing.assert_allclose(fits[0].losses, fits[1].losses, rtol=1e-4)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-        *(f.params for f in fits),
-    )
+    of_host, of_arrays = (fit.params for fit in fits)
+    for name, value in of_arrays.items():
+        np.testing.assert_allclose(of_host[name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_a_flow_starts_at_the_same_normal():
@@ -94,7 +93,7 @@ def test_a_chain_and_a_fit_of_a_loader():
             numpyro.sample("x", dist.Normal(loc, 1.0), obs=x[i])
 
     batches = Batches(np.split(np.asarray(rows), N // BATCH))
-    mcmc = MCMC(SGHMC(mean, 1e-3), num_warmup=200, num_samples=1000, progress_bar=False)
+    mcmc = MCMC(SGLD(mean, 1e-4), num_warmup=500, num_samples=4000, progress_bar=False)
     mcmc.run(random.key(4), batches)
     draws = mcmc.get_samples()["loc"]
     assert abs(draws.mean() - rows.mean()) < 0.2 * N**-0.5 and 0.5 < draws.std() * N**0.5 < 1.5
