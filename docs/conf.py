@@ -80,6 +80,7 @@ sphinx_gallery_conf = {
 }
 
 MODULES = (
+    "data",
     "diagnostics",
     "ep",
     "guides",

@@ -16,6 +16,7 @@ from docs.tables import catalogue
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = [
+    "data",
     "diagnostics",
     "ep",
     "expfam",

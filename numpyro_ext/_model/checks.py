@@ -16,7 +16,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.density import seen
-from numpyro_ext._model.handlers import every_row
+from numpyro_ext._model.handlers import every_row, first_rows
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.program import (
     marked_plates,
@@ -37,6 +37,7 @@ from numpyro_ext._model.read import (
 )
 from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Model, Trace
+from numpyro_ext.data._rows import is_on_host
 
 __all__ = ["check_observed", "check_rows", "check_supports", "read_global", "valid_data"]
 
@@ -265,12 +266,14 @@ def _look_at_rows(
     key: int = 0,
 ) -> dict[str, Any]:
     """``{site: look(site)}`` of the observed sites on all rows, in NumPy; without the sites of
-    which it is None, and empty where data are traced, or on other devices."""
+    which it is None, and empty where data are traced, or on other devices. Of rows on the host, of
+    which there may be too many for memory, it looks at as many as a minibatch has."""
+    on = first_rows if is_on_host((args, kwargs)) else every_row
 
     @jax.jit
     def run(rng_key: Array) -> dict[str, Any]:
         with block():
-            fn = seed(marked_plates(every_row(model)), rng_key)
+            fn = seed(marked_plates(on(model)), rng_key)
             trace = trace_of(substitute(fn, substitute_fn=init_strategy), args, kwargs)
         looked = {name: look(site) for name, site in trace.items() if is_data(site)}
         return {name: x for name, x in looked.items() if x is not None}

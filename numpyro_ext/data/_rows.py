@@ -10,7 +10,7 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["HostRows", "Rows", "Same", "as_jax_has_it"]
+__all__ = ["HostRows", "Rows", "Same", "as_jax_has_it", "is_on_host"]
 
 Rows = Any
 """NumPy arrays with the same number of rows: one, or a dict or tuple of them."""
@@ -123,6 +123,15 @@ class HostRows(abc.ABC):
 def as_jax_has_it(dtype: Any) -> np.dtype:
     """The dtype of an array that JAX makes of such numbers."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def is_on_host(tree: Any) -> bool:
+    """Return whether there are rows on the host among the arguments of a model."""
+
+    def is_rows(x: Any) -> bool:
+        return isinstance(x, HostRows)
+
+    return any(map(is_rows, jax.tree.leaves(tree, is_leaf=is_rows)))
 
 
 class Same:

@@ -97,3 +97,17 @@ def test_a_chain_and_a_fit_of_a_loader():
     mcmc.run(random.key(4), batches)
     draws = mcmc.get_samples()["loc"]
     assert abs(draws.mean() - rows.mean()) < 0.2 * N**-0.5 and 0.5 < draws.std() * N**0.5 < 1.5
+
+
+def test_no_more_than_a_piece_is_read_at_once():
+    """By the check of the data, the search for a mode, the settings and the chain."""
+    rows = []
+
+    def count(x):
+        rows.append(len(x))
+        return x
+
+    y = HostArray(np.tile(Y, 100), transform=count)
+    x = HostArray(np.tile(X, (100, 1)))
+    chains(SGHMC(model), (x, y), "sequential", 1)
+    assert max(rows) == 10_000 < len(y)
