@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 import functools
+from importlib import import_module
 import os
 from pathlib import Path
 from typing import Any
@@ -335,7 +336,7 @@ def _take_sorted(x: Any, index: np.ndarray | slice) -> np.ndarray:
 
 
 def _of_arrow(x: Any) -> _Column:
-    import pyarrow as pa
+    pa = import_module("pyarrow")  # optional
 
     chunks = x.chunks if isinstance(x, pa.ChunkedArray) else [x]
     if x.null_count:

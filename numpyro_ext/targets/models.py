@@ -238,6 +238,7 @@ def banana_potential(x: Array, *, bend: float = 0.03, variance: float = 100.0) -
     r"""Minus the log density of :func:`banana` in :math:`(x_1, x_2)`, up to a constant.
 
     :param x: a point, shape ``(2,)``, unscaled.
+
     .. doctest::
 
         >>> import jax.numpy as jnp
