@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.handlers import block, seed
 
+from numpyro_ext.data._rows import Same
+
 __all__ = [
     "Arguments",
     "check_frames",
@@ -162,19 +164,6 @@ def _named_leaves(model: Any, args: tuple, kwargs: dict[str, Any]) -> Iterator[t
         yield f"{name.key}{jax.tree_util.keystr(tuple(path))}", x
 
 
-class _Held:
-    """An array that a compiled program holds; compares by identity."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
 @dataclass(frozen=True)
 class Arguments:
     """Arguments of a model without their arrays: hashable, a static argument of ``jax.jit``.
@@ -190,7 +179,7 @@ class Arguments:
         """The arguments and keyword arguments with these arrays."""
         leaves: list[Any] = list(arrays)
         for place, value in self.fixed:
-            leaves.insert(place, value.value if isinstance(value, _Held) else value)
+            leaves.insert(place, value.value if isinstance(value, Same) else value)
         return jax.tree.unflatten(self.tree, leaves)
 
 
@@ -212,5 +201,5 @@ def split_arguments(
         if is_array and not hold and not _has_words(x):
             arrays.append(x)
         else:
-            fixed.append((place, _Held(x) if is_array or frame is not None else x))
+            fixed.append((place, Same(x) if is_array or frame is not None else x))
     return Arguments(tree, tuple(fixed)), arrays

@@ -112,9 +112,9 @@ class Batches(HostRows):
     def _length(self) -> int:
         if self.size is not None:
             return int(self.size)
-        known = getattr(self.loader, "dataset", None)
-        if known is not None and hasattr(known, "__len__"):
-            return len(known)
+        dataset = getattr(self.loader, "dataset", None)
+        if dataset is not None and hasattr(dataset, "__len__"):
+            return len(dataset)
         return sum(_rows_of(batch) for batch in self._once())
 
     @functools.cached_property
@@ -136,10 +136,10 @@ class Batches(HostRows):
         """A batch for each index along the last axis: the next one, or that of the same index."""
         if index.shape[-1:] != (self.batch_size,):
             raise ValueError(
-                f"{self.name} has batches of {self.batch_size} rows, and {index.shape[-1:]} chosen"
-                " rows were asked for: passes over all rows (the search for a mode or for settings,"
-                " a proxy, an anchor) need a HostArray; with a loader, give the step size and"
-                " init_params, or modes=."
+                f"{self.name} has batches of {self.batch_size} rows, and rows were asked for by an"
+                f" index of shape {index.shape}: passes over all rows (the search for a mode or for"
+                " settings, a proxy, an anchor) need a HostArray; with a loader, give kernels a"
+                " step size, and guides init_from=None."
             )
         batches = [self._batch_of(i) for i in index.reshape(-1, self.batch_size)]
         shape = index.shape
