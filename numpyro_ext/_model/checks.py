@@ -18,12 +18,6 @@ from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.density import seen
 from numpyro_ext._model.handlers import every_row, first_rows
 from numpyro_ext._model.implicit import has_density
-from numpyro_ext._model.program import (
-    marked_plates,
-    read_model,
-    shapes_on_plates,
-    trace_of,
-)
 from numpyro_ext._model.read import (
     ModelInfo,
     Site,
@@ -34,6 +28,10 @@ from numpyro_ext._model.read import (
     is_delta,
     latent_sites,
     layers,
+    marked_plates,
+    read_model,
+    shapes_on_plates,
+    trace_of,
 )
 from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Model, Trace

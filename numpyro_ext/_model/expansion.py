@@ -18,8 +18,15 @@ from numpyro_ext._model.handlers import first_rows, refuse_noise, valid_plates
 from numpyro_ext._model.mode_search import advice, budget_note, make_search, starts_of
 from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, check_sites
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.program import set_up, shape_trace, trace_of
-from numpyro_ext._model.read import ModelInfo, frames, model_info, sample_sites
+from numpyro_ext._model.read import (
+    ModelInfo,
+    frames,
+    model_info,
+    sample_sites,
+    set_up,
+    shape_trace,
+    trace_of,
+)
 from numpyro_ext._model.start import draw_start, start_near_median
 from numpyro_ext._model.taylor import (
     BLOCK,

@@ -29,8 +29,16 @@ from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.masked import is_masked, masks_filled
-from numpyro_ext._model.program import Program, shape_trace
-from numpyro_ext._model.read import Latent, Site, frames, model_info, plate_sizes, sample_sites
+from numpyro_ext._model.potential import Program
+from numpyro_ext._model.read import (
+    Latent,
+    Site,
+    frames,
+    model_info,
+    plate_sizes,
+    sample_sites,
+    shape_trace,
+)
 from numpyro_ext._model.sharding import num_devices, sharding_of_rows
 from numpyro_ext._numpyro import default_key, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace

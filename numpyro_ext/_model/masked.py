@@ -23,14 +23,15 @@ from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.density import log_prob, scaled, seen, without_mask
 from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.implicit import has_density
-from numpyro_ext._model.program import FILLED, trace_of
 from numpyro_ext._model.read import (
+    FILLED,
     Site,
     elementwise,
     has_array_mask,
     latent_sites,
     layers,
     sample_sites,
+    trace_of,
 )
 from numpyro_ext._numpyro import mask_of, replayed_trace, site_of_log_det
 from numpyro_ext._typing import Model, Sites

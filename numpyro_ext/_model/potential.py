@@ -1,4 +1,5 @@
-"""The potential of a model in unconstrained space, at rows that the caller chooses."""
+"""A model on its arguments: its traces, and its potential in unconstrained space, at values and on
+rows that the caller chooses."""
 
 from collections.abc import Callable
 import copy
@@ -9,21 +10,21 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
-from numpyro.handlers import infer_config, seed
-from numpyro.infer.util import constrain_fn, transform_fn, unconstrain_fn
+from numpyro.handlers import infer_config, seed, substitute
+from numpyro.infer.util import constrain_fn, potential_energy, transform_fn, unconstrain_fn
 
-from numpyro_ext._model.arguments import is_traced
-from numpyro_ext._model.density import log_prob
-from numpyro_ext._model.enumeration import parallel
+from numpyro_ext._model import handlers
+from numpyro_ext._model.arguments import indexed, is_traced
+from numpyro_ext._model.density import log_prob, row_log_lik
+from numpyro_ext._model.enumeration import parallel, summed_log_density
 from numpyro_ext._model.handlers import first_rows, latents_only
 from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.minibatch import plate_indices
-from numpyro_ext._model.program import Program, depending_on
-from numpyro_ext._model.read import ModelInfo, sample_sites
-from numpyro_ext._numpyro import default_key, site_of_log_det
-from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext._model.read import ModelInfo, depending_on, sample_sites, trace_of
+from numpyro_ext._numpyro import at_unconstrained, default_key, site_of_log_det
+from numpyro_ext._typing import Model, Params, Sites, Trace
 
-__all__ = ["Potential", "value_and_grad"]
+__all__ = ["Potential", "Program", "value_and_grad"]
 
 
 def value_and_grad(
@@ -44,6 +45,62 @@ def _rounding(a: Array, b: Array, total: Array) -> Array:
     """What ``total = a + b`` has lost, exactly (Knuth); none of a sum that is not finite."""
     part = total - a
     return jnp.where(jnp.isfinite(total), (a - (total - part)) + (b - part), 0)
+
+
+class Program:
+    """A model on its arguments.
+
+    :param model: Python callable containing NumPyro primitives.
+    :param args: arguments of the model.
+    :param kwargs: keyword arguments of the model.
+    :param dict params: values of the model's ``param`` and ``mutable`` sites.
+    :param dict plates: ``{plate: (size, subsample_size)}`` of the plates whose rows can be chosen.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+        params: Params | None = None,
+        *,
+        plates: dict[str, tuple[int, int]] | None = None,
+    ) -> None:
+        self.model = substitute(model, data=params) if params else model
+        self.plates = plates or {}
+        self.arguments: tuple[tuple, dict[str, Any]] = indexed(args), indexed(kwargs or {})
+
+    def trace(
+        self,
+        z: Sites | None = None,
+        rows: dict[str, Array] | None = None,
+        *,
+        values: Sites | Callable[[Any], Array | None] | None = None,
+        rng_key: Array | None = None,
+    ) -> Trace:
+        """The trace of one run.
+
+        :param dict z: unconstrained values of latent sites; each log Jacobian is a factor.
+        :param dict rows: indices of any number for plates; None for those that the model has.
+        :param values: values of sites as they are, a dict or a function of a site.
+        :param rng_key: the key of all that is drawn, where the model has none.
+        """
+        fn = self._on(rows)
+        if values:
+            given: dict[str, Any] = {"substitute_fn" if callable(values) else "data": values}
+            fn = substitute(fn, **given)
+        fn = fn if z is None else at_unconstrained(fn, z)
+        return trace_of(fn if rng_key is None else seed(fn, rng_key), *self.arguments)
+
+    def rows_log_lik(self, z: Sites, rows: dict[str, Array]) -> Array:
+        """The log likelihood of each of these rows of one plate, without the plate's scale."""
+        (plate,) = rows
+        return row_log_lik(self.trace(z, rows), plate)
+
+    def _on(self, rows: dict[str, Array] | None) -> Model:
+        if rows is None:
+            return self.model
+        return handlers.rows(self.model, {n: jnp.asarray(i) for n, i in rows.items()}, self.plates)
 
 
 class Potential(Program):
@@ -115,8 +172,9 @@ class Potential(Program):
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         """U at ``z`` on the rows ``idx``."""
         if self.info.summed:
-            return self.summed_potential(z, idx, self.info.nesting)
-        return self.potential(z, idx)
+            return self._summed(z, idx)
+        model, (args, kwargs) = handlers.rows(self.model, idx, self.plates), self.arguments
+        return jnp.asarray(potential_energy(model, args, kwargs, z))
 
     def value_and_grad(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:
         """U and its gradient: one minibatch."""
@@ -213,6 +271,23 @@ class Potential(Program):
             return {name: x for name, x in sites.items() if name not in dropped}
 
         return constrain
+
+    def _summed(self, z: Sites, idx: dict[str, Array]) -> Array:
+        """U, summed over the values of the sites that are marked as ``parallel``.
+
+        Where plates have all rows funsor sums as it does for ``NUTS``, over the values in loops
+        too.
+        """
+        from numpyro.contrib.funsor import enum, plate_to_enum_plate
+        from numpyro.contrib.funsor import trace as packed_trace
+
+        batches = {n: (N, len(idx[n])) for n, (N, _) in self.plates.items() if len(idx[n]) < N}
+        fn, (args, kwargs) = enum(self._on(idx), -self.info.nesting - 1), self.arguments
+        if not batches:
+            return jnp.asarray(potential_energy(fn, args, kwargs, z, enum=True))
+        with plate_to_enum_plate():
+            sites = packed_trace(at_unconstrained(fn, z)).get_trace(*args, **kwargs)
+        return -summed_log_density(sites, batches)
 
     def check_start(
         self, z: Sites, idx: dict[str, Array], potential: Array, grad: Sites | None = None

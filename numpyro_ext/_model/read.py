@@ -1,6 +1,7 @@
-"""The contents of a NumPyro program: sites, plates, parameters, and the flat order of latents."""
+"""The contents of a NumPyro program, and the runs on shapes that read them: sites, plates,
+parameters, and the flat order of latents."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -8,25 +9,35 @@ import math
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array
+from jax import Array, random
+from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
+from jax.lax import GatherScatterMode
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import Delta, Unit, biject_to, constraints
+from numpyro.handlers import block, seed, substitute, trace
+from numpyro.infer import init_to_sample, init_to_uniform
+from numpyro.infer.autoguide import AutoGuide
+from numpyro.ops.provenance import eval_provenance
+from numpyro.primitives import Messenger
 
-from numpyro_ext._model.handlers import (
-    subsampled_plates,
-)
+from numpyro_ext._model.arguments import indexed
+from numpyro_ext._model.handlers import first_rows, plain_errors, subsampled_plates, valid_plates
 from numpyro_ext._numpyro import mask_of, validate_model
 from numpyro_ext._typing import Model, Sites, Trace
 
 __all__ = [
+    "FILLED",
     "Latent",
     "ModelInfo",
     "Site",
     "base_distribution",
+    "call_and_trace",
     "continuous_latents",
     "coordinate_name",
+    "depending_on",
+    "drawn_names",
     "elementwise",
     "frames",
     "has_array_mask",
@@ -35,18 +46,27 @@ __all__ = [
     "latent_sites",
     "latent_size",
     "layers",
+    "marked_plates",
     "model_info",
     "not_reparameterized",
     "plate_sizes",
+    "read_model",
     "sample_sites",
+    "set_up",
+    "shape_trace",
+    "shapes_on_plates",
     "shared_plates",
     "split_auxiliary",
+    "trace_of",
     "unconstrained_shape",
     "unravel",
 ]
 
 Site = dict[str, Any]
 """One entry of a trace."""
+
+FILLED = "_of_masked_entries"
+"""The end of the name of what a guide adds for losses of NumPyro alone."""
 
 
 def sample_sites(trace: Trace) -> Iterator[Site]:
@@ -390,3 +410,164 @@ def unconstrained_shape(support: constraints.Constraint, shape: tuple[int, ...])
         return np.zeros(jnp.shape(bound)) if isinstance(bound, Tracer) else bound
 
     return biject_to(jax.tree.map(alive, support)).inverse_shape(shape)
+
+
+def drawn_names(model: Model, args: tuple, kwargs: dict[str, Any]) -> set[str]:
+    """Names of the sites that the model draws on these arguments; no site is refused."""
+    trace = shape_trace(seed(first_rows(model), random.key(0)), args, kwargs)
+    return {site["name"] for site in latent_sites(trace)}
+
+
+def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
+    """The trace of one run."""
+    args, named = indexed(args), indexed(kwargs or {})
+    with plain_errors(fn, args, named):
+        sites = trace(fn).get_trace(*args, **named)
+    return {name: site for name, site in sites.items() if not name.endswith(FILLED)}
+
+
+def depending_on(
+    model: Model, args: tuple, kwargs: dict[str, Any], summed: Collection[str]
+) -> frozenset[str]:
+    """The deterministic sites of a model whose values depend on sites that are summed out."""
+
+    def values(summed: Sites, names: Callable[[Trace], Collection[str]]) -> Sites:
+        fn = seed(first_rows(substitute(model, data=summed)), random.key(0))
+        trace = trace_of(substitute(fn, substitute_fn=init_to_sample), args, kwargs)
+        return {name: trace[name]["value"] for name in names(trace)}
+
+    def deterministic(trace: Trace) -> list[str]:
+        return [name for name, site in trace.items() if site["type"] == "deterministic"]
+
+    drawn = jax.eval_shape(lambda: values({}, lambda _: summed))
+    sources = eval_provenance(lambda summed: values(summed, deterministic), summed=drawn)
+    return frozenset(name for name, names in sources.items() if names)
+
+
+def call_and_trace(fn: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Trace]:
+    """The result of ``fn`` and the trace of that run, whose sites outer handlers see too."""
+    with trace() as recorded:
+        result = fn(*args, **kwargs)
+    return result, recorded
+
+
+def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
+    """The trace of a run without arithmetic, in which values have only a shape and a type."""
+    box: Trace = {}
+
+    def run() -> None:
+        with block():  # a guide that reads its model is traced itself
+            box.update(trace_of(marked_plates(fn), args, kwargs))
+
+    shapes_on_plates(run)
+    return box
+
+
+def set_up(guide: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> None:
+    """Call an auto guide that was never called, so that it does not read its model in a trace."""
+    if isinstance(guide, type):
+        name = guide.__name__
+        raise TypeError(
+            f"the guide is the class {name}; give SVI an instance: SVI(model, {name}(model), ...)."
+        )
+    while not isinstance(guide, AutoGuide):
+        if not hasattr(guide, "fn"):  # of a handler, or of another wrapper
+            return
+        guide = guide.fn  # type: ignore[attr-defined] - looked at just above
+    if guide.prototype_trace is None:
+        with block(), jax.ensure_compile_time_eval():
+            seed(getattr(guide, "set_up", guide), 0)(*args, **(kwargs or {}))
+
+
+def read_model(
+    model: Model,
+    args: tuple = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    init_strategy: Callable[..., Any] = init_to_uniform,
+    sums: bool = False,
+) -> ModelInfo:
+    """Run the model once on shapes alone; an error names a site that no method here can handle.
+
+    :param sums: whether discrete latent sites of few values are summed out.
+    """
+    seeded = valid_plates(first_rows(seed(model, random.key(0))))
+    trace = shape_trace(substitute(seeded, substitute_fn=init_strategy), args, kwargs)
+    return model_info(trace, sums=sums)
+
+
+_MARK = "rows of the plate "
+
+
+class marked_plates(Messenger):
+    """Put a mark on the indices of plates, by which :func:`shapes_on_plates` knows them."""
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "plate" and msg["value"] is not None:
+            mark = f"{_MARK}'{msg['name']}' {msg['args'][0]}"
+            msg["value"] = checkpoint_name(msg["value"], mark)
+
+
+def shapes_on_plates(run: Callable[..., Any], *args: Any) -> Any:
+    """
+    ``jax.eval_shape``, with an error where a plate of :class:`marked_plates` indexes a shorter
+    array, as in ``x[idx]``: JAX would take the last row for all that are missing, and say nothing.
+
+    An index that is computed, such as ``group[idx]``, and one with a mode of its own, as
+    ``jnp.take`` has, are left alone.
+    """
+    program, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
+    _follow(program.jaxpr, {})
+    return shapes
+
+
+def _follow(jaxpr: Any, marks: dict[Any, dict[int, str]]) -> list[dict[int, str]]:
+    """Follow the marks of variables through a program, to those of its results.
+
+    A mark is ``{k: plate}`` of a variable whose last axis holds one index for each axis of an
+    array; of a plain index k is 0.
+    """
+    negative: dict[Any, Any] = {}
+
+    def mark(x: Any) -> dict[int, str]:
+        return {} if hasattr(x, "val") else marks.get(x, {})  # a literal is not hashable
+
+    for eqn in jaxpr.eqns:
+        kind, inputs, params = eqn.primitive.name, eqn.invars, eqn.params
+        inner = params.get("jaxpr", params.get("call_jaxpr"))
+        inner = getattr(inner, "jaxpr", inner)
+        result: list[dict[int, str]] = []
+        if kind == "name" and params["name"].startswith(_MARK):
+            result = [{0: params["name"].removeprefix(_MARK)}]
+        elif kind in ("broadcast_in_dim", "convert_element_type", "name", "reshape", "squeeze"):
+            result = [mark(inputs[0])]
+        elif kind == "lt" and mark(inputs[0]) and getattr(inputs[1], "val", None) == 0:
+            negative[eqn.outvars[0]] = inputs[0]
+        elif kind == "select_n" and negative.get(inputs[0]) is inputs[1]:
+            result = [mark(inputs[1])]  # negative indices count from the end
+        elif kind == "concatenate":
+            start, joined = 0, {}
+            for x in inputs:
+                joined |= {start + k: plate for k, plate in mark(x).items()}
+                start += x.aval.shape[-1]
+            result = [joined]
+        elif kind == "gather" and params["mode"] == GatherScatterMode.PROMISE_IN_BOUNDS:
+            axes = params["dimension_numbers"].start_index_map
+            for k, plate in mark(inputs[1]).items():
+                _check_length(inputs[0].aval.shape, axes[k], *plate.rsplit(" ", 1))
+        elif inner is not None and len(inner.invars) == len(inputs):
+            before = zip(inner.invars, map(mark, inputs), strict=True)
+            result = _follow(inner, dict(before))
+        marks.update(zip(eqn.outvars, result, strict=False))
+    return [mark(x) for x in jaxpr.outvars]
+
+
+def _check_length(shape: tuple[int, ...], axis: int, name: str, size: str) -> None:
+    if shape[axis] < int(size):
+        where = "rows" if axis == 0 else f"entries along axis {axis}"
+        raise ValueError(
+            f"the model takes the rows of the plate {name}, which has {size}, from an array of"
+            f" shape {shape}, which has only {shape[axis]} {where}, so that JAX would repeat the"
+            " last one; pass as many rows as the plate has, or give it the size of the data, as by"
+            " len(x)."
+        )

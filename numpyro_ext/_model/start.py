@@ -20,8 +20,7 @@ from numpyro_ext._model.enumeration import parallel
 from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.program import trace_of
-from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.read import ModelInfo, trace_of
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
 __all__ = [

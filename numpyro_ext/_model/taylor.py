@@ -22,9 +22,15 @@ from numpyro.handlers import block, seed
 
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import first_rows
-from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.program import Program, shape_trace
-from numpyro_ext._model.read import frames, latent_sites, sample_sites, unconstrained_shape, unravel
+from numpyro_ext._model.potential import Potential, Program
+from numpyro_ext._model.read import (
+    frames,
+    latent_sites,
+    sample_sites,
+    shape_trace,
+    unconstrained_shape,
+    unravel,
+)
 from numpyro_ext._model.units import Layout
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._numpyro import default_key

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 import numpy as np
 
-from numpyro_ext._model.program import set_up
+from numpyro_ext._model.read import set_up
 from numpyro_ext._numpyro import normal_of_guide, params_of_normal
 from numpyro_ext._typing import Params
 

@@ -13,8 +13,8 @@ from numpyro.handlers import block
 from numpyro.infer import MCMC
 
 from numpyro_ext._model.handlers import rows
-from numpyro_ext._model.program import Program, call_and_trace
-from numpyro_ext._model.read import Site, frames
+from numpyro_ext._model.potential import Program
+from numpyro_ext._model.read import Site, call_and_trace, frames
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy, sd_over_minibatches
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._typing import Model, Params, Sites, Trace

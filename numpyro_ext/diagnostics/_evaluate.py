@@ -18,8 +18,8 @@ from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.density import log_abs_det, log_density, log_prob
 from numpyro_ext._model.operations import map_blocks
-from numpyro_ext._model.program import Program, trace_of
-from numpyro_ext._model.read import Site, is_data, latent_sites, sample_sites
+from numpyro_ext._model.potential import Program
+from numpyro_ext._model.read import Site, is_data, latent_sites, sample_sites, trace_of
 from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._density import (

@@ -18,8 +18,7 @@ from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.handlers import every_row, no_more_rows
 from numpyro_ext._model.masked import is_masked, masks_filled
-from numpyro_ext._model.program import set_up, shape_trace
-from numpyro_ext._model.read import latent_sites
+from numpyro_ext._model.read import latent_sites, set_up, shape_trace
 from numpyro_ext._numpyro import mcmc_arguments, params_of_hmc, posterior_guide
 from numpyro_ext._typing import Diagnosable, Engine, Model, Params, Sites
 from numpyro_ext.diagnostics.full_data import (

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from numpyro.infer import MCMC
 
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.program import read_model
-from numpyro_ext._model.read import ModelInfo, coordinate_name, model_info
+from numpyro_ext._model.read import ModelInfo, coordinate_name, model_info, read_model
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import Prototype, default_block_size
 from numpyro_ext.diagnostics._fit import Fit

@@ -15,8 +15,7 @@ from numpyro.ops.provenance import eval_provenance
 from numpyro_ext._model.arguments import without_handlers
 from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.handlers import every_row, valid_plates
-from numpyro_ext._model.program import shape_trace, trace_of
-from numpyro_ext._model.read import is_data, latent_sites, sample_sites
+from numpyro_ext._model.read import is_data, latent_sites, sample_sites, shape_trace, trace_of
 from numpyro_ext._typing import Model, Sites, Trace
 
 __all__ = ["Simulated", "SimulatedModel", "Simulator"]

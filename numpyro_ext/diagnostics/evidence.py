@@ -16,7 +16,7 @@ from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.density import log_density
 from numpyro_ext._model.handlers import rows
 from numpyro_ext._model.minibatch import replace_indices
-from numpyro_ext._model.program import Program
+from numpyro_ext._model.potential import Program
 from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, noise_message, sd_over_minibatches
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._typing import Params

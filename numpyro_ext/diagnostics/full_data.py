@@ -8,8 +8,7 @@ from numpyro.handlers import seed, substitute
 from numpyro.infer import init_to_sample
 
 from numpyro_ext._model.handlers import every_row, valid_plates
-from numpyro_ext._model.program import shape_trace
-from numpyro_ext._model.read import sample_sites
+from numpyro_ext._model.read import sample_sites, shape_trace
 from numpyro_ext._typing import Model, Trace
 
 __all__ = [

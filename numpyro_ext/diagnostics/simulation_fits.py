@@ -12,8 +12,7 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.arguments import split_arguments
 from numpyro_ext._model.handlers import every_row
-from numpyro_ext._model.program import trace_of
-from numpyro_ext._model.read import latent_sites
+from numpyro_ext._model.read import latent_sites, trace_of
 from numpyro_ext._numpyro import posterior_guide
 from numpyro_ext._typing import Diagnosable, Model, Params, Sites
 from numpyro_ext.diagnostics._simulate import SimulatedModel

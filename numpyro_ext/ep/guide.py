@@ -19,8 +19,7 @@ from numpyro_ext._model.arguments import indexed, is_traced
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.implicit import Implicit, Stated
 from numpyro_ext._model.operations import quick_options
-from numpyro_ext._model.program import call_and_trace
-from numpyro_ext._model.read import frames, latent_sites
+from numpyro_ext._model.read import call_and_trace, frames, latent_sites
 from numpyro_ext._numpyro import StartGiven
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.ep.local_sites import Drawn, draw_sites, points_of_row

@@ -15,8 +15,15 @@ from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.operations import map_blocks
-from numpyro_ext._model.program import Program, shape_trace
-from numpyro_ext._model.read import Site, frames, latent_sites, plate_sizes, sample_sites
+from numpyro_ext._model.potential import Program
+from numpyro_ext._model.read import (
+    Site,
+    frames,
+    latent_sites,
+    plate_sizes,
+    sample_sites,
+    shape_trace,
+)
 from numpyro_ext._numpyro import site_of_log_det
 from numpyro_ext._typing import Sites
 from numpyro_ext.ep import integral

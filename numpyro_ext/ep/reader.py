@@ -16,7 +16,7 @@ from numpyro_ext._model.density import log_prob, scaled
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.posterior_as_prior import PosteriorAsPrior
-from numpyro_ext._model.program import Program
+from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import plate_sizes, sample_sites
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model

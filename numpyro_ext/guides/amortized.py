@@ -18,8 +18,7 @@ from numpyro.infer.autoguide import AutoGuide, AutoNormal
 
 from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.handlers import every_row, first_rows, valid_plates
-from numpyro_ext._model.program import shape_trace, trace_of
-from numpyro_ext._model.read import continuous_latents, frames
+from numpyro_ext._model.read import continuous_latents, frames, shape_trace, trace_of
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.guides.base import (

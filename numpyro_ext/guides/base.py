@@ -31,8 +31,7 @@ from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.masked import record_filled
 from numpyro_ext._model.mode_search import is_searched, modes_or_warning
 from numpyro_ext._model.modes import SEARCH, InitFrom, Mode, Modes, check_sites, given_modes
-from numpyro_ext._model.program import call_and_trace
-from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.read import ModelInfo, call_and_trace
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Model, Params, Sites

@@ -14,8 +14,7 @@ from numpyro.handlers import block, substitute
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.handlers import inside_plates
-from numpyro_ext._model.program import call_and_trace
-from numpyro_ext._model.read import latent_size, shared_plates
+from numpyro_ext._model.read import call_and_trace, latent_size, shared_plates
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp

@@ -21,8 +21,8 @@ from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.arguments import split_arguments
 from numpyro_ext._model.checks import read_global
 from numpyro_ext._model.handlers import first_rows
-from numpyro_ext._model.program import Program, shape_trace
-from numpyro_ext._model.read import ModelInfo, latent_sites, layers
+from numpyro_ext._model.potential import Program
+from numpyro_ext._model.read import ModelInfo, latent_sites, layers, shape_trace
 from numpyro_ext._model.start import draw_params, guide_start
 from numpyro_ext._numpyro import StartGiven
 from numpyro_ext._typing import Model, Params, Sites, Trace

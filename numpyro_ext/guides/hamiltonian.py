@@ -15,8 +15,7 @@ from numpyro.handlers import block, seed, substitute
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.program import drawn_names, read_model
-from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.read import ModelInfo, drawn_names, read_model
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.guides.base import (

@@ -24,8 +24,8 @@ from numpyro.handlers import block, seed
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.arguments import is_traced, split_arguments
 from numpyro_ext._model.handlers import every_row, refuse_mutable, refuse_noise
-from numpyro_ext._model.program import Program, drawn_names, read_model
-from numpyro_ext._model.read import Site
+from numpyro_ext._model.potential import Program
+from numpyro_ext._model.read import Site, drawn_names, read_model
 from numpyro_ext._model.start import params_in_scope
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Params, Sites

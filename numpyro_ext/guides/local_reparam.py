@@ -12,8 +12,7 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoGuide, AutoNormal
 from numpyro.primitives import Messenger
 
-from numpyro_ext._model.program import shape_trace
-from numpyro_ext._model.read import base_distribution
+from numpyro_ext._model.read import base_distribution, shape_trace
 from numpyro_ext._numpyro import replayed_trace
 from numpyro_ext._typing import Model, Sites, Trace
 

@@ -9,8 +9,7 @@ from numpyro.handlers import block, substitute
 from numpyro.primitives import Messenger
 
 from numpyro_ext._model.density import log_prob, scaled
-from numpyro_ext._model.program import call_and_trace
-from numpyro_ext._model.read import Site, sample_sites, split_auxiliary
+from numpyro_ext._model.read import Site, call_and_trace, sample_sites, split_auxiliary
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.guides.wrapper import GuideWrapper
 

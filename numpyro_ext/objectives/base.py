@@ -35,7 +35,7 @@ from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.handlers import drawn_once, same_plates, seed_plates, valid_plates
 from numpyro_ext._model.losses import finite_step, map_over
 from numpyro_ext._model.masked import masks_filled
-from numpyro_ext._model.program import Program, set_up, trace_of
+from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import (
     Site,
     base_distribution,
@@ -43,6 +43,8 @@ from numpyro_ext._model.read import (
     is_delta,
     latent_sites,
     sample_sites,
+    set_up,
+    trace_of,
 )
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._model.units import Layout, check_traces, drawn_sites, find_layout

@@ -12,8 +12,7 @@ from numpyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, Tra
 
 from numpyro_ext._checks import check_several
 from numpyro_ext._model.losses import finite_step
-from numpyro_ext._model.program import call_and_trace
-from numpyro_ext._model.read import Site, frames
+from numpyro_ext._model.read import Site, call_and_trace, frames
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 

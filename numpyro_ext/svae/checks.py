@@ -11,8 +11,7 @@ import numpy as np
 from numpyro.handlers import block, replay, seed
 
 from numpyro_ext._model.density import log_prob
-from numpyro_ext._model.program import trace_of
-from numpyro_ext._model.read import Site, latent_sites, layers
+from numpyro_ext._model.read import Site, latent_sites, layers, trace_of
 from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Model, Trace
 from numpyro_ext.expfam import Gaussian, GaussianChain

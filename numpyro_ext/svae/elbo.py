@@ -25,8 +25,14 @@ from numpyro_ext._model.handlers import (
     valid_plates,
 )
 from numpyro_ext._model.losses import finite_step, map_over
-from numpyro_ext._model.program import call_and_trace, trace_of
-from numpyro_ext._model.read import Site, frames, latent_sites, sample_sites
+from numpyro_ext._model.read import (
+    Site,
+    call_and_trace,
+    frames,
+    latent_sites,
+    sample_sites,
+    trace_of,
+)
 from numpyro_ext._typing import Model, Params, Trace
 from numpyro_ext.expfam import straight_through_kl, straight_through_mean
 from numpyro_ext.svae.checks import check_scales, scale_of

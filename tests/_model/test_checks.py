@@ -18,7 +18,7 @@ from numpyro_ext._model.checks import (
     valid_data,
 )
 from numpyro_ext._model.implicit import Implicit
-from numpyro_ext._model.program import shape_trace
+from numpyro_ext._model.read import shape_trace
 
 Y = jnp.arange(10.0)
 

@@ -11,7 +11,7 @@ from numpyro.infer.util import log_density as numpyros_log_density
 import pytest
 
 from numpyro_ext._model.density import log_abs_det, log_density, log_prob, scaled
-from numpyro_ext._model.program import read_model, trace_of
+from numpyro_ext._model.read import read_model, trace_of
 from tests._model.models import ORDER, data, unordered
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from numpyro_ext._model import read
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.program import read_model
+from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step

@@ -12,7 +12,7 @@ from scipy import stats
 
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.program import read_model
+from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.guides.gauss_newton import Outputs
 from tests._model.models import ROWS, crossed, data, straight, unordered

@@ -15,7 +15,7 @@ from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 import optax
 import pytest
 
-from numpyro_ext._model.program import read_model
+from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import kernel_stein_discrepancy
 from numpyro_ext.guides import AutoRealNVPNormal
 from numpyro_ext.mcmc import SGHMC, KernelHMC

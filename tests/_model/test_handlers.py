@@ -23,7 +23,7 @@ from numpyro_ext._model.handlers import (
     subsampled_plates,
     valid_plates,
 )
-from numpyro_ext._model.program import read_model, trace_of
+from numpyro_ext._model.read import read_model, trace_of
 from numpyro_ext.diagnostics import to_arviz
 from numpyro_ext.ep import EP
 from numpyro_ext.guides import AutoRealNVPNormal

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from numpyro_ext._model.arguments import indexed
-from numpyro_ext._model.program import shape_trace
+from numpyro_ext._model.read import shape_trace
 from numpyro_ext.ep import EP
 from numpyro_ext.mcmc import SGLD
 from numpyro_ext.objectives import VRELBO, taylor_proxy

@@ -16,7 +16,7 @@ from numpyro.infer.util import potential_energy
 import pytest
 
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.program import read_model
+from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import to_arviz
 from numpyro_ext.guides import AutoRealNVPNormal
 from numpyro_ext.objectives import VRELBO

@@ -14,7 +14,7 @@ from numpyro.infer.util import constrain_fn, potential_energy
 import pytest
 
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.program import read_model
+from numpyro_ext._model.read import read_model
 from numpyro_ext._model.start import draw_params
 from tests._model.models import ORDER, ROWS, SIZE, crossed, data, straight, unordered
 

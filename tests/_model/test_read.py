@@ -14,7 +14,6 @@ import optax
 import pytest
 
 from numpyro_ext._model.checks import read_global
-from numpyro_ext._model.program import read_model, trace_of
 from numpyro_ext._model.read import (
     frames,
     is_data,
@@ -22,6 +21,8 @@ from numpyro_ext._model.read import (
     model_info,
     not_reparameterized,
     plate_sizes,
+    read_model,
+    trace_of,
 )
 from tests._model.models import ORDER, ROWS, SIZE, data, unordered
 from tests.mcmc.models import arrays_of_size

@@ -9,7 +9,7 @@ from numpyro.infer.util import initialize_model
 import pytest
 
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.program import read_model
+from numpyro_ext._model.read import read_model
 from numpyro_ext._model.start import draw_start
 from tests._model.models import ROWS, data, straight
 

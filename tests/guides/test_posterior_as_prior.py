@@ -21,7 +21,7 @@ from numpyro.infer.autoguide import (
 from numpyro.infer.util import potential_energy
 import pytest
 
-from numpyro_ext._model.program import read_model
+from numpyro_ext._model.read import read_model
 from numpyro_ext.guides import posterior_as_prior
 
 Y = jnp.array([0.3, -1.2, 0.8])

@@ -11,7 +11,7 @@ import pytest
 
 from numpyro_ext._model import mode_search
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.program import read_model
+from numpyro_ext._model.read import read_model
 from numpyro_ext.mcmc import ControlVariate
 from numpyro_ext.mcmc.settings import noise_measure
 from numpyro_ext.optim import find_modes

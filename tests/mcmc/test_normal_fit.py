@@ -14,7 +14,7 @@ from numpyro_ext._model.mode_search import advice
 from numpyro_ext._model.modes import Mode
 from numpyro_ext._model.normal_fit import shape_measure
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.program import read_model
+from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.optim import find_modes

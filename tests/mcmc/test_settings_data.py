@@ -13,7 +13,7 @@ from numpyro.infer import MCMC
 import pytest
 
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.program import read_model
+from numpyro_ext._model.read import read_model
 from numpyro_ext.mcmc import SGHMC, SGLD, Whitening
 from numpyro_ext.mcmc.settings import Fitness
 from tests.mcmc.models import gaussian_mean, gaussian_mean_data

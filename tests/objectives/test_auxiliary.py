@@ -11,7 +11,7 @@ from numpyro.handlers import seed
 from numpyro.infer import Trace_ELBO
 import pytest
 
-from numpyro_ext._model.program import trace_of
+from numpyro_ext._model.read import trace_of
 from numpyro_ext.guides import with_reverse
 from numpyro_ext.objectives import IWELBO, VRELBO, AuxiliaryELBO
 from tests.objectives.compare import assert_refuses, assert_same

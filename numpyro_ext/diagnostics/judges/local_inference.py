@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.handlers import seed, substitute
 
-from numpyro_ext._model.program import shape_trace, trace_of
-from numpyro_ext._model.read import latent_sites
+from numpyro_ext._model.read import latent_sites, shape_trace, trace_of
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.context import FitContext
