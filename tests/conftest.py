@@ -84,6 +84,11 @@ def shifted(make_key, shift):
     return make
 
 
+def pytest_itemcollected(item):
+    if "needs_x64" in getattr(item, "fixturenames", ()):
+        item.add_marker("needs_x64")
+
+
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--shift-keys"):
         left_out = pytest.mark.skip(reason="golden values belong to their keys")

@@ -36,8 +36,6 @@ from numpyro_ext.objectives import BBAlphaELBO
 from numpyro_ext.optim import ivon
 from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
 
-pytestmark = pytest.mark.slow
-
 N, HIDDEN = 12, 3
 X = random.normal(random.key(0), (N, 2))
 Y = jnp.sin(X[:, 0])
@@ -96,6 +94,7 @@ def at_start(model, guide, loss):
     return svi.get_params(svi.init(random.key(1), X, Y, batch=4))
 
 
+@pytest.mark.slow
 def test_dropout():
     axes = {"nn/first.kernel": -2, "nn/last.kernel": -2}
     model = model_of(nnx_net)
@@ -107,6 +106,7 @@ def test_dropout():
         assert (kept == kept[..., :1]).all() and 0 < kept.mean() < 1
 
 
+@pytest.mark.slow
 def test_laplace_ggn():
     model = model_of(eqx_net)
     full, last = AutoLaplaceGGN(model), AutoLaplaceGGN(model, structure="last_layer")
@@ -120,6 +120,7 @@ def test_laplace_ggn():
     assert (f.variance > g.variance).all() and (g.variance > 0).all()
 
 
+@pytest.mark.slow
 def test_recipe_of_a_last_layer_normal():
     """A prior on the last layer alone; the rest are parameters of the model."""
     model = model_of(lambda: nnx_net({"last.kernel": PRIOR, "last.bias": PRIOR}))
@@ -152,6 +153,7 @@ def own_linen():
     return lambda x: net(x, rngs={"dropout": numpyro.prng_key()})
 
 
+@pytest.mark.slow
 def test_recipe_of_a_network_with_dropout_layers_of_its_own():
     """No latent site and an empty guide: the noise is in the model."""
 
@@ -218,6 +220,7 @@ def fitted(method):
     return fit, restarts(lambda: METHODS[method](model), random.key(9), 2, STEPS, *TRAIN, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [pytest.param(m, marks=pytest.mark.nightly if m == "SGHMC" else ()) for m in METHODS],

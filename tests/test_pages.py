@@ -32,7 +32,9 @@ PAGES = {
     for page in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
     if "_build" not in page.parts and (code := code_of(page)).strip()
 }
-DEAR = ("docs/how_to_choose.md", "docs/tutorials/large_data.md", "docs/tutorials/networks.md")
+DEAR = [f"docs/tutorials/{x}.md" for x in ("choosing_a_step_size", "large_data", "networks")]
+DEAR += ["docs/tutorials/comparing_variational_and_mcmc.md", "docs/tutorials/start_here.md"]
+DEAR += ["docs/how_to_choose.md", "docs/api/diagnostics.md", "docs/api/ep.md"]
 
 
 @pytest.fixture

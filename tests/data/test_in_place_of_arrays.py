@@ -15,8 +15,6 @@ from numpyro_ext.guides import AutoRealNVPNormal
 from numpyro_ext.mcmc import SGHMC, SGLD, ControlVariate
 from numpyro_ext.objectives import VRELBO
 
-pytestmark = pytest.mark.slow
-
 N, BATCH = 400, 20
 W = np.array([1.0, -0.5])
 X = np.random.default_rng(0).normal([0.5, 0.0], size=(N, 2))

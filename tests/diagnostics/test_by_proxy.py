@@ -20,8 +20,6 @@ from numpyro_ext.diagnostics.psis import log_weights_of
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.objectives import VRELBO, taylor_proxy
 
-pytestmark = pytest.mark.slow
-
 ROWS, MOST = 12_000, 4e9
 
 
@@ -51,6 +49,7 @@ def fitted():
     return svi, proxy.init_params(guide), data, proxy
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_all_rows():
     """Of a guide half as wide again, whose weights differ; both have the same draws, of which the
     farthest have the largest errors."""
@@ -66,6 +65,7 @@ def test_weights_are_those_of_all_rows():
     assert found.khat == pytest.approx(pareto_khat(by_some).khat, abs=0.05)
 
 
+@pytest.mark.nightly
 def test_moves_that_all_rows_make_too_dear_are_judged(monkeypatch):
     svi, params, data, _ = fitted()
     monkeypatch.setattr(limits, "MOST_OPERATIONS", MOST)
@@ -81,6 +81,7 @@ def test_moves_that_all_rows_make_too_dear_are_judged(monkeypatch):
     assert not any("minibatch" in row.verdict for row in found.rows)
 
 
+@pytest.mark.nightly
 def test_chains_are_judged_by_the_proxy_that_is_given(monkeypatch):
     _, _, data, proxy = fitted()
     monkeypatch.setattr(limits, "MOST_OPERATIONS", MOST)
@@ -92,6 +93,7 @@ def test_chains_are_judged_by_the_proxy_that_is_given(monkeypatch):
     assert judged["noise of the proxy in nats"] is True
 
 
+@pytest.mark.nightly
 def test_a_proxy_that_is_too_noisy_is_not_used():
     svi, params, data, proxy = fitted()
     with warnings.catch_warnings():
@@ -112,6 +114,7 @@ def test_a_proxy_that_is_too_noisy_is_not_used():
         pareto_khat(svi, params, proxy=far, **other)
 
 
+@pytest.mark.slow
 def test_a_fit_by_a_proxy_of_other_data_is_wrong():
     """It has been trained with the proxy; one row of 12,000 is another."""
     svi, params, (x, y), _ = fitted()

@@ -11,8 +11,6 @@ import pytest
 from numpyro_ext.diagnostics import diagnose
 from tests.diagnostics.drawn import visited
 
-pytestmark = pytest.mark.slow
-
 SD, SHIFT = "sd against exact moves, worst", "shift against exact moves, worst"
 RANGE = "shape against exact moves, worst"
 SPREAD = 0.4
@@ -49,6 +47,7 @@ def rows_of(diagnosis):
     return {row.quantity: row for row in diagnosis.rows}
 
 
+@pytest.mark.slow
 def test_draws_of_the_posterior_are_fine():
     found = judged()
     rows = rows_of(found)
@@ -65,6 +64,7 @@ def test_a_neck_that_the_chain_does_not_enter_is_found():
     assert "tau" in rows_of(found)[SHIFT].verdict
 
 
+@pytest.mark.nightly
 def test_tempered_draws_are_compared_with_moves_of_their_temperature():
     # It is wider, so that 40 moves are too few to judge it.
     right = judged(T=1.5, num_moves=160)
@@ -73,6 +73,7 @@ def test_tempered_draws_are_compared_with_moves_of_their_temperature():
     assert rows_of(wrong)[SD].ok is False
 
 
+@pytest.mark.slow
 def test_draws_of_an_exploration_are_left_out():
     right, wide = draws(500), draws(500, T=4.0)
     both = {name: jnp.concatenate([wide[name], right[name]]) for name in right}

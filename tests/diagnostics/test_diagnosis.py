@@ -22,8 +22,6 @@ from numpyro_ext.diagnostics.judges.stochastic_gradients import sgmcmc_rows
 from numpyro_ext.mcmc import SGHMC, Settings
 from numpyro_ext.particles import SVGD, AutoParticles
 
-pytestmark = pytest.mark.slow
-
 X = jnp.array([0.5, -1.0, 2.0])
 EXACT = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}
 MANY = 1.0 + jnp.sin(jnp.arange(200.0))
@@ -106,6 +104,7 @@ def scripted(*, num_chains=1, settings=None, num_samples=500, **kwargs):
     return run(kernel, X, num_chains=num_chains, num_samples=num_samples, method="sequential")
 
 
+@pytest.mark.slow
 def test_a_good_run_is_fine_and_its_tree_says_the_same():
     mcmc = scripted()
     found = diagnose(mcmc)
@@ -227,6 +226,7 @@ def of_svi(params, losses=None, **kwargs):
     return diagnose(SVI_OF_CONJUGATE, result=result, **rest)
 
 
+@pytest.mark.slow
 def test_an_exact_fit_is_fine():
     noise = np.random.default_rng(0).normal(size=1000)
     found = of_svi(EXACT, 5.8 + noise)
@@ -236,6 +236,7 @@ def test_an_exact_fit_is_fine():
     assert elbo.ok is None
 
 
+@pytest.mark.slow
 def test_losses_that_fall_rise_or_are_lost():
     noise = np.random.default_rng(0).normal(size=1000)
 
@@ -253,6 +254,7 @@ def test_losses_that_fall_rise_or_are_lost():
     assert row_of(noise).ok is False and "1% of the losses are not" in row_of(noise).verdict
 
 
+@pytest.mark.slow
 def test_a_narrow_guide_has_bad_weights_and_different_restarts_a_large_rhat():
     narrow = {**EXACT, "z_auto_scale": jnp.array(0.1)}
     found = of_svi(narrow)
@@ -264,6 +266,7 @@ def test_a_narrow_guide_has_bad_weights_and_different_restarts_a_large_rhat():
     assert "largest R-hat" in wrong(of_svi([EXACT, far]))
 
 
+@pytest.mark.slow
 def test_units_are_judged_one_by_one():
     def local(x):
         with numpyro.plate("N", len(x)):
@@ -285,6 +288,7 @@ def two(x):
     numpyro.sample("x", dist.Normal(w[0], 1.0), obs=x)
 
 
+@pytest.mark.slow
 def test_the_implied_sd_ratio_of_particles_is_the_right_one_on_a_gaussian():
     guide = AutoParticles(two, num_particles=20, init_from=None)
     svi = SVI(two, guide, optax.adam(0.1), SVGD())
@@ -309,6 +313,7 @@ def test_the_implied_sd_ratio_of_particles_is_the_right_one_on_a_gaussian():
     assert [row[:2] for row in diagnose(tree).rows] == [row[:2] for row in found.rows[:-3]]
 
 
+@pytest.mark.slow
 def test_the_table_prints_converts_and_pickles():
     found = of_svi({**EXACT, "z_auto_scale": jnp.array(0.1)})
     text = str(found)

@@ -18,8 +18,6 @@ from numpyro_ext.diagnostics import (
 )
 from numpyro_ext.guides import Implicit
 
-pytestmark = pytest.mark.slow
-
 N = 100
 DESIGN = np.random.default_rng(0).normal(size=(N, 2)).astype(np.float32)
 Y = DESIGN @ np.array([1.0, -2.0], np.float32) + np.sin(np.arange(N), dtype=np.float32)
@@ -131,6 +129,7 @@ def implicit(x, y=None, batch=None):
     numpyro.sample("b", Implicit(w + L @ e, event_dim=1))
 
 
+@pytest.mark.nightly
 def test_draws_of_an_implicit_guide_are_judged_by_their_gradients():
     precision = np.eye(2) + DESIGN.T @ DESIGN
     mean, L = np.linalg.solve(precision, DESIGN.T @ Y), np.linalg.cholesky(np.linalg.inv(precision))

@@ -19,8 +19,6 @@ from numpyro_ext.diagnostics._spread import MoveComparison
 from numpyro_ext.diagnostics.judges.exact_moves import GUIDE, HMCCheck, rows_of_moves
 from numpyro_ext.guides import FlowGuide, ImplicitGuide
 
-pytestmark = pytest.mark.slow
-
 QUANTITY = "sd against exact moves, worst"
 PRIOR, NOISE = np.array([20.0, -3.0]), 0.7
 # The rows are orthogonal, so that both latents of a row are independent given its data.
@@ -66,6 +64,7 @@ def row_of(diagnosis):
     return next(row for row in diagnosis.rows if row.quantity == QUANTITY)
 
 
+@pytest.mark.nightly
 def test_what_is_computed_from_latents_is_judged_too():
     """A guide that is 1.15 times too wide may pass, but not the cube of its draws."""
 
@@ -108,7 +107,11 @@ def test_what_is_the_same_in_all_draws_is_compared_with_itself():
     assert rows[QUANTITY].value == pytest.approx(1.0, rel=0.1)
 
 
-@pytest.mark.parametrize(("kind", "wrong"), [(FlowGuide, 0.75), (ImplicitGuide, 1.3)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [pytest.param(FlowGuide, 0.75, marks=pytest.mark.nightly), (ImplicitGuide, 1.3)],
+)
 def test_a_guide_that_is_a_quarter_too_narrow_or_too_wide_is_found(kind, wrong):
     for factor, ok in ((1.0, True), (wrong, False)):
         found = judge(kind, factor)
@@ -126,6 +129,7 @@ def test_a_guide_that_is_a_quarter_too_narrow_or_too_wide_is_found(kind, wrong):
             assert f"{1 / row.value:.2g} times what it is" in row.verdict
 
 
+@pytest.mark.nightly
 def test_moves_of_a_guide_can_be_left_out_and_are_not_run_where_they_would_cost_too_much(
     monkeypatch,
 ):

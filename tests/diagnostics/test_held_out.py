@@ -19,8 +19,6 @@ from numpyro_ext.guides import FlowGuide
 from numpyro_ext.mcmc import SGLD
 from numpyro_ext.svae import GMMEP, FixedGaussian, GaussianPotential, SVAEGuide, allow_missing
 
-pytestmark = pytest.mark.slow
-
 N, D, T = 7, 2, 5
 H = jnp.array([[1.0, 0.5], [-0.3, 2.0], [0.7, -1.0]])
 SHIFT = jnp.array([1.0, -2.0, 0.5])
@@ -73,6 +71,7 @@ def exact_plain():
     return log_normal(Y, H @ loc + SHIFT, H @ V @ H.T + jnp.diag(NOISE**2))
 
 
+@pytest.mark.slow
 def test_exact_potentials_give_the_evidence_without_noise():
     """One draw is enough; a plate that takes minibatches runs on all rows."""
     svi = svi_of(plain, plain_guide(linear_network()))
@@ -80,6 +79,7 @@ def test_exact_potentials_give_the_evidence_without_noise():
     np.testing.assert_allclose(found, exact_plain(), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_entries_that_are_left_out_count_zero():
     """The evidence of the entries that were seen, without noise; a row without any has 0."""
     seen = (random.uniform(random.key(4), Y.shape) < 0.7).at[2].set(False)
@@ -128,6 +128,7 @@ def mixture(y):
         numpyro.sample("y", dist.Normal(x @ H.T + SHIFT, NOISE).to_event(1), obs=y)
 
 
+@pytest.mark.slow
 def test_a_mixture_of_known_components():
     """log sum_k pi_k N(y | H m_k + shift, H V_k H^T + R); z is summed out."""
     guide = SVAEGuide(mixture_naturals(), linear_network(), GMMEP())
@@ -155,6 +156,7 @@ def mcmc_of(model):
     return mcmc
 
 
+@pytest.mark.nightly
 def test_global_variables_alone():
     """The log of the mean likelihood, for guides and for the draws of NUTS."""
     new = jnp.array([0.3, 4.0])
@@ -178,6 +180,7 @@ def local(y):
         numpyro.sample("y", dist.Normal(x, 1), obs=y)
 
 
+@pytest.mark.slow
 def test_guides_that_cannot_infer_new_rows_are_refused():
     y = Y[:, 0]
     svi = svi_of(local, AutoNormal(local))
@@ -220,6 +223,7 @@ def outside_guide(y):
     numpyro.sample("u", dist.Normal(y / 2, 0.5**0.5).to_event(1))
 
 
+@pytest.mark.slow
 def test_a_latent_variable_of_a_row_outside_the_plate_is_refused():
     """Without log p(u) / q(u) the row y = 3 would have -1.88 in place of log N(3 | 0, 2)."""
     for y in (jnp.array([0.0, 3.0]), jnp.array([3.0])):
@@ -252,6 +256,7 @@ def exact_moments(params, y):
     return jnp.concatenate([y / 1.25, 0.5 * ones, ones * log_scale, ones], axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_flows", [0, 2])
 def test_a_flow_of_the_rows_that_is_exact_gives_the_evidence_without_noise(num_flows):
     """Flows start at the identity; there are fewer rows than the run's minibatch has."""

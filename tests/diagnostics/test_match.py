@@ -18,8 +18,6 @@ from numpyro_ext.mcmc import SGLD
 from numpyro_ext.objectives import VRELBO
 from numpyro_ext.particles import ParVI
 
-pytestmark = pytest.mark.slow
-
 X = jnp.array([0.5, -1.0, 2.0])
 
 
@@ -55,6 +53,7 @@ def particles(keys):
 TWO = {"num_chains": 2, "chain_method": "sequential"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the (number of particles|implied sd ratio|shift in sds)")
 @pytest.mark.parametrize(
     ("fit", "chains"),
@@ -80,6 +79,7 @@ def test_draws_are_evaluated_at_the_parameters_that_the_chains_had(fit, chains):
     np.testing.assert_allclose(w, (x.sum() - 4 * z[:chains].mean()) / 3, atol=0.25)
 
 
+@pytest.mark.slow
 def test_parameters_that_are_not_known_are_refused_where_their_start_is_random():
     parallel = nuts([0], num_chains=2, chain_method="parallel", num_samples=5)
     unpickled = pickle.loads(pickle.dumps(nuts([0])))
@@ -99,6 +99,7 @@ def counted(x):
         numpyro.sample("x", dist.Normal(z + shift["value"]), obs=x)
 
 
+@pytest.mark.slow
 def test_a_state_of_svi_is_a_result_and_a_params_dict_without_mutable_state_is_none():
     guide = AutoNormal(numpyro.handlers.block(counted, hide=["shift"]))
     svi = SVI(counted, guide, optax.sgd(0.0), Trace_ELBO())

@@ -18,8 +18,6 @@ from numpyro_ext.diagnostics._spread import spread_after_moves
 from numpyro_ext.diagnostics.judges.exact_moves import PARTICLES, HMCCheck, rows_of_moves
 from numpyro_ext.particles import SVGD, AutoParticles
 
-pytestmark = pytest.mark.slow
-
 QUANTITY = "sd against exact moves, worst"
 SIGMA = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
 EFFECT = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
@@ -44,6 +42,7 @@ def moves_on_a_gaussian():
     return jax.jit(lambda x, key: spread_after_moves(energy, numbers, x, key, 40, 7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 0.5, 3.0])
 def test_the_ratio_is_that_of_the_standard_deviations(factor):
     """A Gaussian far from the origin, as N(-2, .25) and exp of it, whose moments are known."""
@@ -142,6 +141,7 @@ def svi_of_schools():
     return svi, svi.get_params(svi.init(random.key(0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("particles", "low", "high"),
     # The sd of tau is 27 instead of 3.2; and without tau above 4, a third of it.
@@ -158,6 +158,7 @@ def test_eight_schools_is_found_wrong(particles, low, high):
     assert not found.ok
 
 
+@pytest.mark.nightly
 def test_particles_that_cannot_be_left_are_said_to_be_so():
     """A density that is not a number anywhere but at the particles themselves."""
     x = jnp.asarray(exact_draws()[:, :2], float)

@@ -20,8 +20,6 @@ from numpyro_ext.diagnostics.judges.other_modes import QUANTITY, _descend, unvis
 from numpyro_ext.mcmc import Settings
 from tests.diagnostics.drawn import visited
 
-pytestmark = pytest.mark.slow
-
 LOCS = np.array([[3.0, -200.0], [5.0, -170.0]])
 SDS = np.array([[0.1, 2.0], [0.3, 1.0]])
 
@@ -75,6 +73,7 @@ def test_a_descent_ends_at_the_minimum():
     np.testing.assert_allclose(jax.jit(jax.vmap(valley))(starts).x, 1.0, atol=0.1)
 
 
+@pytest.mark.slow
 def test_a_mode_without_draws_is_named_with_its_mass():
     """The masses by normal approximations are right here. Of 1,000 draws the median of the
     potential has the error 1 / sqrt(1000), and half the log determinant as well: together 4.5 % of
@@ -89,11 +88,13 @@ def test_a_mode_without_draws_is_named_with_its_mass():
     assert wrong == [QUANTITY], found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "of_draws"), [(0.2, 0.2), (0.01, 0.0)])
 def test_modes_with_draws_and_modes_of_little_mass_are_not_named(share, of_draws):
     assert lines(two_modes, of_modes(of_draws), share) == []
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_mode_is_not_judged():
     """The sign of both numbers is free."""
 
@@ -109,6 +110,7 @@ def test_a_copy_of_the_mode_is_not_judged():
     assert "same answer with other labels or signs" in row.verdict
 
 
+@pytest.mark.nightly
 def test_a_funnel_and_a_bound_have_no_mode_to_name():
     """The density of a centred hierarchy is unbounded in its neck; that of a half-normal has its
     mode at the bound."""
@@ -140,6 +142,7 @@ def test_chains_that_have_been_in_all_modes_make_the_notice_of_several_an_inform
     assert row.ok is None and not row.limit and "no mode was found without draws" in row.verdict
 
 
+@pytest.mark.nightly
 def test_chains_that_have_not_are_told_so_twice():
     rows = chains(of_modes(0.0), 0.2)
     assert rows["problems of the settings"].ok is False and rows[QUANTITY].ok is False

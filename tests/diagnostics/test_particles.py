@@ -15,8 +15,6 @@ import pytest
 from numpyro_ext.diagnostics import InferenceWarning, diagnose
 from numpyro_ext.particles import AutoParticles, ParVI, RegularizedSVGD
 
-pytestmark = pytest.mark.slow
-
 N, BATCH, M = 400, 20, 100
 X = jnp.asarray(np.random.default_rng(0).normal(3.0, 1.0, N), float)
 SD, MEAN = (N + 1) ** -0.5, X.sum() / (N + 1)
@@ -41,6 +39,7 @@ def judged(shift, batch=BATCH):
     return {row.quantity: row for row in found.rows}, fit, svi
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_minibatch_is_that_of_sampling_without_replacement():
     """The gradient is N times the mean of B of N rows: variance N^2 S^2 / B (1 - B / N)."""
     rows, _, _ = judged(0.0)
@@ -51,6 +50,7 @@ def test_the_noise_of_a_minibatch_is_that_of_sampling_without_replacement():
     assert NOISE not in judged(0.0, None)[0]
 
 
+@pytest.mark.nightly
 def test_a_shift_that_the_noise_explains_is_told_from_one_that_it_does_not():
     by_noise, _, _ = judged(1.0)
     assert by_noise["shift in sds"].value == pytest.approx(1.0, abs=0.02)
@@ -69,6 +69,7 @@ def test_a_shift_within_the_error_of_as_many_independent_draws_is_fine():
     assert fine.error == pytest.approx(0.1, rel=0.05)
 
 
+@pytest.mark.nightly
 def test_an_ensemble_warns_of_the_noise_that_its_particles_share():
     kernel = ParVI(model, init_from=None)
     how = {"num_warmup": 300, "num_samples": 1, "num_chains": 20, "chain_method": "vectorized"}
@@ -117,6 +118,7 @@ def side_by_side(model, low, high):
     return {row.quantity: row for row in diagnosed(model, low, high, 30.0).rows}
 
 
+@pytest.mark.nightly
 def test_particles_that_keep_the_shares_of_their_start_say_so():
     """A share of .3 where .05 belongs; no short chain crosses the 60 sds between the modes."""
     rows = side_by_side(two_modes_at(30.0), 70, 30)
@@ -129,6 +131,7 @@ def test_particles_that_keep_the_shares_of_their_start_say_so():
     assert "crossing rate between modes" not in wide
 
 
+@pytest.mark.slow
 def test_shares_that_short_chains_leave_open_are_not_called_right():
     """Chains cross now and then, and gradients say that all is well."""
     assert not diagnosed(two_modes_at(3.5), 70, 30, 3.5).ok

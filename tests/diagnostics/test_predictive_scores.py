@@ -31,8 +31,6 @@ from numpyro_ext.mcmc import SGLD
 from numpyro_ext.particles import SVGD, AutoParticles
 from tests.diagnostics.drawn import visited
 
-pytestmark = pytest.mark.slow
-
 LOC, SD, NOISE = 1.3, 0.4, 0.5
 X = jnp.linspace(-2.0, 3.0, 40)
 Y = LOC * X + 0.6 * jnp.sin(9.0 * jnp.arange(40.0))
@@ -76,6 +74,7 @@ def exact():
     return svi, given, predictive_scores(svi, SLOPE, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_scores_of_a_known_posterior(exact):
     expected, u = closed_form()
@@ -95,6 +94,7 @@ def test_scores_of_a_known_posterior(exact):
     assert scores.joint_log_density == pytest.approx(float(joint), abs=0.02)
 
 
+@pytest.mark.slow
 def test_each_score_alone_says_the_same(exact):
     svi, given, scores = exact
     for kind, value in (
@@ -111,6 +111,7 @@ def test_each_score_alone_says_the_same(exact):
             score(svi, SLOPE, **given)
 
 
+@pytest.mark.nightly
 def test_fewer_rows_than_the_minibatch_and_every_kind_of_fit(exact):
     """13 rows where the run took 25 at a time, with each source of draws."""
     rows = (X[:13], Y[:13])
@@ -189,6 +190,7 @@ def test_distributions_and_draws_of_predictive_stand_for_a_fit():
     assert (single.network_sd, single.noise_sd) == (0, pytest.approx(NOISE))
 
 
+@pytest.mark.slow
 def test_rows_of_several_numbers_counts_and_masks():
     """No cdf, no plate, a vector with correlation: by draws of the site; of counts half a step."""
     mean = jnp.stack([X, -X], -1)
@@ -217,6 +219,7 @@ def two_sites(x, y=None):
         numpyro.sample("s", dist.Bernoulli(logits=slope * x), obs=None if y is None else y > 0)
 
 
+@pytest.mark.slow
 def test_of_several_observed_sites_one_is_named():
     svi = svi_of(two_sites)
     with pytest.raises(ValueError, match=r"site is None; .* observed sites \['y', 's'\]"):

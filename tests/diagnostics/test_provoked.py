@@ -13,8 +13,6 @@ import pytest
 from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
 from numpyro_ext.mcmc import PSGLD, SGHMC, SGRLD
 
-pytestmark = pytest.mark.slow
-
 MANY = 1.0 + jnp.sin(jnp.arange(200.0))
 
 
@@ -48,6 +46,7 @@ def warned_of(fit, **kwargs):
     return [str(one.message) for one in record if one.category is InferenceWarning]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "step"),
     # The step along the coordinate: that of SGRLD times the inverse of its metric.
@@ -70,6 +69,7 @@ def test_gradients_of_preconditioned_kernels_imply_their_variance(kernel, step):
     assert any(text.startswith("the implied variance ratio is ") for text in warned_of(mcmc))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
 def test_an_estimate_of_the_noise_that_was_cut():
     kernel = SGHMC(normal_mean, 0.02, friction=1.0, noise_variance="warmup")

@@ -19,8 +19,6 @@ from numpyro_ext.diagnostics import (
 from numpyro_ext.ep import EP
 from numpyro_ext.mcmc import SGLD
 
-pytestmark = pytest.mark.slow
-
 X = jnp.array([0.5, -1.0, 2.0, 4.0])
 RUNS = []
 
@@ -87,6 +85,7 @@ def amortised(y, batch=None):
         numpyro.sample("z", dist.Normal(0.8 * y[idx], 0.2**0.5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guide", [AutoNormal, lambda _: amortised], ids=["AutoNormal", "function"])
 def test_local_latents_are_drawn_for_all_rows_from_simulated_data(guide):
     """A guide of one's own reads the simulated data in the place of the argument."""
@@ -106,6 +105,7 @@ def test_local_latents_are_drawn_for_all_rows_from_simulated_data(guide):
     assert np.corrcoef(y, z)[0, 1] > 0.9
 
 
+@pytest.mark.slow
 def test_minibatches_of_a_kernel():
     """SGLD is given its step; NUTS would keep one minibatch."""
     draws = fit_mcmc(lambda model: SGLD(model, 0.01), 200, 2000)(

@@ -15,8 +15,6 @@ from numpyro_ext.diagnostics import InferenceWarning, diagnose
 from numpyro_ext.ep import EP, ClosedForm, NUTSProjection
 from tests.ep.models import LOGISTIC, PROBIT, Y_SCALE, linear, logistic, probit, unknown_scale
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def fitted():
@@ -25,6 +23,7 @@ def fitted():
     return ep, ep.run(random.key(0), 40, Y_SCALE, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_draws_of_the_guide_have_the_moments_of_q(fitted):
     """20,000 draws: standard errors of sd / 140 of a mean and of a standard deviation."""
     ep, result = fitted
@@ -76,6 +75,7 @@ def test_engines_and_states_are_pickled(fitted):
     np.testing.assert_allclose(again.params["auto_loc"], state["auto_loc"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_update_is_a_pure_function_in_a_scan(fitted):
     ep, result = fitted
     state = ep.init(random.key(0), Y_SCALE)
@@ -85,6 +85,7 @@ def test_update_is_a_pure_function_in_a_scan(fitted):
     np.testing.assert_allclose(ep.evaluate(result.state, Y_SCALE), losses[-1], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_model_may_look_at_its_data():
     """Then the arrays are part of the compiled program; the answer is the same."""
 
@@ -108,6 +109,7 @@ def vectors(X, y):
         numpyro.sample("y", dist.Normal(jnp.sum(jnp.tanh(X[idx] * w), -1), 1.0), obs=y[idx])
 
 
+@pytest.mark.slow
 def test_ranks():
     """1 for a regression, D for few coordinates, and none for a constant."""
 
@@ -126,6 +128,7 @@ def test_ranks():
     assert EP(logistic).init(random.key(0), *LOGISTIC).table.groups[0].basis.shape == (7, 1, 2)
 
 
+@pytest.mark.slow
 def test_a_prior_with_a_kink_is_no_normal_term():
     """Laplace's density: its second derivatives are 0 wherever they are taken."""
 
@@ -144,6 +147,7 @@ def test_a_prior_with_a_kink_is_no_normal_term():
     np.testing.assert_allclose(params["auto_scale_tril"][0, 0], sd, rtol=0.02)
 
 
+@pytest.mark.slow
 def test_a_closed_form_is_used_in_all_coordinates():
     """The normal rows of a regression, by their own formula."""
     X = jnp.array([[1.0, 0.3], [-0.4, 2.0], [0.8, -1.1]])

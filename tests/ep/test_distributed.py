@@ -27,8 +27,6 @@ from tests.ep.models import (
     moments_of,
 )
 
-pytestmark = pytest.mark.slow
-
 PARTS = np.array([0, 0, 0, 1, 1, 2, 2])
 
 
@@ -94,6 +92,7 @@ def test_two_updates_of_dsep(needs_x64):
     np.testing.assert_allclose(V, expected, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_dsep_with_a_part_to_each_row_is_a_serial_sweep_of_ep():
     serial, dsep = EP(logistic), DSEP(logistic, len(PARTS))
     one, _ = serial.update(serial.init(random.key(0), *LOGISTIC), *LOGISTIC)
@@ -109,6 +108,7 @@ def test_daep_with_a_part_to_each_row_has_the_fixed_point_of_ep(needs_x64):
     np.testing.assert_allclose(V, [0.6022079936, -0.1191776423, 0.7163568844], atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "engine",
     [
@@ -131,6 +131,7 @@ def test_normal_likelihood_is_exact_in_one_update(engine):
         np.testing.assert_allclose(found, log_z, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_evidence_of_shared_sites_is_that_of_ep():
     """-6.18940 by EP and -6.18347 exactly, where a shared site for each row is 1 to 5 nats off;
     the state of DSEP scatters by .1 standard deviations, and its evidence by the square of that."""
@@ -141,6 +142,7 @@ def test_the_evidence_of_shared_sites_is_that_of_ep():
     assert abs(result.losses[-1] - 6.1894) > 0.5
 
 
+@pytest.mark.nightly
 def test_small_steps_of_serial_parts_share_the_fixed_point():
     """SDEP goes around the place where ADEP is, at a distance of the order of the step."""
     engine = StochasticDistributedEP(logistic, PARTS, schedule="serial", step=0.01, tol=1e-4)
@@ -230,6 +232,7 @@ def on_a_grid(result, parts, power):
     return np.stack(found), (q @ t) / q.sum(), energy
 
 
+@pytest.mark.slow
 def test_distributed_black_box_alpha_has_the_moments_of_each_part():
     """The moments of q are the mean of the tilted ones in every part, which is what its energy is
     stationary at; minus the energy is the loss."""
@@ -240,6 +243,7 @@ def test_distributed_black_box_alpha_has_the_moments_of_each_part():
     np.testing.assert_allclose(-result.losses[-1], energy, atol=1e-3)
 
 
+@pytest.mark.nightly
 def test_one_part_by_moments_is_black_box_alpha():
     """Prior N(0, 1), data -1 and 1 of unit noise, q = N(0, 1/p): the tilted precision is P = p +
     alpha (1 - (p - 1) / 2), and 1/P + (alpha / P)^2 = 1/p, as at the optimum of BBAlphaELBO."""

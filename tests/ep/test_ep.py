@@ -29,7 +29,7 @@ from tests.ep.models import (
     unknown_scale,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:power is:UserWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:power is:UserWarning")
 
 
 def moments_of(params):
@@ -123,6 +123,7 @@ def test_adf_is_one_pass_whose_evidence_stays(needs_x64):
     np.testing.assert_allclose(adf.log_evidence(again.state), -5.3636630648, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -196,6 +197,7 @@ def test_separable_rows_settle_by_adaptive_damping(needs_x64):
         np.testing.assert_allclose([m[0], V[0, 0]], [mean, variance], rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_parallel_sweeps_from_a_wide_prior_stay_near():
     """Sites found under a wide prior disagree: together they are far from the posterior, and the
     next sweeps, from there, further (25 to 40 sweeps with steps of any length)."""
@@ -224,6 +226,7 @@ def test_parallel_sweeps_from_a_wide_prior_stay_near():
     np.testing.assert_allclose(np.sqrt(np.diag(V)), sd, rtol=0.02)
 
 
+@pytest.mark.slow
 def test_units_of_a_site_change_nothing():
     """The directions of a row mix a coefficient of any unit with a log scale, of which single
     precision leaves 1e-3 standard deviations."""
@@ -269,6 +272,7 @@ def test_a_mean_far_from_zero_settles_at_what_rounding_leaves():
     assert abs(loc - y.mean()) < 0.05 * sd
 
 
+@pytest.mark.nightly
 def test_centred_eight_schools():
     """Each effect's prior is a factor of rank 2, of theta_j - mu and log tau."""
     result = fit(EP(schools), *SCHOOLS, num_steps=40)

@@ -14,8 +14,6 @@ from scipy import special, stats
 
 from numpyro_ext.ep import EP
 
-pytestmark = pytest.mark.slow
-
 X = np.column_stack([np.ones(24), np.sin(5 * np.arange(24.0))])
 Y_COUNTS = np.where(np.arange(24) % 3 == 0, 0, np.round(np.exp(0.9 + 0.6 * X[:, 1])))
 Y_REAL = 0.3 * X[:, 1] + 0.5 * np.cos(3 * np.arange(24.0)) + 2.5 * (np.arange(24) == 7)

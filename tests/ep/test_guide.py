@@ -15,8 +15,6 @@ from scipy.special import logsumexp
 from numpyro_ext.diagnostics import to_arviz
 from numpyro_ext.ep import EP, ImportanceSampling, NUTSProjection
 
-pytestmark = pytest.mark.slow
-
 
 def effects(y):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([len(y)]).to_event(1))
@@ -24,6 +22,7 @@ def effects(y):
         numpyro.sample("y", dist.Normal(theta[idx], 1.0), obs=y[idx])
 
 
+@pytest.mark.nightly
 def test_other_shapes_of_the_latents_have_another_guide():
     """As in leaving one group out, where the sites have one element less."""
     engine, y = EP(effects), jnp.array([1.0, -2.0, 0.6])
@@ -80,6 +79,7 @@ def joined(draws, *names):
     return np.concatenate([np.reshape(draws[name], (4000, -1)) for name in names], 1)
 
 
+@pytest.mark.slow
 def test_local_sites_are_drawn_given_their_row():
     ep, fit = fitted()
     draws = ep.guide.sample_posterior(random.key(1), fit.params, sample_shape=(4000,))
@@ -88,6 +88,7 @@ def test_local_sites_are_drawn_given_their_row():
     assert set(ep.guide.median(fit.params)) == {"theta"}
 
 
+@pytest.mark.slow
 def test_new_rows_are_drawn_given_their_observations():
     ep, fit = fitted()
     y = jnp.array([5.0, -2.0, 1.0])
@@ -169,6 +170,7 @@ def test_discrete_local_sites_are_drawn_by_their_probabilities():
     np.testing.assert_allclose(draws["outlier"].mean(0), share, atol=0.05)
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_the_integral():
     """What is drawn exactly drops out of the weights, which are those of q(theta) alone."""
     ep, result = fitted()
@@ -180,6 +182,7 @@ def test_weights_are_those_of_the_integral():
     assert abs(logsumexp(weights) - np.log(400) + float(result.losses[-1])) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("projection", [ImportanceSampling(256), NUTSProjection(40)])
 def test_several_coordinates_are_drawn_together(projection):
     """500 draws of a correlated normal: a mean is off by .045 sds, an sd by 3.2 %."""
@@ -198,6 +201,7 @@ def test_several_coordinates_are_drawn_together(projection):
         np.testing.assert_allclose(log_z, 1.3, atol=0.2)
 
 
+@pytest.mark.slow
 def test_uneven_weights_draw_nothing():
     def draw(rng_key):
         return ImportanceSampling(256).draw(
@@ -207,6 +211,7 @@ def test_uneven_weights_draw_nothing():
     assert jnp.isnan(draw(random.key(0))[0]).all()
 
 
+@pytest.mark.nightly
 def test_whose_rows_is_asked_after_fits_to_several_data_sets():
     ep = EP(observed, schedule="parallel")
     fit = ep.run(random.key(0), 3, RANDOM, progress_bar=False)

@@ -17,8 +17,6 @@ from numpyro_ext.ep import (
 )
 from tests.ep.models import MEANS, VARIANCES, WEIGHTS
 
-pytestmark = pytest.mark.slow
-
 Y = jnp.array([0.3, 2.5, -1.0, 4.0])
 
 
@@ -41,6 +39,7 @@ def effects(y, num=1):
         numpyro.sample("y", dist.Normal(z, 0.6), obs=y[idx])
 
 
+@pytest.mark.slow
 def test_discrete_local_sites_are_summed_out():
     result = EP(labelled).run(random.key(0), 60, progress_bar=False)
     sd = result.params["auto_scale_tril"][0, 0]
@@ -58,6 +57,7 @@ def exact(y, v, m=0.4):
     return (m / 4 + y.sum() / v) / precision, precision**-0.5, log_z
 
 
+@pytest.mark.slow
 def test_a_continuous_local_site_is_integrated_out():
     result = EP(effects).run(random.key(0), 20, Y, progress_bar=False)
     mean, sd, log_z = exact(Y, 1.5**2 + 0.6**2)
@@ -79,6 +79,7 @@ def masked(y, mask, whole=True):
 SEEN = jnp.array([True, True, False, True])
 
 
+@pytest.mark.slow
 def test_rows_that_are_not_seen_are_not_in_the_evidence():
     ep = EP(masked, schedule="parallel")
     result = ep.run(random.key(0), 40, Y, SEEN, progress_bar=False)
@@ -93,6 +94,7 @@ def test_data_of_a_local_site_without_a_prior_are_refused():
         EP(masked).init(random.key(0), Y, SEEN, False)
 
 
+@pytest.mark.slow
 def test_several_local_sites_are_integrated_with_the_row():
     """There is a fixed point, because the points are the same in each sweep."""
     ep = EP(effects, schedule="parallel")
@@ -104,6 +106,7 @@ def test_several_local_sites_are_integrated_with_the_row():
     assert abs(-result.losses[-1] - log_z) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("projection", "mean_error", "sd_error"),
     [(ImportanceSampling(4096), 0.01, 0.01), (NUTSProjection(100, 4000), 0.15, 0.08)],

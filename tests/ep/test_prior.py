@@ -16,8 +16,6 @@ from numpyro_ext.ep import ADF, DAEP, DSEP, EP, StochasticEP
 from numpyro_ext.ep.sweep import sweep
 from tests.ep.models import LOGISTIC, Y_SCALE, logistic, unknown_scale
 
-pytestmark = pytest.mark.slow
-
 X = random.normal(random.key(0), (12, 2))
 Y = X @ jnp.array([1.0, 2.0]) + 0.8 * random.normal(random.key(1), (12,))
 DAYS = [(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])]
@@ -61,10 +59,16 @@ def averaged(model, **options):
     return StochasticEP(model, batch_size=4, average=0, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has not converged")
 @pytest.mark.parametrize(
     ("make", "factor"),
-    [(EP, 1.0), (EP, 0.6), (ADF, 1.0), (averaged, 1.0)],
+    [
+        (EP, 1.0),
+        pytest.param(EP, 0.6, marks=pytest.mark.nightly),
+        (ADF, 1.0),
+        pytest.param(averaged, 1.0, marks=pytest.mark.nightly),
+    ],
     ids=["EP", "EP that forgets", "ADF", "averaged EP"],
 )
 def test_days_have_the_posterior_of_all_rows(make, factor):
@@ -77,6 +81,7 @@ def test_days_have_the_posterior_of_all_rows(make, factor):
     np.testing.assert_allclose(root @ root.T, jnp.linalg.inv(precision), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_evidences_of_the_days_add_up():
     rows = jnp.concatenate([jnp.ones((12, 1)), X], 1)
     cov = 0.64 * jnp.eye(12) + rows * jnp.array([4.0, 2.25, 0.49]) @ rows.T
@@ -84,6 +89,7 @@ def test_evidences_of_the_days_add_up():
     np.testing.assert_allclose(of_ep()[1], log_z, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_constrained_site_is_normal_where_it_is_unconstrained():
     """The second day has an exact normal prior, and no factors of it, whatever the first one had;
     a HalfNormal, here, is a factor that EP approximates."""
@@ -105,6 +111,7 @@ def test_a_third_day_compiles_nothing():
     assert sweep._cache_size() == before
 
 
+@pytest.mark.nightly
 def test_the_engine_has_the_model_of_today():
     """For predictions and pickles; and a copy of the engine keeps its prior."""
     (engine, result), _ = of_ep()
@@ -118,6 +125,7 @@ def test_the_engine_has_the_model_of_today():
     np.testing.assert_allclose(other.params["auto_loc"], result.params["auto_loc"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_diagonal_fit_and_parts():
     """Yesterday's diagonal normal is a normal prior of a diagonal fit, for DSEP and DAEP too."""
     first = EP(linear, family="diagonal")
@@ -130,6 +138,7 @@ def test_a_diagonal_fit_and_parts():
         )
 
 
+@pytest.mark.nightly
 def test_local_sites_of_today_are_drawn_with_the_prior_of_today():
     """y ~ N(z, .6^2), z ~ N(theta, 1.5^2): rows of other days are rows of theta's posterior."""
 
@@ -154,6 +163,7 @@ def test_local_sites_of_today_are_drawn_with_the_prior_of_today():
     np.testing.assert_allclose(draws["z"].mean(0), expected, atol=0.05)
 
 
+@pytest.mark.slow
 def test_a_fit_of_svi_is_a_prior_too():
     """Given parameters in place of a training: the prior is their normal."""
     guide = AutoMultivariateNormal(logistic)

@@ -8,8 +8,6 @@ import pytest
 
 from numpyro_ext.ep import ClosedForm, ImportanceSampling, NUTSProjection, Quadrature
 
-pytestmark = pytest.mark.slow
-
 MEAN, COV = jnp.array([0.5, -0.3]), jnp.array([[2.0, 0.3], [0.3, 0.5]])
 
 
@@ -49,6 +47,7 @@ def sampled():
     )()
 
 
+@pytest.mark.slow
 def test_sampling_is_right_within_its_error(sampled):
     """The error falls below 1 / sqrt(num_samples) because the points are quasi-random."""
     exact = jax.jit(lambda: Quadrature().project(heteroscedastic, MEAN, COV, 1.0))()
@@ -63,6 +62,7 @@ def test_sampling_is_right_within_its_error(sampled):
     assert jnp.all(found.ok) and not jnp.any(found.low_ess)
 
 
+@pytest.mark.nightly
 def test_second_proposal_finds_a_narrow_factor(sampled):
     """Of the first 1024 points, one or two have all the weight."""
     found = sampled["narrow"]
@@ -79,6 +79,7 @@ def test_uneven_weights_are_said(name, sampled):
     assert jnp.all(sampled[name].low_ess)
 
 
+@pytest.mark.slow
 def test_weak_factor_is_not_drowned_in_noise():
     """Among 500 rows, the noise of the covariance of the points would be 30 times the site."""
     a = jnp.array([0.3, -0.5, 0.2, 0.4, 0.1])
@@ -92,6 +93,7 @@ def test_weak_factor_is_not_drowned_in_noise():
     np.testing.assert_allclose(found.site_precision, p * (1 - p) * jnp.outer(a, a), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_exclusive_sampling_matches_quadrature():
     found, exact = jax.jit(
         lambda: (

@@ -9,8 +9,6 @@ from scipy import special
 
 from numpyro_ext.ep import Quadrature
 
-pytestmark = pytest.mark.slow
-
 NO = (np.nan, np.nan)
 
 
@@ -79,6 +77,7 @@ def lines():
     return jax.device_get(all_lines())
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 @pytest.mark.parametrize("name", LINES)
 def test_matches_brute_force_on_a_line(name, lines, tol):
@@ -112,6 +111,7 @@ def test_sites_of_weak_kinks_have_the_right_sign(lines):
     assert abs(found / (1 / V - 1 / var) - 1) < 2e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("r", [pytest.param(1, marks=pytest.mark.x64), 2, 3])
 def test_normal_factor_is_its_own_site(r, tol):
     """At any power, and in any rank."""
@@ -145,6 +145,7 @@ def funnel(mean, cov):
     return means, np.array([[p @ (var_x + dx**2), p @ (dx * ds)], [p @ (dx * ds), p @ ds**2]])
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 @pytest.mark.parametrize("width", [1.0, 30.0])
 def test_matches_brute_force_on_a_funnel(width, tol):

@@ -11,8 +11,6 @@ import pytest
 from numpyro_ext.ep import EP
 from numpyro_ext.ep.sweep import sweep
 
-pytestmark = pytest.mark.slow
-
 Y = np.array([1.0, 2.0, 1.5], np.float32)  # of float64, JAX itself keeps what it has converted
 
 
@@ -42,6 +40,7 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_a_model_reads_from_outside_is_that_of_the_call():
     """Other data, in the same array and in another, another scale, another number of rows; of a
     new engine, of the same one, and of a state that it made before."""
@@ -62,6 +61,7 @@ def test_what_a_model_reads_from_outside_is_that_of_the_call():
     close(fit(ep), exact(np.arange(5, dtype=np.float32), 2.0))
 
 
+@pytest.mark.nightly
 def test_what_has_not_changed_is_not_compiled_again():
     model = Held(Y, 1.0)
     fit(EP(model, schedule="parallel"))
@@ -83,6 +83,7 @@ def test_a_traced_value_from_outside_is_refused():
         jax.grad(evidence)(2.0)
 
 
+@pytest.mark.slow
 def test_floats_are_arguments_of_the_program():
     def scaled(y, scale):
         theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))

@@ -14,8 +14,6 @@ from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.ep import ADF, EP, StochasticEP
 from tests.ep.models import LOGISTIC
 
-pytestmark = pytest.mark.slow
-
 X = np.column_stack([np.sin(3.0 * np.arange(30)), np.cos(2.0 * np.arange(30)), np.ones(30)])
 Y = jnp.asarray(1.3 * X[:, 0] + 0.3 * X[:, 2] + 0.5 * np.sin(7.0 * np.arange(30) ** 2), float)
 X = jnp.asarray(X, float)
@@ -56,6 +54,7 @@ def close(params, *args):
     np.testing.assert_allclose(np.sqrt(np.diag(L @ L.T)), sd, rtol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("X", "y", "scales"),
     [(*OTHER, SCALES), (X[:20], Y[:20], SCALES), (X, Y, SCALES / 5)],
@@ -69,6 +68,7 @@ def test_a_run_that_goes_on_has_the_answer_for_its_arguments(X, y, scales):
     close(again.params, *args)
 
 
+@pytest.mark.slow
 def test_a_step_has_the_rows_and_the_prior_of_its_arguments():
     ep, result = fitted()
     args = *OTHER, SCALES / 5, 0.6
@@ -85,6 +85,7 @@ def test_a_compiled_step_has_the_prior_of_its_arguments():
     close(ep.get_params(state), X, Y, SCALES / 5, 0.6)
 
 
+@pytest.mark.slow
 def test_a_compiled_step_on_rows_in_other_directions_has_no_loss():
     ep, result = fitted()
     step = jax.jit(lambda X, y: ep.update(result.state, X, y, SCALES, 0.6))
@@ -93,6 +94,7 @@ def test_a_compiled_step_on_rows_in_other_directions_has_no_loss():
     assert np.isfinite(step(X, Y)[1])
 
 
+@pytest.mark.slow
 def test_the_evidence_is_that_of_its_arguments():
     """With sites that are exact for any prior; within .01 % in float32."""
     ep, result = fitted()
@@ -101,6 +103,7 @@ def test_the_evidence_is_that_of_its_arguments():
         np.testing.assert_allclose(found, exact_evidence(X, Y, scales, 0.6), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_evidence_is_differentiable_in_every_argument():
     ep, result = fitted()
     args = X, Y, SCALES, 0.6
@@ -141,6 +144,7 @@ def test_the_gradient_is_that_of_fits_nearby(options, needs_x64):
         np.testing.assert_allclose(value, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_sites_of_other_data_give_a_warning_and_no_quiet_evidence():
     ep, result = fitted()
     with pytest.warns(InferenceWarning, match="the sites are not those of these arguments"):
@@ -165,6 +169,7 @@ def test_adf_goes_on_with_new_rows():
         jax.grad(lambda s: adf.log_evidence(both.state, *rest[:2], s, 0.6))(SCALES)
 
 
+@pytest.mark.nightly
 def test_a_shared_site_goes_on_with_the_prior_of_its_arguments():
     sep = StochasticEP(regression, batch_size=30)
     first = sep.run(random.key(0), 3, X, Y, SCALES, 0.6, progress_bar=False)

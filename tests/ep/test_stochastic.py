@@ -16,8 +16,6 @@ from numpyro_ext.ep.normal import FAMILIES, Site
 from numpyro_ext.ep.stochastic import scale_of_error
 from tests.ep.models import LOGISTIC, PROBIT, fit, logistic, moments_of, probit
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.x64
 @pytest.mark.parametrize(
@@ -86,6 +84,7 @@ def test_power_0_is_variational_inference_by_natural_gradients(needs_x64):
     np.testing.assert_allclose(state_new.precision, precision, rtol=1e-9)
 
 
+@pytest.mark.nightly
 def test_decreasing_steps_reach_averaged_ep():
     """Within .02 standard deviations of the mean, after 4,000 rows."""
     sep = StochasticEP(probit, step=lambda i: 20 / (i + 200), average=0.5)
@@ -103,6 +102,7 @@ def normal_mean(y, precision):
         numpyro.sample("y", dist.Normal(theta, precision[idx] ** -0.5), obs=y[idx])
 
 
+@pytest.mark.nightly
 def test_noise_of_constant_steps():
     """Normal rows: the precision of q has variance N^2 Var_n(T_n) eps / (2 - eps).
 
@@ -175,6 +175,7 @@ def test_the_error_of_a_mean_of_a_chain():
         assert abs(found / expected - 1) < 0.05
 
 
+@pytest.mark.slow
 def test_the_state_does_not_grow_with_the_data():
     def bytes_of(N):
         sep = StochasticEP(probit, batch_size=1)
@@ -192,6 +193,7 @@ def test_bad_arguments(options):
         StochasticEP(probit, **options)
 
 
+@pytest.mark.slow
 def test_bad_batches():
     with pytest.raises(ValueError, match="batch_size is 9; it must be at most the number of rows"):
         StochasticEP(probit, batch_size=9).init(random.key(0), *PROBIT)

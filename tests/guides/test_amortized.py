@@ -19,8 +19,6 @@ import pytest
 from numpyro_ext.guides import FlowGuide, ImplicitGuide, IntractableDensityError
 from numpyro_ext.objectives import ImplicitELBO
 
-pytestmark = pytest.mark.slow
-
 # z ~ N(PRIOR, I), x ~ N(z W, .7^2 I): two latents and three numbers per row.
 W = jnp.array([[1.0, 0.5, 0.3], [0.9, 0.8, -0.2]])
 PRIOR = jnp.array([2.0, -3.0])
@@ -61,6 +59,7 @@ def implicit():
     return guide, run(guide, ImplicitELBO(50), 1500, X, 8, rate=3e-2)
 
 
+@pytest.mark.nightly
 def test_implicit_guide_finds_the_posterior_of_every_row_from_minibatches():
     _, params = implicit()
     assert set(params) == {"auto_net$params"}
@@ -71,6 +70,7 @@ def test_implicit_guide_finds_the_posterior_of_every_row_from_minibatches():
     assert jnp.allclose(weights[3:].T @ weights[3:], S, atol=0.12 * S.max())
 
 
+@pytest.mark.slow
 def test_draws_are_for_all_rows_of_any_data():
     guide, params = implicit()
     # Fewer rows than a minibatch of the training has.
@@ -91,6 +91,7 @@ def test_draws_are_for_all_rows_of_any_data():
     assert jnp.allclose(width, 1.2816, rtol=0.15)
 
 
+@pytest.mark.slow
 def test_implicit_guide_has_no_density():
     guide, params = implicit()
     with pytest.raises(IntractableDensityError, match=r"ImplicitELBO|only needs samples"):
@@ -102,6 +103,7 @@ MEAN_FIELD = 1 / jnp.diagonal(jnp.linalg.inv(S))  # conditional variances
 LOST = (jnp.linalg.slogdet(S)[1] - jnp.log(MEAN_FIELD).sum()) / 2
 
 
+@pytest.mark.nightly
 def test_normal_of_the_network_is_the_best_diagonal_one():
     """Where it is that one, the loss is its own, and no gradient is left in the mean."""
     guide = FlowGuide(linear, stax.Dense(4), plate="rows", features=features, num_flows=0)
@@ -153,6 +155,7 @@ def net_apply(weights, x):
     return jnp.tanh(x @ weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", ["realnvp", pytest.param("maf", marks=pytest.mark.x64)])
 def test_density_is_that_of_autodiff_with_constrained_sites_and_a_plate_elsewhere(flow, tol):
     guide = FlowGuide(mixed, (net_init, net_apply), plate="rows", features=lambda x: x, flow=flow)
@@ -198,6 +201,7 @@ flow = partial(FlowGuide, plate="rows", features=whole)
 implicit_guide = partial(ImplicitGuide, plate="rows", features=whole)
 
 
+@pytest.mark.slow
 def test_latents_outside_the_plate_are_those_of_another_guide():
     guide = flow(mixed, (net_init, net_apply), num_flows=0, global_guide=AutoMultivariateNormal)
     svi = SVI(mixed, guide, optax.adam(1e-2), Trace_ELBO())
@@ -235,6 +239,7 @@ def scalar(x):
         numpyro.sample("x", dist.Normal(z, 1.0), obs=x[:, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [

@@ -18,8 +18,6 @@ from numpyro_ext.guides import AutoImplicit, IntractableDensityError, Langevin, 
 from numpyro_ext.objectives import VRELBO, ImplicitELBO
 from numpyro_ext.objectives.base import Draws
 
-pytestmark = pytest.mark.slow
-
 LOC = jnp.array([3.0, -20.0])
 FACTOR = jnp.array([[0.5, 0.0], [-1.2, 1.6]])  # correlation -.6
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
@@ -43,6 +41,7 @@ def test_finds_a_correlated_normal():
     assert 0.92 < sd[0] and sd[1] < 1.12
 
 
+@pytest.mark.slow
 def test_a_loss_that_needs_the_density_raises():
     guide = AutoImplicit(correlated, init_from=None)
     svi = SVI(correlated, guide, optax.adam(1e-2), VRELBO(0.5, 2))
@@ -114,6 +113,7 @@ def subsampled(x):
         numpyro.sample("x", dist.Normal(loc, width), obs=x[i])
 
 
+@pytest.mark.slow
 def test_transitions_use_the_minibatch_and_the_parameters_of_the_model():
     guide = AutoImplicit(subsampled, transition=Langevin(1, 0.01), init_from=None)
     params = start(guide, subsampled, X, width=jnp.array(0.8))
@@ -148,6 +148,7 @@ def test_draws_are_on_all_data_of_their_arguments():
     assert "lp" in tree["sample_stats"] and "log_q" not in tree["sample_stats"]
 
 
+@pytest.mark.slow
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="noise_dim is 1, but the model has 2 latent dimensions"):
         handlers.seed(AutoImplicit(correlated, noise_dim=1, init_from=None), 0)()

@@ -44,8 +44,6 @@ from numpyro_ext.guides import (
 )
 from numpyro_ext.objectives import ImplicitELBO, SemiImplicitELBO
 
-pytestmark = pytest.mark.slow
-
 FLOWS = {
     "RealNVP": partial(AutoRealNVPNormal, num_flows=2, hidden_dims=(8,), init_from=None),
     "MAF": partial(AutoMAFNormal, hidden_dims=(9,), init_from=None),
@@ -191,6 +189,7 @@ def close(tree, other, rtol=1e-5, atol=1e-6):
     return jax.tree.all(jax.tree.map(partial(jnp.allclose, rtol=rtol, atol=atol), tree, other))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_lowers_the_loss(name):
     _, _, result = trained(name)
@@ -198,6 +197,7 @@ def test_training_lowers_the_loss(name):
     assert jnp.median(result.losses[-10:]) < jnp.median(result.losses[:10]) - 5.0
 
 
+@pytest.mark.slow
 @one_guide
 def test_init_params_are_honoured(name):
     _, svi, params = fitted(name)
@@ -205,6 +205,7 @@ def test_init_params_are_honoured(name):
     assert close(svi.get_params(state), params)
 
 
+@pytest.mark.slow
 @every_kind
 def test_draws_have_support_and_deterministic_sites(name):
     guide, _, params = fitted(name)
@@ -219,6 +220,7 @@ def test_draws_have_support_and_deterministic_sites(name):
     assert jnp.allclose(draws["mu"], mu, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @one_guide
 def test_deterministic_sites_follow_the_arguments(name):
     guide, _, params = fitted(name)
@@ -243,6 +245,7 @@ def test_latent_draws_are_those_of_sample_posterior(name):
     assert not jnp.allclose(latent[0], latent[1])
 
 
+@pytest.mark.slow
 @every_other_guide
 def test_latent_draws_are_differentiable_in_every_parameter(name):
     guide, _, params = perturbed(name)
@@ -264,6 +267,7 @@ def test_predictive_draws_from_the_guide_and_then_from_the_model(name):
 
 
 # The base class takes them from sample_latent, whatever draws that.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["RealNVP", "auxiliary"])
 def test_median_and_quantiles_are_those_of_the_draws(name):
     guide, _, params = fitted(name)
@@ -410,6 +414,7 @@ def test_a_local_site_and_a_guide_without_its_model_or_params_are_named(name):
         GUIDES[name](model, init_scale=-1.0)
 
 
+@pytest.mark.slow
 @every_density
 def test_density_of_own_draw_of_foreign_value_and_by_autodiff_agree(name, tol):
     guide, _, params = perturbed(name)

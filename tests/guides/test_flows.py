@@ -28,8 +28,6 @@ from numpyro_ext.guides import (
 from numpyro_ext.guides.flows import SkewTransform, other_halves
 from numpyro_ext.objectives import VRELBO
 
-pytestmark = pytest.mark.slow
-
 GUIDES = {"NICE": AutoNICENormal, "MAF": AutoMAFNormal, "Householder": AutoHouseholderNormal}
 
 LOC = jnp.array([3.0, -20.0, 0.5])
@@ -57,6 +55,7 @@ def divergence(guide, num_steps, rate, num_particles):
     return float(losses.mean()), float(losses.std() / 200**0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GUIDES)
 def test_starts_exactly_at_the_normal_of_init_from(name):
     normal = AutoMultivariateNormal(correlated)
@@ -71,6 +70,7 @@ def test_starts_exactly_at_the_normal_of_init_from(name):
     assert jnp.allclose(log_q, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.nightly
 def test_radial_flow_makes_a_peak_that_a_normal_does_not():
     loc = jnp.array([2.0, -5.0])
 
@@ -86,6 +86,7 @@ def test_radial_flow_makes_a_peak_that_a_normal_does_not():
     assert kls.min() > 0.05 and kl < 0.6 * kls.min() + 3 * error
 
 
+@pytest.mark.nightly
 def test_spline_with_one_dimension_is_better_than_a_normal():
     def skewed():
         numpyro.sample(
@@ -102,6 +103,7 @@ def test_spline_with_one_dimension_is_better_than_a_normal():
     assert normal > 0.04 and kl < 0.4 * normal + 3 * error
 
 
+@pytest.mark.slow
 def test_masked_network_is_autoregressive_in_both_directions():
     guide = AutoMAFNormal(correlated, num_flows=1, hidden_dims=(7, 5), init_scale=5.0)
     flat, unravel = ravel_pytree(start(guide))

@@ -20,8 +20,6 @@ from numpyro_ext.guides import AutoHVI
 from numpyro_ext.objectives import AuxiliaryELBO, log_weights
 from numpyro_ext.objectives.base import Draws
 
-pytestmark = pytest.mark.slow
-
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
 
 
@@ -79,6 +77,7 @@ def draw_at(params, x):
     return sites, idx, states, particle.log_weight
 
 
+@pytest.mark.slow
 def test_draw_is_that_of_leapfrog_steps_on_the_minibatch_of_the_model(tol):
     """Also with other arguments than those with which the guide was set up."""
     (guide, _, params), shift = perturbed(), 3.0
@@ -104,6 +103,7 @@ def many_rows():
         numpyro.sample("y", dist.Normal(loc, scale), obs=y)
 
 
+@pytest.mark.nightly
 def test_a_step_far_too_large_for_the_data_is_survived():
     # At log scale = -2 the gradient is about 1e5; steps above .1 are unstable at the mode.
     start = init_to_value(values={"loc": -2.0, "s": jnp.exp(-2.0)})
@@ -129,6 +129,7 @@ def of_normalised():
     return guide, svi, svi.constrain_fn(moved)
 
 
+@pytest.mark.slow
 def test_log_weights_on_the_extended_space_average_to_the_evidence():
     # This needs the steps to keep volume and every density to be right.
     guide, _, params = of_normalised()
@@ -161,6 +162,7 @@ def test_reverse_density_is_that_of_the_factor_on_all_rows():
     assert jnp.allclose(guide.reverse_log_prob(params, aux, {}, X), -factor, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_draw_has_a_minibatch_and_new_arguments_are_followed():
     guide, _, params = perturbed()
     draw = jax.jit(lambda x: guide.sample_posterior(random.key(1), params, x, sample_shape=(3,)))

@@ -20,8 +20,6 @@ import pytest
 from numpyro_ext.guides import init_to_fan_in
 from numpyro_ext.particles import AutoParticles
 
-pytestmark = pytest.mark.slow
-
 X = jnp.linspace(-1.0, 1.0, 12).reshape(4, 3)
 
 
@@ -63,6 +61,7 @@ def network(make, x, y):
         numpyro.sample("y", dist.Normal(net(x), precision**-0.5), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_modules_start_in_the_width_of_their_fan_in(name):
     """48 weights within 1/sqrt(3) and 16 within 1/4, filling the interval; biases 0, norms 1."""
@@ -111,6 +110,7 @@ def start(**options):
     return {name: site["value"] for name, site in handlers.trace(fn).get_trace(0.5).items()}
 
 
+@pytest.mark.slow
 def test_the_fan_in_is_that_of_the_layer():
     found = start()
     fan_in = {"kernel": 100, "weight": 4, "conv.kernel": 100, "conv.weight": 100, "told": 4}
@@ -122,6 +122,7 @@ def test_the_fan_in_is_that_of_the_layer():
     assert jnp.all(found["scales"] > 0.1) and float(found["simplex"].sum()) == pytest.approx(1)
 
 
+@pytest.mark.nightly
 def test_in_axis_is_told_for_all_or_by_site():
     everywhere, one = start(in_axis=-1), start(in_axis={"kernel": -1})
     for found, name, inputs in (

@@ -18,8 +18,6 @@ import pytest
 from numpyro_ext.diagnostics import predictive_scores, to_arviz
 from numpyro_ext.guides import AutoLaplaceGGN
 
-pytestmark = pytest.mark.slow
-
 N = 12
 X = random.normal(random.key(0), (N, 2)) * jnp.array([1.0, 0.4]) + jnp.array([0.2, -0.5])
 NEW = random.normal(random.key(1), (5, 2)) + 1.0
@@ -64,10 +62,13 @@ def set_up(model, *args, guide=None, **kwargs):
     return guide
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=pytest.mark.x64 if kind in ("poisson", "categorical") else ())
+        pytest.param(kind, marks=pytest.mark.x64)
+        if kind in ("poisson", "categorical")
+        else pytest.param(kind, marks=pytest.mark.nightly)
         for kind in Y
     ],
 )
@@ -99,6 +100,7 @@ def test_precision_is_the_hessian_of_a_generalised_linear_model(kind, tol):
     assert jnp.allclose(f.variance, ((J @ S) * J).sum(-1), rtol=tol(1e-3, 1e-8))
 
 
+@pytest.mark.slow
 def test_linear_model_with_normal_noise_has_its_posterior(tol):
     guide = set_up(glm, "normal", X, Y["normal"], 5)  # the curvature is that of all rows
     P0 = jnp.diag(jnp.array([0.25, 4.0]))
@@ -179,6 +181,7 @@ def by_hand(params):
     return GGN + jnp.diag(prior), jax.jacobian(lambda v: outputs(v, NEW)[:, 0])(v)
 
 
+@pytest.mark.slow
 def test_network_against_its_jacobian(net_params, tol):
     P, J = jax.jit(by_hand)(net_params)
     full, diag, last = (
@@ -230,6 +233,7 @@ def scores_of(guide, params, data, new):
     return predictive_scores(svi, params, model_args=new, num_samples=4000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["binomial", "poisson", "categorical"])
 def test_scores_of_every_family_by_quadrature(kind):
     """Of a predictor that is linear in w, each row integrated over its normal; draws' error .01."""
@@ -254,6 +258,7 @@ def test_scores_of_every_family_by_quadrature(kind):
     np.testing.assert_allclose(scores.log_density, exact, atol=0.03)
 
 
+@pytest.mark.slow
 def test_predictive_draws_from_the_normal_and_the_guide_pickles(net_params):
     guide = set_up(network, X, Y["normal"], 4)
     again = pickle.loads(pickle.dumps(guide))
@@ -270,6 +275,7 @@ def test_predictive_draws_from_the_normal_and_the_guide_pickles(net_params):
     assert jnp.allclose(b1, net_params["auto_loc"][12])
 
 
+@pytest.mark.slow
 def test_two_observed_sites_masked_rows_and_a_scale(tol):
     mask = jnp.arange(N) > 3
 

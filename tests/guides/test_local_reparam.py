@@ -14,8 +14,6 @@ import pytest
 from numpyro_ext.guides import linear, local_reparam
 from numpyro_ext.objectives import VRELBO
 
-pytestmark = pytest.mark.slow
-
 X = random.normal(random.key(0), (40, 3)) + 0.2
 Y = jnp.sin(X[:, 0])
 HIDDEN = 5
@@ -47,6 +45,7 @@ def guide_and_params():
     return guide, params
 
 
+@pytest.mark.slow
 def test_loss_and_gradient_have_the_expectation_of_a_shared_draw(guide_and_params):
     guide, params = guide_and_params
     draws, batch = 4000, 10
@@ -95,6 +94,7 @@ def test_variance_of_one_layer_is_that_of_independent_rows():
         assert abs(shared / (rows**2 * of_a_row) - 1) < 0.15
 
 
+@pytest.mark.slow
 def test_rows_of_zeros_have_a_finite_gradient(guide_and_params):
     guide, params = guide_and_params
     loss = TraceMeanField_ELBO().loss
@@ -112,6 +112,7 @@ def test_outside_of_training_it_is_the_plain_model(guide_and_params):
     assert jnp.allclose(plain, wrapped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [Trace_ELBO(), VRELBO(0.5, 3)])
 def test_a_loss_that_needs_the_density_of_the_weights_is_an_error(guide_and_params, loss):
     guide, _ = guide_and_params

@@ -18,8 +18,6 @@ import pytest
 
 from numpyro_ext.guides import AutoMarkov
 
-pytestmark = pytest.mark.slow
-
 OBSERVED = jnp.array([0.5, 1.2, 0.3, -0.4])
 
 
@@ -57,6 +55,7 @@ def in_the_hundreds():
     scan(step, (900.0, 100.0), 900 + 100 * OBSERVED)
 
 
+@pytest.mark.nightly
 def test_begins_at_the_posterior_of_a_linear_model_in_raw_units(tol):
     mean, cov = exact()
     assert jnp.allclose(mean, jnp.array([0.5697044, 0.7919998, 0.3147614, -0.1333521]), atol=2e-5)
@@ -96,6 +95,7 @@ def perturbed(order):
     return guide, params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [0, pytest.param(3, marks=pytest.mark.x64)])
 def test_density_is_that_of_the_dense_normal(order, tol):
     """B of the docstring, written out: B^T (z - m) = e on the chain's coordinates."""
@@ -138,6 +138,7 @@ def test_density_is_that_of_the_dense_normal(order, tol):
     assert jnp.allclose(again, z, atol=tol(1e-5, 1e-9))
 
 
+@pytest.mark.slow
 def test_starts_at_a_normal_around_init_loc():
     values = {
         "first": 3.0,

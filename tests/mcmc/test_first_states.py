@@ -19,8 +19,6 @@ from numpyro_ext.mcmc import SGHMC, SGLD
 from numpyro_ext.optim import find_modes
 from tests.two_modes import two_modes
 
-pytestmark = pytest.mark.slow
-
 
 def weibull(x, time, event, unit=1.8):
     """The survival function of rows with an event is masked, its gradient is not: 0 times inf, at
@@ -45,6 +43,7 @@ def lives():
     return x, np.where(event, time, np.minimum(time, 2.0)), event
 
 
+@pytest.mark.slow
 def test_settings_are_found_where_most_starts_are_not_finite():
     """At the mode, with the curvature there, and every chain starts."""
     kernel = SGHMC(weibull)
@@ -62,6 +61,7 @@ def test_settings_are_found_where_most_starts_are_not_finite():
     np.testing.assert_allclose(jax.jit(jax.hessian(potential))(at_mode), np.eye(3), atol=0.1)
 
 
+@pytest.mark.slow
 def test_a_chain_with_a_given_step_starts_where_its_gradient_is_finite():
     args = (*jax.tree.map(jnp.asarray, lives()), 1.0)  # a unit with which every chain finds one
     state = SGLD(weibull, 1e-6).init(random.split(random.key(0), 8), 0, None, args)
@@ -84,6 +84,7 @@ def eight_chains():
     return mcmc
 
 
+@pytest.mark.slow
 def test_each_mode_has_its_share_of_the_chains_that_start_together():
     """Of 8 chains 5; in each mode 20,000 transitions, of which some 1,000 are independent: .03 sd
     and 2 % by chance alone."""

@@ -31,8 +31,6 @@ from tests.mcmc.models import (
     within,
 )
 
-pytestmark = pytest.mark.slow
-
 
 def two_plates(x, counts, sizes=(5, 4)):
     """Independent plates, a nested one, and a positive site."""
@@ -57,6 +55,7 @@ def full_gradient(model, args, z):
     return jax.value_and_grad(lambda z: potential_energy(model, args, {}, z))(z)
 
 
+@pytest.mark.slow
 def test_unbiased_with_two_plates_and_a_positive_site():
     """|z-score| of the mean of 4000 estimates below 4, for potential and gradient."""
     kernel = SGLD(two_plates, 1e-3)
@@ -83,6 +82,7 @@ def test_variance_is_that_of_the_formula(minibatch, factor):
     within(jnp.var(grad["loc"]), expected, expected * 0.01)
 
 
+@pytest.mark.slow
 def test_full_gradient_in_chunks_is_exact(tol):
     """Seen through SVRG at its own center, where the minibatch cancels."""
     kernel = SGLD(two_plates, 1e-3, gradient=SVRG(5, chunk_size=7))
@@ -95,6 +95,7 @@ def test_full_gradient_in_chunks_is_exact(tol):
         assert jnp.isclose(grad[name], g[name], rtol=tol(2e-4, 1e-10))
 
 
+@pytest.mark.slow
 def test_one_epoch_averages_to_the_full_gradient(tol):
     data = linear_data()
     z = {"w": jnp.array([0.3, -0.8]), "sigma": jnp.array(-0.4)}
@@ -153,6 +154,7 @@ def test_an_estimator_may_ask_for_any_rows(tol):
 
 # Draws 20 transitions apart are independent up to 0.9^20 = 0.12, so that the variance of 20 000 of
 # them has a standard error of 1.02 %.
+@pytest.mark.slow
 def test_gaussian_mean_law():
     x, h, expected = gaussian_mean_data(), 100.1, 0.01051579999
     kernel = SGLD(gaussian_mean, 0.1 / h, gradient=SVRG(50), steps_per_sample=20)
@@ -161,6 +163,7 @@ def test_gaussian_mean_law():
     within(jnp.mean(draws), 0.6978412627, (expected / 20_000 * 1.25) ** 0.5)
 
 
+@pytest.mark.slow
 def test_regression_law():
     """Gradient noise that depends on the place. Lag-1 correlation of draws 0.8^20: error 1 %."""
     x, y = slope_data()
@@ -178,6 +181,7 @@ def test_regression_law():
     within(jnp.var(draws), expected, error)
 
 
+@pytest.mark.slow
 def test_svrg_moves_its_center_at_the_right_transitions():
     data = linear_data()
     kernel = SGLD(linear, 1e-3, gradient=SVRG(3, chunk_size=15))
@@ -192,6 +196,7 @@ def test_svrg_moves_its_center_at_the_right_transitions():
     assert jnp.allclose(state.gradient.grad["w"], exact["w"], rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gradient", "options"),
     [
@@ -223,6 +228,7 @@ def test_resumed_on_other_data_has_their_full_gradient(gradient, options):
     assert jnp.allclose(anchor.grad["loc"], first.grad["loc"] - 500, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_chains_in_vectors_refresh_by_a_branch():
     """With a predicate per chain, vmap would turn the branch into two computations and a select."""
     data = linear_data()

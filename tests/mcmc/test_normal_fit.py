@@ -19,8 +19,6 @@ from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.optim import find_modes
 
-pytestmark = pytest.mark.slow
-
 QUARTIC = 0.3
 
 
@@ -53,6 +51,7 @@ def eight_schools():
         numpyro.sample("y", dist.Normal(theta, sigma), obs=effect)
 
 
+@pytest.mark.slow
 def test_a_variational_fit_replaces_a_mode_that_is_far_from_normal():
     kernel = SGHMC(eight_schools)
     with warnings.catch_warnings():
@@ -67,6 +66,7 @@ def rounded(x):
     numpyro.sample("y", dist.Normal(x(4 * numpyro.sample("z", dist.Normal(0, 1))), 1.0), obs=3.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "jumps"), [(jnp.floor, True), (lambda x: jnp.maximum(x, 0), False)]
 )
@@ -90,6 +90,7 @@ def banana(y):
     numpyro.sample("y", dist.Normal(a * jnp.exp(3 * b), 0.01), obs=y)
 
 
+@pytest.mark.slow
 def test_a_posterior_that_no_normal_fits_warns():
     kernel = SGHMC(banana)
     with pytest.warns(InferenceWarning, match="gradients around the center are far from those of"):

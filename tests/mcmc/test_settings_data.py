@@ -18,8 +18,6 @@ from numpyro_ext.mcmc import SGHMC, SGLD, Whitening
 from numpyro_ext.mcmc.settings import Fitness
 from tests.mcmc.models import gaussian_mean, gaussian_mean_data
 
-pytestmark = pytest.mark.slow
-
 ROWS = 50
 Y = jnp.linspace(-1.7, 1.7, ROWS)
 
@@ -58,6 +56,7 @@ def ran_on_both():
     return mcmc
 
 
+@pytest.mark.slow
 def test_data_that_are_arguments_of_a_compiled_chain_have_their_own_settings():
     mcmc = ran_on_both()
     check(mcmc, *WIDE)
@@ -65,6 +64,7 @@ def test_data_that_are_arguments_of_a_compiled_chain_have_their_own_settings():
     assert scale == pytest.approx(40 / ROWS**0.5, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copy", [lambda run: run, lambda run: pickle.loads(pickle.dumps(run))])
 def test_a_chain_goes_on_with_its_own_data_and_with_no_other(copy):
     mcmc = copy(ran_on_both())
@@ -78,6 +78,7 @@ def test_a_chain_goes_on_with_its_own_data_and_with_no_other(copy):
     mcmc.post_warmup_state = None
 
 
+@pytest.mark.slow
 def test_a_far_start_after_a_near_one_is_compiled_with_its_descent():
     """From 16 deviations the potential makes a momentum of 6.7; by a descent it stays below 1."""
     mcmc = ran_on_both()
@@ -89,6 +90,7 @@ def test_a_far_start_after_a_near_one_is_compiled_with_its_descent():
     assert np.max(np.abs(mcmc.get_extra_fields()["r"])) < 4.5
 
 
+@pytest.mark.slow
 def test_data_of_a_closure_have_their_own_settings():
     now = [NARROW]
     mcmc = chains(SGHMC(lambda: mean(*now[0]), steps_per_sample=4))
@@ -130,6 +132,7 @@ def below(y, upper):
     numpyro.sample("y", dist.Normal(p, 0.1), obs=y)
 
 
+@pytest.mark.slow
 def test_a_chain_goes_on_within_other_bounds():
     """The posterior is Normal(y, 0.1), far from both bounds."""
     mcmc = chains(SGLD(below, 0.003, steps_per_sample=10), jit_model_args=True)
@@ -165,6 +168,7 @@ def test_a_search_that_has_no_numbers_is_an_error():
         jax.jit(traced)(gaussian_mean_data())
 
 
+@pytest.mark.slow
 def test_parallel_chains_find_settings_where_starts_are_given():
     kernel = SGHMC(gaussian_mean)
     options = {"num_chains": 2, "chain_method": "parallel", "progress_bar": False}

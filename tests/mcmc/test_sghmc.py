@@ -16,8 +16,6 @@ from tests.mcmc.models import (
     within,
 )
 
-pytestmark = pytest.mark.slow
-
 EPS, H, C, S2 = 0.3, 2.0, 1.5, 4.0
 
 
@@ -79,6 +77,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.slow
 def test_gaussian_law():
     """
     Blocks of 2500 coordinates over 60 draws 10 transitions (3 units of time) apart.
@@ -142,6 +141,7 @@ def test_noise_variance_from_warmup():
     assert abs(float(jnp.var(draws)) - hot) > 20 * 0.0105 / 100.1
 
 
+@pytest.mark.slow
 def test_noise_variance_is_frozen_after_warmup():
     kernel = SGHMC(gaussian_mean, 0.02, noise_variance="warmup", steps_per_sample=2)
     args = (gaussian_mean_data(),)
@@ -159,6 +159,7 @@ def test_noise_variance_is_frozen_after_warmup():
     assert kernel.noise_share(two) == pytest.approx(share * max(1, values[0] / values[4]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_momentum_is_resampled_at_the_right_transitions():
     """With friction near 0 and no force, the momentum changes only there."""
     kernel = SGHMC(gaussian, 0.1, friction=1e-8, resample_every=3, temperature=4.0, mass=9.0)

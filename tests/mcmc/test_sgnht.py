@@ -44,7 +44,6 @@ def test_restores_the_temperature_under_unknown_noise():
     assert out["xi"] == pytest.approx(law_of_xi(eps, h, C, T, s2), rel=0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("thermostat", "expected", "tolerance"),
     [

@@ -11,8 +11,6 @@ import pytest
 
 from numpyro_ext.mcmc import SGHMC, SGLD
 
-pytestmark = pytest.mark.slow
-
 
 def far(x):
     """Its transform saturates where a far start would throw a chain with momentum."""
@@ -20,6 +18,7 @@ def far(x):
     numpyro.sample("x", dist.Normal(a * b, 0.1).expand([1000]).to_event(1), obs=x)
 
 
+@pytest.mark.slow
 def test_a_far_start_does_not_become_momentum():
     """The product is known to 0.1 / sqrt(1000); by NUTS its sd is 0.0031."""
     x = 0.9 + 0.1 * random.normal(random.key(0), (1000,))

@@ -21,8 +21,6 @@ import pytest
 from numpyro_ext.mcmc import PSGLD, SGHMC, SGLD, Whitening
 from numpyro_ext.optim import find_modes
 
-pytestmark = pytest.mark.slow
-
 CENTER = jnp.array([3.0, -50.0])
 FACTOR = jnp.array([[2.0, 0.0], [-30.0, 0.5]])
 
@@ -37,6 +35,7 @@ def changed():
     numpyro.sample("z", dist.MultivariateNormal(CENTER, scale_tril=FACTOR))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [SGHMC, partial(PSGLD, adapt="always")])
 def test_an_affine_change_of_the_model_gives_the_same_draws(make, tol):
     options = {"num_warmup": 0, "num_samples": 40, "progress_bar": False}
@@ -64,6 +63,7 @@ Y = 1.0 + 2.0 * X**2 - 3.0 * X + 0.5 * jnp.sin(37.0 * X)
 near = init_to_value(values={"a": jnp.array([1.0, 2.0]), "z_slope": -3.0, "b_scale": 0.4})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guide_class", [AutoDiagonalNormal, AutoNormal, AutoMultivariateNormal])
 def test_center_and_covariance_are_those_of_a_guide_in_the_order_of_the_model(guide_class):
     guide = guide_class(regression, init_loc_fn=near)
@@ -80,6 +80,7 @@ def test_center_and_covariance_are_those_of_a_guide_in_the_order_of_the_model(gu
     assert np.max(np.abs(error)) < 0.05
 
 
+@pytest.mark.nightly
 def test_the_whitening_of_the_heaviest_mode_is_the_laplace_approximation():
     """The gradient vanishes there, and the covariance is the inverse of the Hessian."""
     whitening = find_modes(regression, X, Y).whitening
@@ -94,6 +95,7 @@ def test_the_whitening_of_the_heaviest_mode_is_the_laplace_approximation():
     np.testing.assert_allclose(gradient, 0, atol=0.06)
 
 
+@pytest.mark.slow
 def test_a_guide_starts_at_the_mode_with_the_covariance_there():
     whitening = find_modes(regression, X, Y).whitening
     dense = whitening.factor @ whitening.factor.T

@@ -107,6 +107,7 @@ def test_transitions_have_their_law(transition, step, s, variance):
     assert jnp.abs(found - variance) < 4 * variance * (2 / K) ** 0.5  # Monte Carlo
 
 
+@pytest.mark.nightly
 def test_gradient_is_zero_on_average_at_the_posterior_and_not_elsewhere():
     loss = AmortizedMCMC(16, transition="mala", step_size=0.5)
 

@@ -39,8 +39,6 @@ from numpyro_ext.objectives import (
 )
 from numpyro_ext.scores import LogisticRatio
 
-pytestmark = pytest.mark.slow
-
 
 def hinge(mean):
     return jax.nn.relu(2.0 - mean)
@@ -123,6 +121,7 @@ guide.components = components
 shared = pytest.mark.parametrize("name", ["ThermodynamicELBO", "NestedVRELBO"])
 
 
+@pytest.mark.slow
 def test_runs_with_and_without_progress_bar_and_resumes():
     svi = SVI(model, guide, optax.adam(0.05), NestedVRELBO(0.5, 3, num_inner=2))
     whole = svi.run(random.key(0), 4, X, progress_bar=False)
@@ -133,6 +132,7 @@ def test_runs_with_and_without_progress_bar_and_resumes():
     assert whole.params["m"] == pytest.approx(float(second.params["m"]), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*takes the noise of a minibatch")
 @pytest.mark.filterwarnings("ignore:the loss is NaN")
 @shared
@@ -155,6 +155,7 @@ def test_steps(name):
     assert svi.get_params(kept)["m"] != pytest.approx(0.7)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*takes the noise of a minibatch")
 def test_pickled_objectives_are_finite_unless_the_model_is_not():
     losses = [
@@ -262,6 +263,7 @@ def test_weights_of_minus_infinity_leave_finite_gradients():
     assert np.all(np.isfinite(gradients[:2]))
 
 
+@pytest.mark.slow
 def test_auto_guide_and_predictive():
     auto = AutoNormal(model)
     svi = SVI(model, auto, optax.adam(0.05), BBAlphaELBO(0.5, 3, vectorize_particles=False))

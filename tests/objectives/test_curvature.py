@@ -16,8 +16,6 @@ from numpyro_ext.objectives import VRELBO, CurvatureELBO
 from numpyro_ext.optim import ivon, vadam
 from tests.objectives.compare import assert_refuses
 
-pytestmark = pytest.mark.slow
-
 N, D, NOISE, PRIOR = 12, 3, 0.7, np.array([2.0, 0.5, 1.0])
 rng = np.random.default_rng(0)
 X = rng.standard_normal((N, D)) * np.array([1.0, 3.0, 0.3]) + np.array([0.5, 0.0, 1.0])
@@ -72,6 +70,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("curvature", EXPECTED)
 def test_the_mean_of_both_gradients_is_that_of_the_closed_form(curvature, guide):
     """Within four Monte Carlo errors of 2,000 draws, which the antithetic mean does not have."""
@@ -92,6 +91,7 @@ def test_a_minibatch_is_scaled_to_all_rows(guide):
     assert np.all(np.abs(C.mean(0) - exact) <= 4 * C.std(0) / len(C) ** 0.5)
 
 
+@pytest.mark.slow
 def test_rows_alone_blocks_and_passes_over_the_minibatch_agree(guide):
     key, batch = random.key(0), 5
     alone = of_both(CurvatureELBO("gauss_newton", 2), guide, key, batch)
@@ -108,6 +108,7 @@ def scaled(x, y, scale):
         numpyro.sample("y", dist.Normal(x[idx] @ w, NOISE), obs=y[idx])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("curvature", ["fisher", "squared_gradient"])
 def test_rows_that_count_twice_have_the_curvature_of_two_rows(curvature, guide):
     """With the labels of "fisher" drawn for each row, within four errors of 500 draws."""
@@ -146,6 +147,7 @@ def test_a_scale_around_the_guide_is_that_of_its_entropy(guide):
     np.testing.assert_allclose(C, EXPECTED["hessian"] + LAM - 0.3 * SD**-2, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_value_is_that_of_the_elbo_at_the_same_draws(guide):
     args = random.key(3), PARAMS, model, guide, *DATA, 4
@@ -164,6 +166,7 @@ def hierarchy(y):
         numpyro.sample("y", dist.Normal(a[0] + a[1], tau), obs=y[idx])
 
 
+@pytest.mark.nightly
 def test_the_hessian_is_exact_and_signs_are_unbiased_where_the_prior_does_not_factorise():
     guide = AutoDiagonalNormal(hierarchy)
     y = jnp.array([0.3, 2.0, 1.1])
@@ -283,6 +286,7 @@ def with_a_factor(x, y):
         numpyro.factor("y", dist.Normal(w, 1.0).log_prob(y[idx]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "make", "curvature", "says"),
     [

@@ -19,8 +19,6 @@ from numpyro_ext.scores import KernelRatio, LogisticRatio
 from tests.objectives.compare import assert_refuses
 from tests.objectives.models import NONE
 
-pytestmark = pytest.mark.slow
-
 NOISE = {"is_auxiliary": True}
 Y = jnp.array([1.5, -0.4])
 A = jnp.array([[1.0, 0.5], [-0.3, 0.8]])
@@ -114,6 +112,7 @@ def at_optimum():
     return values(PARAMS), jax.jit(jax.value_and_grad(lambda p: -elbo(p)))(PARAMS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CONTRASTS, "LogisticRatio"])
 def test_at_the_optimal_critic_value_and_gradient_are_those_of_the_elbo(name):
     values, (expected, expected_grad) = at_optimum()
@@ -174,6 +173,7 @@ def on_rows():
     return values(LOCAL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contrast", ["adaptive", "adaptive_full", "prior"])
 def test_rows_of_a_minibatch_have_a_ratio_each_and_are_scaled(contrast):
     K, M, key = 4, 3, random.key(2)
@@ -221,6 +221,7 @@ class Stored(dist.Distribution):
         return dist.Normal(0.0, 1.0).log_prob(value).sum(-1)
 
 
+@pytest.mark.slow
 def test_kernel_ratio_is_that_of_the_contrast_over_the_guide():
     """Fitted to fixed draws, so that the gradient flows through the point of evaluation alone."""
     ratio, y, key, K = KernelRatio(0.05), random.normal(random.key(7), (30, 1)), random.key(1), 30

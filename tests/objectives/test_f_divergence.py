@@ -24,8 +24,6 @@ from tests.objectives.models import (
     value_and_grad,
 )
 
-pytestmark = pytest.mark.slow
-
 BY_HAND = {
     "kl_qp": lambda t: -jnp.log(t),
     "kl_pq": lambda t: t * jnp.log(t),
@@ -34,6 +32,7 @@ BY_HAND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_named_divergences_are_their_formulas(tol):
     """A name and the callable that says the same have one value and one gradient, per unit."""
@@ -54,6 +53,7 @@ def test_named_divergences_are_their_formulas(tol):
         assert_same(named, by_hand, tol(1e-4, 1e-10))
 
 
+@pytest.mark.slow
 def test_laws_with_the_renyi_bound():
     losses = [
         VRELBO(1.0, 4, gradient="stl"),
@@ -77,6 +77,7 @@ def test_laws_with_the_renyi_bound():
     assert abs(results[2][1]["c"] - stl["c"]) > 1e-2
 
 
+@pytest.mark.slow
 def test_population_values_and_gradients():
     """p = N(0, I), q = N(m, I): every divergence depends on h = |m|^2."""
     m = np.array([0.3, 0.4])
@@ -124,6 +125,7 @@ def test_rank_weights():
     np.testing.assert_allclose(weights[:, 0], weights[::-1, 1], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_exact_guide_has_no_divergence_and_no_gradient(tol):
     losses = [FDivergence(f, 5) for f in (*BY_HAND, BY_HAND["chi2"], TailAdaptive())]

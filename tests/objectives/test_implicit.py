@@ -13,8 +13,6 @@ from numpyro_ext.objectives import VRELBO, ImplicitELBO
 from numpyro_ext.objectives.base import Draws
 from numpyro_ext.scores import DenoisingScore, SteinScore
 
-pytestmark = pytest.mark.slow
-
 LOC = jnp.array([3.0, -20.0])
 FACTOR = jnp.array([[0.5, 0.0], [2.0, 3.0]])
 PRECISION = jnp.linalg.inv(FACTOR @ FACTOR.T)
@@ -46,6 +44,7 @@ def test_with_the_exact_score_the_gradient_at_the_posterior_is_zero_for_every_dr
         assert jnp.abs(grads["shift"]) > 1e-3  # theta's is zero on average only
 
 
+@pytest.mark.slow
 def test_stein_gradient_is_that_of_the_closed_form():
     params = {"m": LOC + 1.0, "L": jnp.array([[0.8, 0.0], [-1.0, 2.0]]), "shift": jnp.zeros(())}
     keys = random.split(random.key(1), 40)
@@ -99,6 +98,7 @@ def local_guide(x):
         numpyro.sample("z", Implicit(z, event_dim=1))
 
 
+@pytest.mark.slow
 def test_estimates_per_datum_are_those_of_an_explicit_loop():
     loss, key = ImplicitELBO(5), random.key(3)
     a = jnp.array([[1.0, 0.2], [0.3, 0.7]])
@@ -178,6 +178,7 @@ def one_state(t):
     return guide
 
 
+@pytest.mark.slow
 def test_of_a_trajectory_it_is_the_mean_over_the_states():
     guides = [path_guide, *(one_state(t) for t in (1.0, 2.0, 3.0))]
 
@@ -192,6 +193,7 @@ def test_of_a_trajectory_it_is_the_mean_over_the_states():
     assert jnp.allclose(grads[0], jnp.mean(grads[1:]), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_denoising_score_is_that_of_the_critic_and_trains_it():
     sigma, key = 0.5, random.key(6)
     network = (lambda key, shape: ((2,), jnp.zeros((2, 2))), lambda P, z: z @ P)

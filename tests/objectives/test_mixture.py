@@ -17,8 +17,6 @@ import pytest
 from numpyro_ext.guides import AutoMixtureNormal
 from numpyro_ext.objectives import MixtureELBO, count_steps
 
-pytestmark = pytest.mark.slow
-
 
 def flat():
     """A log joint of 0: the ELBO is the entropy of the guide."""
@@ -51,6 +49,7 @@ REFERENCE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_entropies_are_the_reference_values(tol):
     guide = guide_of(flat, num_components=2)
@@ -100,6 +99,7 @@ def _log_normal(r, S):
     return -(quadratic + jnp.linalg.slogdet(2 * jnp.pi * S)[1]) / 2
 
 
+@pytest.mark.slow
 def test_gradients_of_the_gershman_bound_are_the_closed_form():
     params = FULL
     guide = guide_of(three_dimensional, num_components=3, covariance="full")
@@ -129,6 +129,7 @@ def skewed():
     numpyro.sample("z", dist.Gamma(3.0, 2.0))
 
 
+@pytest.mark.slow
 def test_value_and_gradients_of_the_stratified_bound_are_those_of_the_integral():
     guide = guide_of(skewed, num_components=2)
     params = {**REFERENCE, "auto_loc": jnp.array([[-0.5], [0.8]])}
@@ -174,6 +175,7 @@ def test_a_guide_of_the_user_needs_its_components_alone():
     assert jnp.abs(loss - kl) < 5 * 3 / 20_000**0.5  # log q - log p has a standard deviation of 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("guide", "kwargs", "error", "match"),
     [

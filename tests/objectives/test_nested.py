@@ -24,8 +24,6 @@ from tests.objectives.models import (
     value_and_grad,
 )
 
-pytestmark = pytest.mark.slow
-
 
 def test_one_inner_draw_is_the_elbo(tol):
     losses = [NestedVRELBO(-1.0, 3, num_inner=1), VRELBO(1.0, 3, gradient="standard")]
@@ -63,6 +61,7 @@ def exact_bound(alpha, c=0.4):
     return total
 
 
+@pytest.mark.slow
 def test_matches_quadrature():
     alphas = (0.0, 0.5, 1.0, 1.3)
 
@@ -94,6 +93,7 @@ def posterior_guide(x=X_LOCAL, batch=None):
         numpyro.sample("z", dist.Normal((w + x * 0.8**-2) / precision, precision**-0.5))
 
 
+@pytest.mark.slow
 def test_unbiased_in_the_minibatch(tol):
     """The mean over all minibatches of the same draws is the loss of all data, for every order."""
     minibatches = jnp.array(list(itertools.combinations(range(len(X_LOCAL)), 2)))

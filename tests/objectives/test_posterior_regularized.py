@@ -20,8 +20,6 @@ from numpyro_ext.objectives import (
     count_steps,
 )
 
-pytestmark = pytest.mark.slow
-
 PARAMS = {"m": jnp.array(0.4), "s": jnp.array(0.7)}
 S = 4
 
@@ -104,6 +102,7 @@ def test_a_hinge_has_the_bias_that_is_stated():
     is_near(found, [value, slope, 0.0])
 
 
+@pytest.mark.slow
 def test_a_linear_penalty_is_a_factor():
     plain, _ = values(VRELBO(1.0, S))
     ours, _ = values(PosteriorRegularizedELBO(VRELBO(1.0, S), {"f": line}, S))
@@ -136,6 +135,7 @@ def test_a_penalty_of_zero_is_the_base():
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), *found)
 
 
+@pytest.mark.slow
 def test_rows_of_a_minibatch_stand_for_all():
     """Of constants per row, the same in all minibatches; of others, on average (5 errors)."""
     y = jnp.array([0.3, -1.0, 2.0, 0.1, 1.3, -0.4])
@@ -161,6 +161,7 @@ def test_rows_of_a_minibatch_stand_for_all():
     assert value == pytest.approx(6 * 0.7**2)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the loss is NaN")
 def test_the_state_is_that_of_the_base_and_a_step_is_none_as_a_whole():
     loss = PosteriorRegularizedELBO(

@@ -31,8 +31,6 @@ from tests.objectives.models import (
     value_and_grad,
 )
 
-pytestmark = pytest.mark.slow
-
 INF = math.inf
 ALPHAS = (-INF, -2.0, -1.0, 0.0, 0.5, 1.0, 2.0, INF)
 # The mean of the estimate for K = 50.
@@ -61,6 +59,7 @@ def g2_bounds(alphas, num_particles, replicates):
     return -np.array(values) / replicates
 
 
+@pytest.mark.slow
 def test_g2_table():
     num_particles, replicates = 50, 10_000
     bounds = g2_bounds(ALPHAS, num_particles, replicates)
@@ -72,6 +71,7 @@ def test_g2_table():
     np.testing.assert_allclose([bounds[i] + bounds[j] for i, j in pairs], -2, atol=8 * error)
 
 
+@pytest.mark.slow
 def test_monotone_in_alpha_and_in_particles():
     def finite(alpha, num_particles, key):
         loss = VRELBO(alpha, num_particles)
@@ -92,6 +92,7 @@ def test_monotone_in_alpha_and_in_particles():
     assert many[:, 1].mean() < few[:, 1].mean()
 
 
+@pytest.mark.slow
 def test_one_particle_is_the_elbo():
     class ParticleZero(Trace_ELBO):
         def loss(self, rng_key, *args):
@@ -135,6 +136,7 @@ def test_linear_gaussian_bound_with_many_particles():
         assert float(got) == pytest.approx(exact, abs=4 * float(r.std()) / num_particles**0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_posterior_guide_gives_the_evidence_exactly(tol):
     params = {"m": 0.75, "s": math.sqrt(0.5)}
@@ -158,6 +160,7 @@ def rho(alpha):
     return ((2 * alpha - 1) + math.sqrt(1 - 4 * alpha * (1 - alpha) * R2)) / (2 * alpha)
 
 
+@pytest.mark.nightly
 def test_mean_field_fixed_point():
     """The precisions of the optimum are rho(alpha) times those of the target's diagonal. At order
     -1 that point is a minimum of the bound."""
@@ -215,6 +218,7 @@ def blr_optimum(alpha, noise):
     return log_z, mean, (ratio * np.diag(precision)) ** -0.5, log_z - gap
 
 
+@pytest.mark.nightly
 def test_bayesian_linear_regression():
     """At the optimal guide and noise the bound is the known one, and no gradient is left."""
 
@@ -248,6 +252,7 @@ def test_bayesian_linear_regression():
                 assert np.all(np.abs(grads[name].mean(0)) < error), name
 
 
+@pytest.mark.slow
 def test_agrees_with_upstream_where_it_is_right():
     # Upstream draws its minibatch from another key.
     rows = partial(handlers.substitute, data={"data": jnp.array([4, 1])})
@@ -269,6 +274,7 @@ def elbos_of(rng_key, num_particles, params, model, guide, *args):
     return -jax.jit(jax.vmap(lambda key: Trace_ELBO().loss(key, params, model, guide, *args)))(keys)
 
 
+@pytest.mark.slow
 def test_upstream_refuses_order_one():
     elbos = elbos_of(random.key(0), 4, LOCAL_PARAMS, local_model, local_guide)
     losses = [VRELBO(alpha, 4) for alpha in (1, 1 + 1e-7, jnp.asarray(1.0))]
@@ -331,6 +337,7 @@ def test_upstream_counts_log_q_of_guides_without_plates_n_times():
     np.testing.assert_allclose(-got[0], joint, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_traced_order_equals_static_order():
     def loss(alpha):
         return VRELBO(alpha, 4).loss(random.key(0), LOCAL_PARAMS, local_model, local_guide)

@@ -25,8 +25,6 @@ from tests.objectives.models import (
     value_and_grad,
 )
 
-pytestmark = pytest.mark.slow
-
 PARAMS = {"b": 0.8, "m": 0.3, "s": 0.9}
 ALPHAS = (-1.0, 0.0, 0.5, 1.0, 1.5)
 
@@ -84,6 +82,7 @@ def test_mean_is_the_exact_gradient(gradient):
         assert bias > 6  # as the docstring says
 
 
+@pytest.mark.slow
 def test_units_and_minibatches_have_the_same_mean():
     """A chained, amortised guide with a constrained site: scaling a path twice would show."""
     settings = ((0.5,), 2000, LOCAL_PARAMS, local_model, local_guide, X_LOCAL, 3)
@@ -97,6 +96,7 @@ def test_units_and_minibatches_have_the_same_mean():
             assert np.all(z < 4), (gradient, name)
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_single_picks_the_extreme_particle_of_each_unit(tol):
     """An infinite order draws nothing: value and gradient are those of "standard", unit by unit."""
@@ -226,6 +226,7 @@ def loss_of(loss, params, model, guide):
     return loss.loss(random.key(0), params, model, guide)
 
 
+@pytest.mark.slow
 def test_single_runs_the_model_backwards_once():
     """Model runs: K without and one with a backward pass, where "standard" has K with one."""
     weight = jnp.ones((120, 120)) / 120

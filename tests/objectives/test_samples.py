@@ -17,8 +17,6 @@ from numpyro_ext.objectives import Objective
 from numpyro_ext.objectives.base import Draws
 from numpyro_ext.objectives.samples import Samples
 
-pytestmark = pytest.mark.slow
-
 X = jnp.array([[0.5, -1.0], [2.0, 0.1], [1.3, -0.4], [0.2, 0.9], [-1.5, 0.3], [0.8, 0.6]])
 NOISE = {"is_auxiliary": True}
 noise = partial(numpyro.sample, infer=NOISE)
@@ -72,6 +70,7 @@ def log_p_by_hand(z):
 log_p_of_rows = jax.jit(jax.vmap(jax.value_and_grad(log_p_by_hand)))
 
 
+@pytest.mark.slow
 def test_vectors_are_unconstrained_and_log_p_has_the_jacobian():
     draws = draws_of(global_model, implicit_guide, params={"m": jnp.array(0.3)})
     samples = Samples(draws, implicit=True)
@@ -101,6 +100,7 @@ def test_vectors_are_unconstrained_and_log_p_has_the_jacobian():
     assert jnp.allclose(grad, expected_grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_of_a_guide_with_densities_the_vectors_are_its_draws():
     guide = AutoNormal(global_model)
     handlers.seed(guide, 0)()
@@ -120,6 +120,7 @@ def test_of_a_guide_with_densities_the_vectors_are_its_draws():
         Samples(draws, implicit=True)
 
 
+@pytest.mark.slow
 def test_density_sites_drawn_as_they_are_get_a_jacobian():
     def guide():
         numpyro.sample("scale", dist.LogNormal(0.1, 0.3))
@@ -160,6 +161,7 @@ def local_guide(x):
             numpyro.sample("z", Implicit(f + b))
 
 
+@pytest.mark.slow
 def test_one_vector_for_each_element_of_the_plates_around_a_site():
     draws = draws_of(local_model, local_guide, X, params={"m": jnp.array(0.2)})
     samples = Samples(draws, implicit=True)
@@ -204,6 +206,7 @@ def unit_model(x):
             numpyro.sample("x", dist.Normal(z, tau), obs=x[i])
 
 
+@pytest.mark.slow
 def test_one_vector_for_each_unit_with_all_that_is_drawn():
     guide = handlers.block(local_guide, hide=["loc"])
     draws = draws_of(unit_model, guide, X)

@@ -20,8 +20,6 @@ from numpyro_ext.guides import AutoSemiImplicit
 from numpyro_ext.objectives import SemiImplicitELBO
 from tests.objectives.compare import assert_refuses, assert_same
 
-pytestmark = pytest.mark.slow
-
 
 class ByHand:
     """psi ~ N(0, 1), z | psi ~ N(psi, scale^2), with a density at the site that draws z."""
@@ -64,6 +62,7 @@ def bounds_by_num_aux():
     return run(random.split(random.key(0), 20_000))
 
 
+@pytest.mark.slow
 def test_bounds_have_their_known_values():
     # Monte Carlo: standard errors of .003 to .007, and of .05 for the upper bound with J = 1.
     for side, known in ((0, LOWER), (1, UPPER)):
@@ -126,6 +125,7 @@ def by_loops(key, params, K=2, J=2):
     return -total / K
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_loss_and_gradient_are_those_of_explicit_loops(tol):
     guide, params = perturbed()
@@ -140,6 +140,7 @@ def test_loss_and_gradient_are_those_of_explicit_loops(tol):
     assert all(jnp.abs(leaf).max() > 0 for leaf in jax.tree.leaves(found))
 
 
+@pytest.mark.slow
 def test_options_that_change_no_number():
     guide, params = perturbed()
 

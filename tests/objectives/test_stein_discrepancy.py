@@ -11,8 +11,6 @@ from numpyro_ext._model.handlers import seed_plates
 from numpyro_ext.objectives import SteinDiscrepancy
 from numpyro_ext.scores import RBF
 
-pytestmark = pytest.mark.slow
-
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
 LENGTH = 0.8
 
@@ -56,6 +54,7 @@ def ksd_by_hand(z, score):
     return jnp.array([(k0.sum() - jnp.trace(k0)) / (K * (K - 1)), k0.mean()])
 
 
+@pytest.mark.slow
 def test_value_and_gradient_are_those_of_all_pairs():
     losses = [SteinDiscrepancy(3, RBF(LENGTH), statistic=one) for one in ("u", "v")]
     key = random.key(1)

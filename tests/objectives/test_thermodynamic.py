@@ -38,8 +38,6 @@ from tests.objectives.test_vimco import (
     expected_bound,
 )
 
-pytestmark = pytest.mark.slow
-
 
 def test_default_partition():
     np.testing.assert_allclose(
@@ -49,6 +47,7 @@ def test_default_partition():
     assert len(ThermodynamicELBO().betas) == 6
 
 
+@pytest.mark.nightly
 def test_g2():
     """E_{pi_b}[log w] = 2 b - 1: B equal steps give -1/B on the left and 1/B on the right."""
 
@@ -82,6 +81,7 @@ def test_g2():
     assert np.all(error < 0.03)
 
 
+@pytest.mark.slow
 def test_one_partition_is_the_elbo():
     losses = [ThermodynamicELBO(1, 4, gradient="pathwise"), ThermodynamicELBO(1, 4)]
     losses.append(VRELBO(1.0, 4, gradient="standard"))

@@ -25,8 +25,6 @@ from numpyro_ext.objectives import (
 )
 from tests.objectives.models import linear_gaussian, normal_guide
 
-pytestmark = pytest.mark.slow
-
 # A rate of e^(400 z) overflows above z = 0.22: a log density of -inf, whose derivative is infinite.
 # Half of the draws of N(0.1, 0.3) below 0.22 are ordinary ones.
 PARAMS = {"m": 0.1, "log_s": np.log(0.3)}
@@ -80,6 +78,7 @@ OF_ONE_UNIT = [
 OF_UNITS = [NestedVRELBO(0.0, 2, num_inner=8), BBAlphaELBO(0.5, 8)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("losses", "programs"),
     [(OF_ONE_UNIT, (single_unit, single_unit_guide)), (OF_UNITS, (units, units_guide))],
@@ -125,6 +124,7 @@ def test_a_weight_that_is_small_does_not_hide_an_infinite_gradient():
         assert jax.jit(grad)(0.3) == 0
 
 
+@pytest.mark.slow
 def test_finite_gradients_are_untouched(monkeypatch):
     def grad():
         params = {"m": 0.3, "s": 0.7}
@@ -141,6 +141,7 @@ def test_finite_gradients_are_untouched(monkeypatch):
         np.testing.assert_allclose(dropped[name], kept, rtol=1e-6)
 
 
+@pytest.mark.nightly
 def test_forward_mode_agrees_with_reverse_mode():
     def loss(m):
         params = {"m": m, "s": 0.7}

@@ -20,8 +20,6 @@ from numpyro_ext.particles import (
 from numpyro_ext.particles.lost import Lost
 from numpyro_ext.scores import RBF
 
-pytestmark = pytest.mark.slow
-
 ONE_OF = "^1 of {} particles are where the log density is NaN or a derivative of it is not finite"
 
 
@@ -44,6 +42,7 @@ def test_the_next_of_the_others_in_turn_stand_in():
     assert lost.stand_ins.tolist() == [0, 0, 3, 3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", [SVGD(RBF(1.0)), SteinNewton(RBF(1.0))])
 def test_a_step_is_that_of_the_others(field):
     """Also with ``stable_update``; the model's parameter has the mean gradient."""
@@ -62,6 +61,7 @@ def test_a_step_is_that_of_the_others(field):
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_ensemble_goes_on_without_it():
     """Its verdict on the spread is that of the others, also with minibatches."""
     kernel = ParVI(model, init_from=None)
@@ -79,6 +79,7 @@ def test_the_ensemble_goes_on_without_it():
     assert 0.85 < state.implied_sd_ratio[0, 0] < 1.2
 
 
+@pytest.mark.slow
 def test_where_all_are_lost_nothing_moves():
     svi = SVI(model, AutoParticles(model, 3, init_from=None), optax.sgd(0.1), SVGD())
     x = start(3) + 100.0

@@ -19,8 +19,6 @@ from numpyro_ext.particles import AutoParticles, ParVI, RegularizedSVGD, particl
 from numpyro_ext.scores import RBF
 from tests.two_modes import LOCS, SDS, two_modes
 
-pytestmark = pytest.mark.slow
-
 M, STEPS = 50, 200
 
 
@@ -53,6 +51,7 @@ def by_ensemble():
     return mcmc.get_samples()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fit", [by_loss, by_ensemble])
 def test_each_mode_keeps_its_share_of_the_particles(fit):
     """33 of 50; moved by one field in units of all, a fifth of those change sides."""
@@ -82,6 +81,7 @@ def test_a_run_goes_on_with_its_modes_and_pickles():
     assert params["auto_modes"].shape == (M, 1)
 
 
+@pytest.mark.slow
 def test_particles_of_each_mode_move_as_if_alone_and_one_of_few_rests():
     """With a step of at most 1 in units of their own spread."""
     keys = random.split(random.key(0), 2)
@@ -109,6 +109,7 @@ def mean_of(x):
     numpyro.sample("x", dist.Normal(w, 1e-3).expand(x.shape).to_event(2), obs=x)
 
 
+@pytest.mark.nightly
 def test_a_second_init_on_other_data_begins_at_their_mode_and_keys_differ():
     """Draws of the posterior, which is normal around the mean of the rows with scale 5e-4."""
     x, svi = jnp.array([[3.0, -70.0]] * 4), by_default(mean_of, 500)
@@ -167,6 +168,7 @@ def test_traced_arguments_warn_and_begin_as_numpyro_has_it():
     assert np.all(np.abs(svi.get_params(state)["auto_particles"]) < 2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [AutoParticles, ParVI])
 def test_what_was_found_once_starts_particles_and_is_compared_with_the_model(make):
     def start(model):

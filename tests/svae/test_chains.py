@@ -19,8 +19,6 @@ from numpyro_ext.svae import (
 )
 from numpyro_ext.svae.local_inference.lds import chain_given
 
-pytestmark = pytest.mark.slow
-
 F32 = 5e-5
 PI, P = jnp.array([0.6, 0.4]), jnp.array([[0.9, 0.1], [0.2, 0.8]])
 EMISSION = (jnp.array([[-1.0], [2.0]]), jnp.array([[[1.0]], [[0.5]]]))
@@ -103,7 +101,8 @@ MEAN_FIELD = {
 }
 
 
-@pytest.mark.parametrize("name", MEAN_FIELD)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["HMM", pytest.param("SLDS", marks=pytest.mark.nightly)])
 def test_sweeps_of_mean_field_raise_the_bound_towards_the_log_normaliser(name):
     rule, known, d, exact = MEAN_FIELD[name]
     psi, known = potential(3, d), known()
@@ -118,6 +117,7 @@ def test_sweeps_of_mean_field_raise_the_bound_towards_the_log_normaliser(name):
     assert (bounds[1] < top).all() and (bounds[1] > top - 2).all()
 
 
+@pytest.mark.nightly
 def test_a_switching_system_whose_states_are_alike_is_the_linear_system():
     psi, known = potential(4, 2), known_slds()
     for name in ("initial_x", "dynamics"):

@@ -15,8 +15,6 @@ from numpyro_ext.optim import natural_gradient
 from numpyro_ext.svae import SVAEELBO
 from tests.svae.models import RULES, B, K, N, Y, guide_of, mixture, params_of
 
-pytestmark = pytest.mark.slow
-
 STEPS = 12
 TRACES = []
 

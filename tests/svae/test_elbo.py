@@ -42,14 +42,13 @@ from tests.svae.models import (
     program,
 )
 
-pytestmark = pytest.mark.slow
-
 
 def loss_of(loss, rule, key, params, *args):
     model, _ = program(rule)
     return loss.loss(key, params, model, guide_of(rule), *args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mixture", "plain"])
 def test_its_mean_is_that_of_trace_elbo(name):
     """Same parameters, same minibatches; within 4 standard errors of 600 pairs of draws."""
@@ -116,6 +115,7 @@ def gradient(implicit, rule, params, key, y):
     return jax.grad(lambda p: loss_of(SVAEELBO(implicit), rule, key, p, y, B))(params)
 
 
+@pytest.mark.slow
 def test_a_natural_step_of_size_one_is_the_conjugate_update():
     """prior + N / B times the expected statistics of the minibatch, for the explicit part."""
     rule = RULES["mixture"]
@@ -139,6 +139,7 @@ def test_a_natural_step_of_size_one_is_the_conjugate_update():
             np.testing.assert_allclose(x - g, update, rtol=2e-4, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_particles_average_draws_of_x_alone():
     """With more particles the spread between keys on all rows falls as 1 / sqrt(particles)."""
     params = params_of("mixture")
@@ -200,6 +201,7 @@ def test_full_gradients_at_rho_of_one_never_leave_the_domain():
     assert halved > 0 and 0 <= rejected < 30
 
 
+@pytest.mark.slow
 def test_the_cost_of_a_step_is_linear_in_the_minibatch():
     """Operations before compilation, at 50 and 400 of 2,000 rows, and at 50 of 200,000."""
     guide = guide_of(RULES["mixture"], create_plates=lambda y, B: numpyro.plate("data", len(y), B))
@@ -254,6 +256,7 @@ def with_another_plate(y, B=None):
         decoded("y", x, y[idx])
 
 
+@pytest.mark.slow
 def test_programs_that_do_not_fit_are_refused():
     params, guide, loss = params_of("mixture"), guide_of(GMMEP()), SVAEELBO()
     evaluate = partial(loss.loss, random.key(0), params)
@@ -292,6 +295,7 @@ def test_exact_potential_is_tight_in_trace_elbo(needs_x64):
     np.testing.assert_allclose(svi.evaluate(state, y), 1.871671087258755, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_scale_around_model_and_guide_multiplies_the_loss():
     """Global and local divergences and the likelihood, on a minibatch."""
     model, guide, loss = mixture, guide_of(GMMEP()), SVAEELBO(num_particles=2)
@@ -323,6 +327,7 @@ def scaled_x(guide, beta):
     return handlers.scale(guide, scale=beta)
 
 
+@pytest.mark.slow
 def test_a_scale_of_local_sites_multiplies_their_divergence():
     """q is N(2y / 4, 1/4): beta KL(q | N(0, 1)) - log N(y | 0, 1), also of a traced beta."""
     y, params = jnp.array([[1.5]]), {"svae_recognition$params": {"unused": jnp.zeros(())}}

@@ -39,8 +39,6 @@ from tests.svae.models import (
     params_of,
 )
 
-pytestmark = pytest.mark.slow
-
 PRIOR = jax.jit(  # one program in place of many, while tests are collected
     lambda: {
         "pi": Dirichlet.from_standard(CONCENTRATION),
@@ -136,6 +134,7 @@ def test_networks_whose_potentials_do_not_fit_are_refused():
             guide.local_posterior(params, Y)
 
 
+@pytest.mark.slow
 def test_sites_may_have_other_names():
     def renamed(y):
         with numpyro.handlers.scope(prefix="m"):
@@ -156,6 +155,7 @@ def test_sites_may_have_other_names():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_draws_are_those_of_q():
     """Means of 2,000 draws within 5 standard errors."""
     params, guide = params_of("mixture"), guide_of(GMMEP())
@@ -176,6 +176,7 @@ def test_draws_are_those_of_q():
     np.testing.assert_allclose(pi.mean(0), expected, atol=5 * float(pi.std(0).max()) / 2000**0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mixture", "lds"])
 def test_check_passes_the_model_that_the_guide_stands_for(name):
     model, y = PROGRAMS[name]
@@ -196,6 +197,7 @@ def test_dynamics_whose_density_a_long_chain_loses_to_rounding_are_told_apart():
         assert checks._grows(LDS(), mean, x) == grows
 
 
+@pytest.mark.slow
 def test_check_names_what_differs():
     """A concentration as a natural parameter, and x that depends on another variable."""
     wrong = guide_of(GMMEP())
@@ -222,6 +224,7 @@ def test_check_names_what_differs():
         guide_of(GMMEP()).check(shifted, random.key(0), Y)
 
 
+@pytest.mark.slow
 def test_ordinary_losses_have_ordinary_gradients():
     """Without SVAEELBO nothing is stopped: a finite difference of pi's divergence."""
     params, guide = params_of("mixture"), guide_of(GMMEP())

@@ -27,8 +27,6 @@ from numpyro_ext.svae import (
     SVAEGuide,
 )
 
-pytestmark = pytest.mark.slow
-
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api" / "svae.md"
 N, D = 200, 2
 MEAN, SD, NOISE = jnp.array([1.0, -3.0]), jnp.array([2.0, 0.7]), 0.5
@@ -90,6 +88,7 @@ def fitted():
     return svi, svi.run(random.key(0), 60, Y, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_the_rule_of_the_page_is_one():
     rule = rule_of_the_page()
     assert isinstance(rule, LocalInference)
@@ -97,6 +96,7 @@ def test_the_rule_of_the_page_is_one():
     guide.check(learnt, random.key(0), Y[:5])
 
 
+@pytest.mark.nightly
 def test_it_learns_the_prior():
     """The mean and covariance of y, without the noise: 200 rows, so to about a tenth."""
     svi, result = fitted()

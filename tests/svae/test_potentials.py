@@ -14,8 +14,6 @@ from numpyro_ext.svae import (
     recognition_network,
 )
 
-pytestmark = pytest.mark.slow
-
 MIXTURE = {"loc": [[-0.5], [1.5]], "covariance_matrix": [[[0.4]], [[0.8]]]}
 ETA = {"loc": [[-1.0], [2.0]], "covariance_matrix": [[[1.0]], [[0.5]]]}
 
@@ -28,6 +26,7 @@ def spread(batch, d):
     return GaussianPotential(h, -root @ jnp.swapaxes(root, -1, -2))
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_gaussian_potential_is_a_product_of_naturals(tol):
     psi, other = spread((4,), 2), spread((3,), 2)
@@ -42,6 +41,7 @@ def test_gaussian_potential_is_a_product_of_naturals(tol):
     np.testing.assert_allclose(psi.moments().xx, own.xx, rtol=tol(1e-4, 1e-9))
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_mixture_potential_reference_values(tol):
     r = Gaussian.from_standard(**MIXTURE)
@@ -63,6 +63,7 @@ def test_mixture_potential_reference_values(tol):
     )
 
 
+@pytest.mark.slow
 def test_equal_components_are_a_gaussian():
     psi, other = spread((4,), 2), spread((3,), 2)
     eta = GaussianNatural(other.h, other.W)
@@ -99,6 +100,7 @@ def test_float32_far_from_the_origin():
     np.testing.assert_allclose(mixture.log_partition_ratio(eta), exact, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residual", ["orthogonal", "identity", None])
 def test_networks_start_as_their_linear_part(residual):
     y = jnp.array([[1.0, -2.0, 0.5], [0.3, 4.0, -1.0]])
