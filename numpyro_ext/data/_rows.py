@@ -10,6 +10,8 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_ext.data._parts import Parts, read_shapes
+
 __all__ = ["HostRows", "Rows", "Same", "as_jax_has_it", "is_on_host"]
 
 Rows = Any
@@ -21,6 +23,9 @@ class HostRows(abc.ABC):
 
     :param tuple key: what makes two of them equal, so that a program serves for both.
     """
+
+    parts: Parts | None = None
+    """Which process and device reads which rows, if they are spread over several."""
 
     def __init__(self, key: tuple) -> None:
         self._key = (type(self), *key)
@@ -86,12 +91,31 @@ class HostRows(abc.ABC):
             lambda s: jax.ShapeDtypeStruct(s.shape, as_jax_has_it(s.dtype)), self.row
         )
         if not isinstance(index, Tracer):
+            if self.parts is not None:
+                return self.parts.everywhere(
+                    functools.partial(self._read_part, self.parts, row), row, index
+                )
             return jax.tree.map(jnp.asarray, self._read_as(row, index))
-        shapes = jax.tree.map(
-            lambda s: jax.ShapeDtypeStruct((*index.shape, *s.shape), s.dtype), row
-        )
+        if self.parts is not None:
+            return self.parts.together(
+                functools.partial(self._read_part, self.parts, row), row, index
+            )
         read = functools.partial(self._read_as, row)
-        return jax.pure_callback(read, shapes, index, vmap_method="expand_dims")
+        return jax.pure_callback(read, read_shapes(row, index), index, vmap_method="expand_dims")
+
+    def _read_part(self, parts: Parts, row: Any, device: Any, index: Any) -> Rows:
+        """The rows which the device with that number along the mesh axis reads; 0 for others."""
+        mine, index = parts.of(int(np.reshape(device, -1)[0]), np.asarray(index))
+        rows = self._read_as(row, index[mine]) if mine.any() else None
+
+        def placed(shape: Any, k: int) -> np.ndarray:
+            x = np.zeros((*index.shape, *shape.shape), shape.dtype)
+            if rows is not None:
+                x[mine] = jax.tree.leaves(rows)[k]
+            return x
+
+        leaves, tree = jax.tree.flatten(row)
+        return jax.tree.unflatten(tree, [placed(x, k) for k, x in enumerate(leaves)])
 
     def _read_as(self, row: Any, index: Any) -> Rows:
         """Rows with the dtypes that the program expects, which its ``x64`` has set."""

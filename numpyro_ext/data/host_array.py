@@ -10,8 +10,10 @@ from typing import Any
 
 import jax
 from jax import Array
+from jax.sharding import NamedSharding
 import numpy as np
 
+from numpyro_ext.data._parts import Parts
 from numpyro_ext.data._rows import HostRows, Rows, Same
 
 __all__ = ["HostArray"]
@@ -57,6 +59,10 @@ class HostArray(HostRows):
         which returns as many rows: to standardise, to decode. Its output's shapes are found once.
     :param bool allow_nan: whether NaN is a value of the data, as where the model masks what is
         missing.
+    :param sharding: a ``NamedSharding`` of one axis, ``P("rows")``, over the devices of all
+        processes (``jax.distributed``), of which each gives a source with the rows of its own:
+        process 0 has the first, and ``len(x)`` counts all. A row is read by the process that has
+        it, and the rows of a batch are spread over the devices, which share out the step.
 
     .. note:: Each ``x[i]`` is one callback, of about 0.2 ms; put columns that are used together
         into one object: ``rows = HostArray({"x": x, "y": y})``, ``b = rows[i]``, ``b["x"]``.
@@ -88,10 +94,12 @@ class HostArray(HostRows):
         *,
         transform: Callable[[Rows], Rows] | None = None,
         allow_nan: bool = False,
+        sharding: NamedSharding | None = None,
     ) -> None:
         if isinstance(source, HostArray):
             raise TypeError("the source is a HostArray; pass what it was made of.")
         self.source, self.transform, self.allow_nan = source, transform, allow_nan
+        self.sharding = sharding
         self._set_up()
 
     def _set_up(self) -> None:
@@ -113,13 +121,18 @@ class HostArray(HostRows):
         self._last = 0
         tree = jax.tree.structure(self._columns, is_leaf=_is_column)
         same = tuple(column.identity for column in columns)
-        super().__init__((tree, same, self.transform, self.allow_nan))
+        if self.sharding is not None:
+            self.parts = Parts(self.sharding, self._length)
+        spread = None if self.parts is None else self.parts.key
+        super().__init__((tree, same, self.transform, self.allow_nan, spread))
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(source=self.source, transform=self.transform, allow_nan=self.allow_nan)
+        names = "source", "transform", "allow_nan", "sharding"
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.source, self.transform, self.allow_nan = state.values()
+        for name, value in state.items():
+            setattr(self, name, value)
         self._set_up()
 
     @property
@@ -128,7 +141,7 @@ class HostArray(HostRows):
         return " and ".join(column.name for column in _leaves(self._columns))
 
     def __len__(self) -> int:
-        return self._length
+        return self._length if self.parts is None else self.parts.length
 
     @functools.cached_property
     def row(self) -> Any:
@@ -139,7 +152,7 @@ class HostArray(HostRows):
                 self._columns,
                 is_leaf=_is_column,
             )
-        rows = self._take(np.arange(min(2, len(self))))
+        rows = self._take(np.arange(min(2, self._length)))
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
 
     def __getitem__(self, index: Any) -> Any:
@@ -148,7 +161,8 @@ class HostArray(HostRows):
         if isinstance(index, str):
             if self.transform is not None or not isinstance(self._columns, dict):
                 raise TypeError(f"{self!r} has no columns with names; take rows, and then x[i].")
-            return HostArray(_by_names(self.source)[index], allow_nan=self.allow_nan)
+            column = _by_names(self.source)[index]
+            return HostArray(column, allow_nan=self.allow_nan, sharding=self.sharding)
         if isinstance(index, slice):
             index = np.arange(*index.indices(len(self)))
         elif index is Ellipsis:
@@ -158,12 +172,13 @@ class HostArray(HostRows):
     def read(self, index: np.ndarray) -> Rows:
         """Contiguous rows that follow those before are a pass, whose next piece is read ahead."""
         flat = index.reshape(-1).astype(np.int64)
-        outside = (flat < -len(self)) | (flat >= len(self))
+        outside = (flat < -self._length) | (flat >= self._length)
         if outside.any():
             raise IndexError(
-                f"row {flat[outside][0]} of {self.name} was asked for, which has {len(self)} rows."
+                f"row {flat[outside][0]} of {self.name} was asked for, which has {self._length}"
+                " rows."
             )
-        flat = np.where(flat < 0, flat + len(self), flat)
+        flat = np.where(flat < 0, flat + self._length, flat)
         size = len(flat)
         if size > 1 and flat[-1] - flat[0] == size - 1 and np.all(np.diff(flat) == 1):
             taken = self._piece(int(flat[0]), int(flat[0]) + size)
@@ -182,8 +197,8 @@ class HostArray(HostRows):
         else:
             rows = self._take(slice(begin, end))
         goes_on, self._last = self._last == begin > 0, end
-        if goes_on and end < len(self):
-            to = min(2 * end - begin, len(self))
+        if goes_on and end < self._length:
+            to = min(2 * end - begin, self._length)
             self._ahead = end, to, _reader().submit(self._take, slice(end, to))
         return rows
 

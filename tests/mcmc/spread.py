@@ -16,6 +16,7 @@ from numpyro.infer import MCMC, SVI
 import optax
 import pytest
 
+from numpyro_ext.data import HostArray
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.objectives import VRELBO
 from tests.mcmc.models import linear, linear_data
@@ -77,11 +78,25 @@ def one_of_two(address, rank):
     assert data[0].addressable_shards[0].data.shape[0] == data[0].shape[0] // 2
     with pytest.raises(ValueError, match="array of several processes, on which settings cannot"):
         SGHMC(linear, sharding=sharding).init(chain_keys(), 2, None, data)
-    return {"two processes": draws(chain_keys(), data, sharding), "fit": fit(data)}
+    arrays = draws(chain_keys(), data, sharding)
+    # Parts of unequal size: 15 and 25 rows.
+    mine = slice(0, 15) if int(rank) == 0 else slice(15, None)
+    data = tuple(HostArray(np.asarray(x)[mine], sharding=sharding) for x in linear_data())
+    assert len(data[0]) == 40
+    rows = draws(chain_keys(), data, sharding)
+    return {"arrays": arrays, "rows on the host": rows, "fit": fit(data)}
+
+
+def of_eight(devices):
+    """Rows on the host that eight devices read, one eighth each."""
+    sharding = along("data", data=8)
+    assert jax.device_count() == int(devices) == 8
+    data = tuple(HostArray(np.asarray(x), sharding=sharding) for x in linear_data())
+    return {"rows on the host": draws(chain_keys(), data, sharding), "fit": fit(data)}
 
 
 if __name__ == "__main__":
     path, *process = sys.argv[1:]
-    runs = one_of_two(*process)
+    runs = one_of_two(*process) if len(process) == 2 else of_eight(*process)
     found = {f"{name}/{site}": x for name, sites in runs.items() for site, x in sites.items()}
     np.savez(path, **found)

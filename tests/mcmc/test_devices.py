@@ -70,4 +70,12 @@ def test_two_processes_with_half_of_the_data_each(tmp_path):
         for process in processes:
             process.kill()
     for path in paths:
-        assert same(path) == {"two processes", "fit"}
+        assert same(path) == {"arrays", "rows on the host", "fit"}
+
+
+@pytest.mark.slow
+def test_eight_devices_that_read_an_eighth_of_the_rows_each(tmp_path):
+    process = start(8, tmp_path / "draws.npz", 8)
+    expected()
+    finish(process)
+    assert same(tmp_path / "draws.npz") == {"rows on the host", "fit"}
