@@ -49,7 +49,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been_killed(saved, name):
     np.testing.assert_allclose(rest, whole[HALF:], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is full, as Linux has")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_full_disk_loses_the_picture_alone(tmp_path, monkeypatch, capsys):

@@ -164,7 +164,7 @@ def test_a_proxy_of_other_data_gives_no_evidence():
         evidence_bounds(svi, params, model_args=(x.at[7].add(1.0),), proxy=proxy)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_proxy_too_far_from_the_guide_warns():
     """Poisson rows: the noise of the run's minibatches where the guide is, twelve sds away."""
 

@@ -300,7 +300,7 @@ def bias_of(num_samples, precision, repeats=4000):
     return float((log_mean - exact_plain()).mean())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_other_potentials_err_low_and_less_so_with_more_draws():
     """Four times too wide: the error of 20,000 draws is 0.018 for the worst row."""
     svi = svi_of(plain, plain_guide(linear_network(0.25)))

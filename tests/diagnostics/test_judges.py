@@ -73,7 +73,7 @@ def judge_modes(share, scale=1.0, **kwargs):
     return judge(svi, {**params, **modes(share, scale)}, model_args=(), **kwargs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_mode_with_the_wrong_share_is_found_by_reweighting():
     """Mean and variance of a mixture of shares 1 - s and s are 8 s and 1 + 64 s (1 - s)."""
     found = rows_of(judge_modes(0.25))
@@ -101,7 +101,7 @@ def test_shares_that_nothing_has_checked_are_wrong():
     assert "the share of each side is that of the guide" in rows[SIDES].verdict
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_tree_is_reweighted_as_its_fit_is():
     svi, params = svi_of_modes()
     params = {**params, **modes(0.25)}

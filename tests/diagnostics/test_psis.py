@@ -130,7 +130,7 @@ def test_each_unit_has_its_own_shape():
     np.testing.assert_array_equal(found.log_weights, np.stack([o.log_weights for o in each], 1))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_data_with_latents_of_their_own_are_units_of_a_fit_and_of_its_tree():
     svi = svi_of(AutoNormal(local), local)
     args = {"model_args": (X, 2), "num_samples": 2000}

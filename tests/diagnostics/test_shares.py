@@ -130,7 +130,7 @@ def of_particles(counts, width=1.0, num_moves=0):
     return diagnosis, {row.quantity: row for row in diagnosis.rows}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_particles_whose_shares_are_those_of_the_evidence_are_right():
     diagnosis, rows = of_particles([75, 25], num_moves=None)
     assert rows[SHARE].ok and rows[MOVED].ok and diagnosis.ok

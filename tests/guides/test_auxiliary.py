@@ -97,7 +97,7 @@ def test_default_networks_are_replaced_one_by_one():
     assert jnp.allclose(sites["auto_reverse"]["fn"].log_factor, -log_r, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_diagnostics_work_on_the_extended_space():
     guide, svi, params, _ = perturbed("one layer")
     tree = to_arviz(svi, params, num_samples=2000)
@@ -133,7 +133,7 @@ def test_only_factors_and_parameters_of_the_reverse_model_are_seen():
     assert jnp.allclose(found, log_r + other)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_wrapped_guide_trains_pickles_and_is_converted():
     paired = pickle.loads(pickle.dumps(with_reverse(by_hand, reverse)))
     svi = SVI(model, paired, optax.adam(1e-2), AuxiliaryELBO(4))

@@ -425,7 +425,7 @@ def semi_dais():
     return model, AutoSemiDAIS(model, local_part, AutoNormal(global_model), K=2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_semi_dais_with_a_minibatch_is_trace_elbo_at_order_one():
     model, guide = semi_dais()
     svi = SVI(model, guide, optax.adam(0.1), Trace_ELBO())

@@ -54,7 +54,7 @@ def test_the_step_of_a_minibatch_is_that_of_all_rows(proxy, tol):
     assert jnp.abs(noisy - of_all).max() > 0.05 * scale
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:the particles have not converged")  # so few steps
 def test_an_ensemble_on_minibatches_ends_where_that_of_all_rows_does(proxy):
     def ends(field, **batch):

@@ -189,7 +189,7 @@ def test_draws_and_quantiles_of_the_guide(filtered):
     np.testing.assert_allclose(pbp.guide.median(params)["noise_precision"], high[1], rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ten_layers_are_not_sorted_by_name():
     """``w10`` comes before ``w2`` in the alphabet and not here."""
     pbp = PBP([1, *[2] * 10, 1])
@@ -231,7 +231,7 @@ def test_an_optimiser_does_not_move_the_scaling(filtered):
     assert np.all(fit.params["auto_loc"] != result.params["auto_loc"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_conversion_and_diagnosis(filtered):
     pbp, result = filtered
     args = jnp.asarray(X), jnp.asarray(Y)
