@@ -243,21 +243,6 @@ def test_convolutional_encoders_read_each_image_alone():
     np.testing.assert_allclose(q.mean[2:4], of_two.mean, rtol=1e-4, atol=1e-6)
 
 
-class Words(linen.Module):
-    """The numbers of words, which must be integers from the start."""
-
-    @linen.compact
-    def __call__(self, words):
-        return linen.Dense(4)(linen.Embed(7, 3)(words).sum(1))
-
-
-def test_features_of_integers():
-    guide = flow(Words(), num_flows=0)
-    words = jnp.arange(12).reshape(N, 2) % 7
-    svi = SVI(local, guide, optax.adam(1e-2), Trace_ELBO())
-    assert jnp.isfinite(svi.evaluate(svi.init(random.key(0), words), words))
-
-
 @pytest.mark.parametrize(
     "make", [lambda: Linen(3, 4), lambda: Nnx(3, 4), lambda: eqx.nn.Linear(3, 4, key=random.key(0))]
 )

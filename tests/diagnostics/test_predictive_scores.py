@@ -1,12 +1,10 @@
 """Scores of fits against closed forms of their predictions, and on networks."""
 
-import flax.linen as nn
 import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from numpyro.contrib.module import flax_module, random_flax_module
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
@@ -25,7 +23,6 @@ from numpyro_ext.diagnostics import (
     predictive_uncertainty,
     regression_calibration,
     reliability_bins,
-    restarts,
 )
 from numpyro_ext.mcmc import SGLD
 from numpyro_ext.particles import SVGD, AutoParticles
@@ -260,47 +257,6 @@ def test_scores_of_classes_are_those_of_their_probabilities():
     assert reliability_bins(svi, ensemble, **given).count.sum() == 40
     with pytest.raises(ValueError, match=r"has classes; .* expected_calibration_error"):
         regression_calibration(svi, ensemble, **given)
-
-
-class Net(nn.Module):
-    outputs: int = 1
-    dropout: float = 0.0
-
-    @nn.compact
-    def __call__(self, x):
-        x = nn.tanh(nn.Dense(8)(x))
-        x = nn.Dropout(self.dropout, deterministic=self.dropout == 0)(x)
-        x = nn.Dense(self.outputs)(x)
-        return x[:, 0] if self.outputs == 1 else x
-
-
-def network(X, y=None, batch=None, dropout=0.0):
-    if dropout:
-        net = flax_module(
-            "nn", Net(dropout=dropout), apply_rng=["dropout"], input_shape=(1, X.shape[1])
-        )
-    else:
-        net = random_flax_module("nn", Net(), dist.Normal(0, 1), input_shape=(1, X.shape[1]))
-    with numpyro.plate("data", len(X), subsample_size=batch):
-        x = numpyro.subsample(X, event_dim=1)
-        t = None if y is None else numpyro.subsample(y, event_dim=0)
-        f = net(x, rngs={"dropout": numpyro.prng_key()}) if dropout else net(x)
-        numpyro.sample("y", dist.Normal(f, 0.3), obs=t)
-
-
-NET_X = random.normal(random.key(5), (73, 3)) * jnp.array([1.0, 0.5, 2.0])
-NET_Y = NET_X[:, 0] + 0.5 * NET_X[:, 1] + 0.3 * random.normal(random.key(6), (73,))
-TRAIN, TEST = (NET_X[:60], NET_Y[:60]), (NET_X[60:], NET_Y[60:])
-
-
-@pytest.fixture(scope="module")
-def ensemble():
-    def make():
-        return SVI(network, AutoDelta(network), optax.adam(0.05), Trace_ELBO(), batch=25)
-
-    svi = make()
-    svi.init(random.key(0), *TRAIN)  # so that its guide knows which sites are latent
-    return svi, restarts(make, random.key(7), 2, 150, *TRAIN, progress_bar=False)
 
 
 def with_local(y):

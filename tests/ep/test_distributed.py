@@ -143,16 +143,6 @@ def test_the_evidence_of_shared_sites_is_that_of_ep():
 
 
 @pytest.mark.nightly
-def test_small_steps_of_serial_parts_share_the_fixed_point():
-    """SDEP goes around the place where ADEP is, at a distance of the order of the step."""
-    engine = StochasticDistributedEP(logistic, PARTS, schedule="serial", step=0.01, tol=1e-4)
-    result = fit(engine, *LOGISTIC, num_steps=300)
-    m, _ = moments_of(result.params)
-    np.testing.assert_allclose(m, FIXED_POINTS["ADEP"][1], atol=0.05)
-    assert result.state.report.converged
-
-
-@pytest.mark.nightly
 def test_parts_by_nuts():
     """Means of the posterior within a quarter of a standard deviation, and no evidence."""
     projection = NUTSProjection(num_warmup=100, num_samples=500)

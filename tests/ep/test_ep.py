@@ -197,35 +197,6 @@ def test_separable_rows_settle_by_adaptive_damping(needs_x64):
         np.testing.assert_allclose([m[0], V[0, 0]], [mean, variance], rtol=1e-5)
 
 
-@pytest.mark.nightly
-def test_parallel_sweeps_from_a_wide_prior_stay_near():
-    """Sites found under a wide prior disagree: together they are far from the posterior, and the
-    next sweeps, from there, further (25 to 40 sweeps with steps of any length)."""
-
-    def rows(x, y):
-        w = numpyro.sample("w", dist.Normal(0, 10))
-        s = numpyro.sample("s", dist.HalfNormal(10))
-        with numpyro.plate("rows", len(x)) as idx:
-            numpyro.sample("y", dist.Normal(w * x[idx], s), obs=y[idx])
-
-    N = 400
-    x = random.normal(random.key(1), (N,))
-    data = x, 2 * x + 0.5 * random.normal(random.key(2), (N,))
-    ep = EP(rows, schedule="parallel")
-    state, residuals = ep.init(random.key(0), *data), []
-    for _ in range(14):
-        state, _ = ep.update(state, *data)
-        residuals.append(float(state.report.residual))
-    assert state.report.converged and max(residuals) < 10
-    # Nearly the posterior of a regression with flat priors.
-    m, V = moments_of(ep.get_params(state))
-    loc = jnp.sum(data[0] * data[1]) / jnp.sum(x**2)
-    scale = jnp.sqrt(jnp.sum((data[1] - loc * x) ** 2) / (N - 1))
-    sd = np.array([scale / np.sqrt(np.sum(x**2)), np.sqrt(0.5 / (N - 1))])
-    assert np.all(np.abs(m - np.array([loc, np.log(scale)])) < 0.1 * sd)
-    np.testing.assert_allclose(np.sqrt(np.diag(V)), sd, rtol=0.02)
-
-
 @pytest.mark.slow
 def test_units_of_a_site_change_nothing():
     """The directions of a row mix a coefficient of any unit with a log scale, of which single

@@ -209,13 +209,3 @@ def test_uneven_weights_draw_nothing():
         )
 
     assert jnp.isnan(draw(random.key(0))[0]).all()
-
-
-@pytest.mark.nightly
-def test_whose_rows_is_asked_after_fits_to_several_data_sets():
-    ep = EP(observed, schedule="parallel")
-    fit = ep.run(random.key(0), 3, RANDOM, progress_bar=False)
-    ep.run(random.key(0), 3, RANDOM + 1, progress_bar=False)
-    with pytest.raises(ValueError, match="pass the model's arguments"):
-        ep.guide.sample_posterior(random.key(1), fit.params)
-    assert ep.guide.sample_posterior(random.key(1), fit.params, RANDOM)["z"].shape == (4,)

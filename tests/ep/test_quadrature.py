@@ -9,8 +9,6 @@ from scipy import special
 
 from numpyro_ext.ep import Quadrature
 
-NO = (np.nan, np.nan)
-
 
 def log_sigmoid(u):
     return -np.logaddexp(0, -u)

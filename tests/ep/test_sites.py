@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning
-from numpyro_ext.ep import ADF, EP, StochasticEP
+from numpyro_ext.ep import ADF, EP
 from tests.ep.models import LOGISTIC
 
 X = np.column_stack([np.sin(3.0 * np.arange(30)), np.cos(2.0 * np.arange(30)), np.ones(30)])
@@ -167,15 +167,3 @@ def test_adf_goes_on_with_new_rows():
     )
     with pytest.raises(ValueError, match="differentiate EP"):
         jax.grad(lambda s: adf.log_evidence(both.state, *rest[:2], s, 0.6))(SCALES)
-
-
-@pytest.mark.nightly
-def test_a_shared_site_goes_on_with_the_prior_of_its_arguments():
-    sep = StochasticEP(regression, batch_size=30)
-    first = sep.run(random.key(0), 3, X, Y, SCALES, 0.6, progress_bar=False)
-    args = X, Y, SCALES / 5, 0.6
-    again = sep.run(random.key(0), 1, *args, init_state=first.state, progress_bar=False)
-    close(again.params, *args)
-    np.testing.assert_allclose(
-        sep.log_evidence(again.state, *args), exact_evidence(*args), rtol=1e-4
-    )

@@ -84,15 +84,6 @@ def test_power_0_is_variational_inference_by_natural_gradients(needs_x64):
     np.testing.assert_allclose(state_new.precision, precision, rtol=1e-9)
 
 
-@pytest.mark.nightly
-def test_decreasing_steps_reach_averaged_ep():
-    """Within .02 standard deviations of the mean, after 4,000 rows."""
-    sep = StochasticEP(probit, step=lambda i: 20 / (i + 200), average=0.5)
-    m, V = moments_of(fit(sep, *PROBIT, num_steps=4000).params)
-    assert abs(m[0] - 0.83147) < 0.05
-    assert abs(V[0] / 0.21173 - 1) < 0.06
-
-
 Y_NORMAL = jnp.array([0.7, -2.9, 1.5, 0.2, -1.4, 3.0])
 
 

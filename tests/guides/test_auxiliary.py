@@ -1,7 +1,6 @@
 """`AutoAuxiliary` and `with_reverse`: their densities add up, and what does not fit is named."""
 
 from functools import cache, partial
-import pickle
 
 import jax
 from jax import random
@@ -131,16 +130,6 @@ def test_only_factors_and_parameters_of_the_reverse_model_are_seen():
     assert jnp.allclose(sites["auto_reverse_c"]["fn"].log_factor, -other)
     found = paired.reverse_log_prob({"w": 0.7}, {"c": c, "d": d}, {"a": a, "b": b})
     assert jnp.allclose(found, log_r + other)
-
-
-@pytest.mark.nightly
-def test_wrapped_guide_trains_pickles_and_is_converted():
-    paired = pickle.loads(pickle.dumps(with_reverse(by_hand, reverse)))
-    svi = SVI(model, paired, optax.adam(1e-2), AuxiliaryELBO(4))
-    result = svi.run(random.key(0), 20, progress_bar=False)
-    assert set(result.params) == {"s", "w"}
-    tree = to_arviz(svi, result, num_samples=50)
-    assert tree.attrs["density"] == "bound" and set(tree["posterior"]) == {"a", "b"}
 
 
 def no_aux():

@@ -10,8 +10,7 @@ import numpy as np
 import numpyro
 from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
-from numpyro.infer import SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoNormal, AutoSemiDAIS
+from numpyro.infer import SVI
 import optax
 import pytest
 
@@ -210,7 +209,7 @@ def counting_guide(x):
 
 
 @pytest.mark.slow
-def test_upstream_drops_mutable_state_of_many_particles():
+def test_mutable_state_of_many_particles_is_that_of_as_many_steps():
     x = jnp.array([1.0, 2.0])
     states = []
     for num_particles, gradient, progress_bar in ((1, "standard", False), (3, "dreg", True)):
@@ -406,45 +405,6 @@ def test_a_guide_that_does_not_cover_the_model_and_data_with_nan():
         assert_refuses("'scale' .*missing in the guide", loss, {}, model, empty, x)
         assert_refuses("'scale' has the support positive", loss, {}, model, real, x)
         assert_refuses("'x' have 1 NaN", loss, {}, model, guide, x.at[0].set(jnp.nan))
-
-
-def semi_dais():
-    """The guide of the local latent is a Delta outside the plate, its density in full scale."""
-
-    def global_model():
-        return numpyro.sample("theta", dist.Normal(0.0, 1.0))
-
-    def local_part(theta):
-        with numpyro.plate("data", 8, subsample_size=2):
-            tau = numpyro.sample("tau", dist.Gamma(5.0, 5.0))
-            numpyro.sample("x", dist.Normal(theta, tau), obs=0.7 * jnp.ones(2))
-
-    def model():
-        local_part(global_model())
-
-    return model, AutoSemiDAIS(model, local_part, AutoNormal(global_model), K=2)
-
-
-@pytest.mark.nightly
-def test_semi_dais_with_a_minibatch_is_trace_elbo_at_order_one():
-    model, guide = semi_dais()
-    svi = SVI(model, guide, optax.adam(0.1), Trace_ELBO())
-    params = svi.get_params(svi.init(random.key(0)))
-
-    @jax.jit
-    def losses(key):
-        draws = Draws(VRELBO(1.0, 2), key, params, model, guide, (), {})
-        # Trace_ELBO draws a minibatch of its own for each particle: fix both.
-        rows = jnp.array([1, 6])
-        fixed = [numpyro.handlers.substitute(fn, data={"data": rows}) for fn in (model, guide)]
-        ours = VRELBO(1.0, 2).loss(key, params, *fixed)
-        theirs = [Trace_ELBO().loss(k, params, *fixed) for k in draws.keys]
-        return ours, jnp.mean(jnp.array(theirs))
-
-    ours, theirs = losses(random.key(1))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-    assert_refuses("'tau' lies in the subsampled plate 'data'", VRELBO(0.5), params, model, guide)
-    assert_refuses("'tau' .* its log q belongs to no datum", BBAlphaELBO(), params, model, guide)
 
 
 def test_one_particle_is_not_mapped_over():

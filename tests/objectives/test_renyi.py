@@ -266,23 +266,20 @@ def test_agrees_with_upstream_where_it_is_right():
         assert_same(b, a, 2e-5)
 
 
-# What upstream refuses, or gets wrong without a word.
-
-
 def elbos_of(rng_key, num_particles, params, model, guide, *args):
     keys = particle_keys(rng_key, num_particles)
     return -jax.jit(jax.vmap(lambda key: Trace_ELBO().loss(key, params, model, guide, *args)))(keys)
 
 
 @pytest.mark.slow
-def test_upstream_refuses_order_one():
+def test_at_order_one_it_is_the_mean_of_the_elbos():
     elbos = elbos_of(random.key(0), 4, LOCAL_PARAMS, local_model, local_guide)
     losses = [VRELBO(alpha, 4) for alpha in (1, 1 + 1e-7, jnp.asarray(1.0))]
     for value, _ in value_and_grad(losses, LOCAL_PARAMS, local_model, local_guide):
         np.testing.assert_allclose(-value, elbos.mean(), rtol=1e-6)
 
 
-def test_upstream_is_nan_at_infinite_orders():
+def test_infinite_orders_pick_the_largest_and_the_smallest():
     params = {"m": 0.2, "s": 0.8}
     elbos = elbos_of(random.key(0), 4, params, linear_gaussian, normal_guide, 1.0)
     losses = [VRELBO(-INF, 4), VRELBO(INF, 4)]
@@ -293,7 +290,7 @@ def test_upstream_is_nan_at_infinite_orders():
 
 
 @pytest.mark.filterwarnings("ignore:.*takes the noise of a minibatch")
-def test_upstream_refuses_minibatches_under_global_latents():
+def test_a_minibatch_under_global_latents_is_scaled_inside_the_power():
     """The energy approximation: log prior + N/M log likelihood of the batch, inside the power."""
     params, key, alpha = {"b": 0.7, "m": 0.2, "s": 0.8}, random.key(7), 0.3
     plate_key, _ = random.split(key)
@@ -317,7 +314,7 @@ def test_upstream_refuses_minibatches_under_global_latents():
     np.testing.assert_allclose(-got, exact, rtol=1e-5)
 
 
-def test_upstream_counts_log_q_of_guides_without_plates_n_times():
+def test_a_joint_site_of_the_guide_has_one_joint_bound():
     """All latents are local in the model, but the guide has one joint site: one joint bound."""
 
     def model():

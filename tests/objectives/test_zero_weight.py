@@ -139,12 +139,3 @@ def test_finite_gradients_are_untouched(monkeypatch):
     # The cotangents of z are summed in another order, which is a rounding of float32.
     for name, kept in grad().items():
         np.testing.assert_allclose(dropped[name], kept, rtol=1e-6)
-
-
-@pytest.mark.nightly
-def test_forward_mode_agrees_with_reverse_mode():
-    def loss(m):
-        params = {"m": m, "s": 0.7}
-        return VRELBO(0.5, 3).loss(random.key(0), params, linear_gaussian, normal_guide, 1.5)
-
-    np.testing.assert_allclose(jax.jacfwd(loss)(0.3), jax.grad(loss)(0.3), rtol=1e-6)

@@ -1,6 +1,6 @@
 """Accelerated descent: reference values, the recursions as slow loops, and use in SVI and ParVI."""
 
-from functools import cache, partial
+from functools import cache
 import pickle
 
 import jax
@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, SVI
+from numpyro.infer import SVI
 import optax
 import pytest
 
 from numpyro_ext.optim import po, wag, wasserstein_eval_params, wnes
-from numpyro_ext.particles import SVGD, AutoParticles, ParVI
+from numpyro_ext.particles import SVGD, AutoParticles
 
 # (x_k, y_k) on v(z) = -2 (z - 1), z0 = 4, learning rate 0.05.
 REFERENCE = {
@@ -219,29 +219,6 @@ def test_svi_moves_particles_as_the_recursion_does():
     ours = wasserstein_eval_params(state.optim_state, ours)
     for site in params:
         np.testing.assert_allclose(ours[site], x[site][-1], rtol=2e-5)
-
-
-def one_normal():
-    numpyro.sample("w", dist.Normal(3.0, 2.0))
-
-
-@pytest.mark.slow
-def test_parvi_takes_it_and_pickles():
-    kernel = pickle.loads(
-        pickle.dumps(ParVI(one_normal, SVGD(), partial(wnes, 0.5, mu=0.2), init_from=None))
-    )
-    mcmc = MCMC(
-        kernel,
-        num_warmup=200,
-        num_samples=1,
-        num_chains=50,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    mcmc.run(random.key(0))
-    w = mcmc.get_samples()["w"]
-    # SVGD with 50 particles in one dimension has the right mean and 1.9 to 2.0 for the scale.
-    np.testing.assert_allclose([w.mean(), w.std()], [3.0, 1.95], atol=0.1)
 
 
 def test_learning_rate_may_be_traced():

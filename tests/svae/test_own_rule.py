@@ -96,18 +96,6 @@ def test_the_rule_of_the_page_is_one():
     guide.check(learnt, random.key(0), Y[:5])
 
 
-@pytest.mark.nightly
-def test_it_learns_the_prior():
-    """The mean and covariance of y, without the noise: 200 rows, so to about a tenth."""
-    svi, result = fitted()
-    assert result.losses[-1] < result.losses[0]
-    found = NIW.to_standard(svi.guide.global_natural(result.params)["prior"])
-    np.testing.assert_allclose(found.loc, Y.mean(0), atol=0.02)
-    covariance = found.scale_matrix / (found.df - D - 1)
-    expected = np.cov(Y.T) - NOISE**2 * np.eye(D)
-    np.testing.assert_allclose(covariance, expected, atol=0.15)
-
-
 def test_new_data_go_through_its_fit():
     svi, result = fitted()
     new = Y[:4] + 1

@@ -189,21 +189,6 @@ def test_draws_and_quantiles_of_the_guide(filtered):
     np.testing.assert_allclose(pbp.guide.median(params)["noise_precision"], high[1], rtol=1e-6)
 
 
-@pytest.mark.nightly
-def test_ten_layers_are_not_sorted_by_name():
-    """``w10`` comes before ``w2`` in the alphabet and not here."""
-    pbp = PBP([1, *[2] * 10, 1])
-    state = pbp.init(random.key(0), X[:, :1], Y)
-    params = pbp.get_params(state)
-    found = pbp.guide.median(params)
-    for i, m in enumerate(state.q.means):
-        np.testing.assert_allclose(found[f"w{i}"], m)
-    draws = Predictive(pbp.model, guide=pbp.guide, params=params, num_samples=2)(
-        random.key(0), X[:, :1]
-    )
-    assert draws["f"].shape == (2, N)
-
-
 def test_the_density_of_the_model(filtered):
     """The sites of the model and the arithmetic of the units."""
     pbp, result = filtered
