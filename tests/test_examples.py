@@ -26,11 +26,8 @@ TINY = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [x if x == "conjugate_ascent" else pytest.param(x, marks=pytest.mark.nightly) for x in TINY],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", TINY)
 def test_an_example_runs(name, tmp_path, monkeypatch, capsys):
     script, picture = EXAMPLES / f"{name}.py", tmp_path / "picture.png"
     monkeypatch.setattr(sys, "argv", [str(script), *TINY[name], "--out", str(picture)])

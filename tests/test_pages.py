@@ -1,5 +1,7 @@
 """The Python of each page runs as a reader pastes it, from its first line in an empty namespace."""
 
+import ast
+import importlib
 from pathlib import Path
 import re
 import textwrap
@@ -32,9 +34,6 @@ PAGES = {
     for page in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
     if "_build" not in page.parts and (code := code_of(page)).strip()
 }
-DEAR = [f"docs/tutorials/{x}.md" for x in ("choosing_a_step_size", "large_data", "networks")]
-DEAR += ["docs/tutorials/comparing_variational_and_mcmc.md", "docs/tutorials/start_here.md"]
-DEAR += ["docs/how_to_choose.md", "docs/api/diagnostics.md", "docs/api/ep.md"]
 
 
 @pytest.fixture
@@ -66,11 +65,17 @@ def short(monkeypatch):
     monkeypatch.setattr(diagnostics, "diagnose", table)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_imports_from_the_package_exists(page):
+    for node in ast.walk(ast.parse(PAGES[page])):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("numpyro_ext"):
+            names = {alias.name for alias in node.names}
+            assert names <= set(dir(importlib.import_module(str(node.module))))
+
+
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # of so few steps
-@pytest.mark.parametrize(
-    "page", [pytest.param(x, marks=pytest.mark.nightly) if x in DEAR else x for x in PAGES]
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs_as_printed(page, short, tmp_path, monkeypatch):
     """With a tenth of its rows, draws and steps, where these are 300, 500 or thousands."""
     monkeypatch.chdir(tmp_path)

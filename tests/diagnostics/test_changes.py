@@ -73,8 +73,8 @@ def looks(svi, args):
 
 
 CASES = [
-    bound_method,
-    partial,
+    pytest.param(bound_method, marks=pytest.mark.nightly),
+    pytest.param(partial, marks=pytest.mark.nightly),
     argument,
     global_variable,
 ]

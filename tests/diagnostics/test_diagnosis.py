@@ -266,7 +266,7 @@ def test_a_narrow_guide_has_bad_weights_and_different_restarts_a_large_rhat():
     assert "largest R-hat" in wrong(of_svi([EXACT, far]))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_units_are_judged_one_by_one():
     def local(x):
         with numpyro.plate("N", len(x)):

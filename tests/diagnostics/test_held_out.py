@@ -257,7 +257,7 @@ def exact_moments(params, y):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_flows", [0, 2])
+@pytest.mark.parametrize("num_flows", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_flow_of_the_rows_that_is_exact_gives_the_evidence_without_noise(num_flows):
     """Flows start at the identity; there are fewer rows than the run's minibatch has."""
     network = exact_network, exact_moments

@@ -91,7 +91,7 @@ def test_a_mode_with_the_wrong_share_is_found_by_reweighting():
     assert exact.ok, exact
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_shares_that_nothing_has_checked_are_wrong():
     """The log weights of components with .4 of the right sd are .84 times a Gamma(3): k-hat > 1."""
     found = judge_modes(0.25, 0.4)

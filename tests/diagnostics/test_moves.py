@@ -141,7 +141,7 @@ def svi_of_schools():
     return svi, svi.get_params(svi.init(random.key(0)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("particles", "low", "high"),
     # The sd of tau is 27 instead of 3.2; and without tau above 4, a third of it.

@@ -46,7 +46,7 @@ def warned_of(fit, **kwargs):
     return [str(one.message) for one in record if one.category is InferenceWarning]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kernel", "step"),
     # The step along the coordinate: that of SGRLD times the inverse of its metric.

@@ -76,7 +76,7 @@ def of_chains(which, width=1.0, length=2400, num_moves=0):
     return diagnosis, {row.quantity: row for row in diagnosis.rows}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_chains_whose_shares_are_those_of_the_evidence_are_right():
     diagnosis, rows = of_chains([0, 0, 0, 1], num_moves=None)
     assert rows[RHAT].ok and rows[SHARE].ok and rows[MOVED].ok and diagnosis.ok

@@ -84,7 +84,7 @@ def test_other_shapes_are_named(fit, words):
     assert words in str(calibrate(fit, key=3, size=100))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_constant_numbers_and_discrete_sites_are_left_out():
     """A Cholesky factor has entries that never vary; their ranks are ties, broken at random."""
 
@@ -186,7 +186,7 @@ def walk(y=None):
     scan(step, 0.0, y, length=5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("given", [True, False])
 def test_data_inside_a_loop(given):
     """A loop that carries the data is no use of them elsewhere."""

@@ -85,7 +85,7 @@ def amortised(y, batch=None):
         numpyro.sample("z", dist.Normal(0.8 * y[idx], 0.2**0.5))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("guide", [AutoNormal, lambda _: amortised], ids=["AutoNormal", "function"])
 def test_local_latents_are_drawn_for_all_rows_from_simulated_data(guide):
     """A guide of one's own reads the simulated data in the place of the argument."""

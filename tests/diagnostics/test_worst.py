@@ -214,7 +214,7 @@ def test_one_wide_normal_for_two_modes_is_wrong():
     assert rows[SHAPE].value < 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("df", [1.0, 2.5])
 def test_an_exact_guide_with_heavy_tails_is_right(df):
     def student(scale=2.0):

@@ -75,7 +75,7 @@ def test_engines_and_states_are_pickled(fitted):
     np.testing.assert_allclose(again.params["auto_loc"], state["auto_loc"], rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_update_is_a_pure_function_in_a_scan(fitted):
     ep, result = fitted
     state = ep.init(random.key(0), Y_SCALE)
@@ -128,7 +128,7 @@ def test_ranks():
     assert EP(logistic).init(random.key(0), *LOGISTIC).table.groups[0].basis.shape == (7, 1, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_prior_with_a_kink_is_no_normal_term():
     """Laplace's density: its second derivatives are 0 wherever they are taken."""
 

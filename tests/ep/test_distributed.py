@@ -92,7 +92,7 @@ def test_two_updates_of_dsep(needs_x64):
     np.testing.assert_allclose(V, expected, atol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_dsep_with_a_part_to_each_row_is_a_serial_sweep_of_ep():
     serial, dsep = EP(logistic), DSEP(logistic, len(PARTS))
     one, _ = serial.update(serial.init(random.key(0), *LOGISTIC), *LOGISTIC)
@@ -113,8 +113,8 @@ def test_daep_with_a_part_to_each_row_has_the_fixed_point_of_ep(needs_x64):
     "engine",
     [
         DistributedEP(linear, 2, damping=1.0, power=0.7),
-        StochasticDistributedEP(linear, [0, 1, 0, 1, 1]),
-        DAEP(linear, 2, power=0.7),
+        pytest.param(StochasticDistributedEP(linear, [0, 1, 0, 1, 1]), marks=pytest.mark.nightly),
+        pytest.param(DAEP(linear, 2, power=0.7), marks=pytest.mark.nightly),
     ],
     ids=lambda engine: type(engine).__name__,
 )

@@ -83,7 +83,7 @@ def test_a_traced_value_from_outside_is_refused():
         jax.grad(evidence)(2.0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_floats_are_arguments_of_the_program():
     def scaled(y, scale):
         theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))

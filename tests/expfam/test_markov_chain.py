@@ -105,7 +105,7 @@ def test_draws_of_a_key_do_not_depend_on_the_algorithm():
     assert same.mean() > 0.9999  # rounding may change a tie
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.x64
 def test_long_chains_agree(tol):
     """T = 1000: to 1e-9 in double precision and to 1e-3 in float32; None is the parallel form."""

@@ -156,7 +156,13 @@ def net_apply(weights, x):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flow", ["realnvp", pytest.param("maf", marks=pytest.mark.x64)])
+@pytest.mark.parametrize(
+    "flow",
+    [
+        pytest.param("realnvp", marks=pytest.mark.nightly),
+        pytest.param("maf", marks=pytest.mark.x64),
+    ],
+)
 def test_density_is_that_of_autodiff_with_constrained_sites_and_a_plate_elsewhere(flow, tol):
     guide = FlowGuide(mixed, (net_init, net_apply), plate="rows", features=lambda x: x, flow=flow)
     svi = SVI(mixed, guide, optax.adam(1e-2), Trace_ELBO())

@@ -137,7 +137,7 @@ def test_whole_inputs_are_dropped_with_their_probability(fitted):
     assert jnp.allclose(svi.guide.median(params)["w0"], params["w0_auto_loc"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_predictive_draws_masks_and_the_guide_pickles(fitted):
     svi, run = fitted
     again = pickle.loads(pickle.dumps(svi.guide))

@@ -100,7 +100,7 @@ def test_precision_is_the_hessian_of_a_generalised_linear_model(kind, tol):
     assert jnp.allclose(f.variance, ((J @ S) * J).sum(-1), rtol=tol(1e-3, 1e-8))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_linear_model_with_normal_noise_has_its_posterior(tol):
     guide = set_up(glm, "normal", X, Y["normal"], 5)  # the curvature is that of all rows
     P0 = jnp.diag(jnp.array([0.25, 4.0]))
@@ -234,7 +234,14 @@ def scores_of(guide, params, data, new):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["binomial", "poisson", "categorical"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("binomial", marks=pytest.mark.nightly),
+        pytest.param("poisson", marks=pytest.mark.nightly),
+        "categorical",
+    ],
+)
 def test_scores_of_every_family_by_quadrature(kind):
     """Of a predictor that is linear in w, each row integrated over its normal; draws' error .01."""
     guide = set_up(glm, kind, X, Y[kind])

@@ -94,7 +94,7 @@ def test_variance_of_one_layer_is_that_of_independent_rows():
         assert abs(shared / (rows**2 * of_a_row) - 1) < 0.15
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rows_of_zeros_have_a_finite_gradient(guide_and_params):
     guide, params = guide_and_params
     loss = TraceMeanField_ELBO().loss

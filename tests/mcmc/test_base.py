@@ -339,7 +339,7 @@ def test_momentum_is_drawn_anew_after_a_divergence():
         assert not bool(step(after).diverging)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_data_spread_over_two_devices():
     """The same draws as on one device up to the order of summation."""
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))

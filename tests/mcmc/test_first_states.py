@@ -84,7 +84,7 @@ def eight_chains():
     return mcmc
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_mode_has_its_share_of_the_chains_that_start_together():
     """Of 8 chains 5; in each mode 20,000 transitions, of which some 1,000 are independent: .03 sd
     and 2 % by chance alone."""

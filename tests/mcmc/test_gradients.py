@@ -181,7 +181,7 @@ def test_regression_law():
     within(jnp.var(draws), expected, error)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_svrg_moves_its_center_at_the_right_transitions():
     data = linear_data()
     kernel = SGLD(linear, 1e-3, gradient=SVRG(3, chunk_size=15))

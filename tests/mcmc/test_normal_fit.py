@@ -51,7 +51,7 @@ def eight_schools():
         numpyro.sample("y", dist.Normal(theta, sigma), obs=effect)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_variational_fit_replaces_a_mode_that_is_far_from_normal():
     kernel = SGHMC(eight_schools)
     with warnings.catch_warnings():

@@ -65,7 +65,13 @@ def test_data_that_are_arguments_of_a_compiled_chain_have_their_own_settings():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("copy", [lambda run: run, lambda run: pickle.loads(pickle.dumps(run))])
+@pytest.mark.parametrize(
+    "copy",
+    [
+        pytest.param(lambda run: run, marks=pytest.mark.nightly),
+        lambda run: pickle.loads(pickle.dumps(run)),
+    ],
+)
 def test_a_chain_goes_on_with_its_own_data_and_with_no_other(copy):
     mcmc = copy(ran_on_both())
     mcmc.post_warmup_state = mcmc.last_state
@@ -168,7 +174,7 @@ def test_a_search_that_has_no_numbers_is_an_error():
         jax.jit(traced)(gaussian_mean_data())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_parallel_chains_find_settings_where_starts_are_given():
     kernel = SGHMC(gaussian_mean)
     options = {"num_chains": 2, "chain_method": "parallel", "progress_bar": False}

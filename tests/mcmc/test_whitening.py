@@ -64,7 +64,9 @@ near = init_to_value(values={"a": jnp.array([1.0, 2.0]), "z_slope": -3.0, "b_sca
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guide_class", [AutoDiagonalNormal, AutoNormal, AutoMultivariateNormal])
+@pytest.mark.parametrize(
+    "guide_class", [AutoNormal, pytest.param(AutoMultivariateNormal, marks=pytest.mark.nightly)]
+)
 def test_center_and_covariance_are_those_of_a_guide_in_the_order_of_the_model(guide_class):
     guide = guide_class(regression, init_loc_fn=near)
     svi = SVI(regression, guide, optax.adam(0.03), Trace_ELBO())
@@ -95,7 +97,7 @@ def test_the_whitening_of_the_heaviest_mode_is_the_laplace_approximation():
     np.testing.assert_allclose(gradient, 0, atol=0.06)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_guide_starts_at_the_mode_with_the_covariance_there():
     whitening = find_modes(regression, X, Y).whitening
     dense = whitening.factor @ whitening.factor.T

@@ -58,7 +58,9 @@ BASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize(
+    "name", ["Trace", pytest.param("mean field", marks=pytest.mark.nightly), "one particle"]
+)
 def test_weight_one_is_the_base_and_the_loss_is_linear_in_the_weight(name, tol):
     """With one key the loss is a + weight b; at 1 it is that of the base, gradient included."""
     guide, params = fitted()

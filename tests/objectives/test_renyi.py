@@ -71,7 +71,7 @@ def test_g2_table():
     np.testing.assert_allclose([bounds[i] + bounds[j] for i, j in pairs], -2, atol=8 * error)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_monotone_in_alpha_and_in_particles():
     def finite(alpha, num_particles, key):
         loss = VRELBO(alpha, num_particles)
@@ -252,7 +252,7 @@ def test_bayesian_linear_regression():
                 assert np.all(np.abs(grads[name].mean(0)) < error), name
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_agrees_with_upstream_where_it_is_right():
     # Upstream draws its minibatch from another key.
     rows = partial(handlers.substitute, data={"data": jnp.array([4, 1])})

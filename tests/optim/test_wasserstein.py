@@ -171,7 +171,7 @@ def straight(name):
     return svi, svi.run(random.key(0), 20, progress_bar=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", OPTIMS)
 def test_a_resumed_run_of_svi_is_the_straight_run(name):
     svi, result = straight(name)

@@ -107,7 +107,7 @@ def free(name, shape=()):
     return numpyro.sample(name, dist.ImproperUniform(constraints.real, (), shape))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_default_is_right_on_a_potential_function_and_comes_to_rest(capsys):
     """Unequal scales, correlated, far from the start: no warning, and the right implied ratio."""
 

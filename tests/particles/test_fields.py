@@ -182,7 +182,7 @@ def test_preconditioning_in_more_dimensions_than_particles(tol):
     assert jnp.all(jnp.isfinite(v)) and jnp.abs(v[:, 5]).max() > 0.01
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_particles_are_solved_in_pieces(monkeypatch):
     """The same answer by conjugate gradients as by a factorisation; 25 is not a multiple of 7."""
     x = random.normal(random.key(4), (25, 2))

@@ -52,7 +52,7 @@ def by_ensemble():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fit", [by_loss, by_ensemble])
+@pytest.mark.parametrize("fit", [by_loss, pytest.param(by_ensemble, marks=pytest.mark.nightly)])
 def test_each_mode_keeps_its_share_of_the_particles(fit):
     """33 of 50; moved by one field in units of all, a fifth of those change sides."""
     sites = {name: np.asarray(x) for name, x in fit().items()}

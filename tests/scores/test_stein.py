@@ -160,7 +160,7 @@ def test_entropy_gradient_of_a_linear_sampler_is_its_inverse_transpose(
     np.testing.assert_allclose(draws.mean(0), jnp.linalg.inv(scale).T, atol=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.x64
 def test_many_samples_are_solved_in_blocks_with_the_same_answer(monkeypatch, tol):
     x = random.normal(random.key(5), (90, 3)) * jnp.array([0.3, 1.0, 4.0]) + 50.0

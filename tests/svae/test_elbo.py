@@ -49,11 +49,10 @@ def loss_of(loss, rule, key, params, *args):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mixture", "plain"])
-def test_its_mean_is_that_of_trace_elbo(name):
+def test_its_mean_is_that_of_trace_elbo():
     """Same parameters, same minibatches; within 4 standard errors of 600 pairs of draws."""
-    rule = RULES[name]
-    params, (_, y) = params_of(name), program(rule)
+    rule = RULES["mixture"]
+    params, (_, y) = params_of("mixture"), program(rule)
     keys = random.split(random.key(1), 600)
 
     @jax.jit
@@ -71,8 +70,7 @@ def test_its_mean_is_that_of_trace_elbo(name):
     error = difference.std() / len(keys) ** 0.5
     assert error < 1
     assert abs(difference.mean()) < 4 * error
-    if "z" in rule.local_families:
-        assert ours.std() < theirs.std()
+    assert ours.std() < theirs.std()
 
 
 @pytest.mark.x64
@@ -139,7 +137,7 @@ def test_a_natural_step_of_size_one_is_the_conjugate_update():
             np.testing.assert_allclose(x - g, update, rtol=2e-4, atol=2e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_particles_average_draws_of_x_alone():
     """With more particles the spread between keys on all rows falls as 1 / sqrt(particles)."""
     params = params_of("mixture")
@@ -201,7 +199,7 @@ def test_full_gradients_at_rho_of_one_never_leave_the_domain():
     assert halved > 0 and 0 <= rejected < 30
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_cost_of_a_step_is_linear_in_the_minibatch():
     """Operations before compilation, at 50 and 400 of 2,000 rows, and at 50 of 200,000."""
     guide = guide_of(RULES["mixture"], create_plates=lambda y, B: numpyro.plate("data", len(y), B))
@@ -258,20 +256,22 @@ def with_another_plate(y, B=None):
 
 @pytest.mark.slow
 def test_programs_that_do_not_fit_are_refused():
-    params, guide, loss = params_of("mixture"), guide_of(GMMEP()), SVAEELBO()
-    evaluate = partial(loss.loss, random.key(0), params)
+    def evaluate(params, *args):
+        """Tracing is enough to meet what does not fit."""
+        jax.eval_shape(lambda: SVAEELBO().loss(random.key(0), params, *args))
+
+    params, guide = params_of("mixture"), guide_of(GMMEP())
     with pytest.raises(ValueError, match=r"'y' depends directly on '(mu|z)'.* Trace_ELBO"):
-        evaluate(data_on_z, guide, Y)
+        evaluate(params, data_on_z, guide, Y)
     with pytest.raises(ValueError, match="the model has the latent site 'extra'"):
-        evaluate(with_another, guide, Y)
+        evaluate(params, with_another, guide, Y)
     with pytest.raises(TypeError, match="SVAEELBO requires an SVAEGuide"):
-        evaluate(mixture, lambda y: numpyro.sample("z", dist.Normal()), Y)
+        evaluate(params, mixture, lambda y: numpyro.sample("z", dist.Normal()), Y)
     plain, params = guide_of(RULES["plain"]), {**params_of("plain"), "scale": jnp.array(1.0)}
-    evaluate = partial(loss.loss, random.key(0), params)
     with pytest.raises(ValueError, match="site 'x' depends on the parameter 'scale', which would"):
-        evaluate(with_a_learnt_prior, plain, Y)
+        evaluate(params, with_a_learnt_prior, plain, Y)
     with pytest.raises(ValueError, match="in the plate 'rows', which takes 5 of 12 rows;"):
-        evaluate(with_another_plate, plain, Y, B)
+        evaluate(params, with_another_plate, plain, Y, B)
 
 
 @pytest.mark.x64
@@ -300,8 +300,10 @@ def test_a_scale_around_model_and_guide_multiplies_the_loss():
     """Global and local divergences and the likelihood, on a minibatch."""
     model, guide, loss = mixture, guide_of(GMMEP()), SVAEELBO(num_particles=2)
     evaluate = partial(loss.loss, random.key(5), params_of("mixture"))
-    once = evaluate(model, guide, Y, B)
-    half = evaluate(handlers.scale(model, 0.5), handlers.scale(guide, 0.5), Y, B)
+    half = handlers.scale(model, 0.5), handlers.scale(guide, 0.5)
+    once, half = jax.jit(
+        lambda: [evaluate(*programs, Y, B) for programs in ((model, guide), half)]
+    )()
     np.testing.assert_allclose(half, 0.5 * once, rtol=1e-5)
 
 
@@ -354,7 +356,7 @@ def test_a_scale_of_local_sites_multiplies_their_divergence():
 def test_natural_parameters_that_an_ordinary_optimiser_steps_are_said():
     """``full_run`` has natural_gradient, and warnings are errors."""
     svi = SVI(mixture, guide_of(GMMEP()), optax.adam(1e-3), SVAEELBO())
-    state = svi.init(random.key(0), Y)
+    state = jax.eval_shape(svi.init, random.key(0), Y)
     jax.eval_shape(svi.evaluate, state, Y)
     with pytest.warns(InferenceWarning, match="'svae_natural', but the optimiser has no natural_g"):
         jax.eval_shape(svi.update, state, Y)

@@ -88,7 +88,7 @@ def fitted():
     return svi, svi.run(random.key(0), 60, Y, progress_bar=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_rule_of_the_page_is_one():
     rule = rule_of_the_page()
     assert isinstance(rule, LocalInference)

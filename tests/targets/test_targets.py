@@ -97,7 +97,7 @@ def test_pinwheel_is_its_formula():
     assert np.bincount(labels).tolist() == [3] * 5 and not bool(jnp.all(jnp.diff(labels) >= 0))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_latent_cycle_has_the_components_of_the_crosshair():
     """Means of the clusters before the warp within 4 standard errors."""
     data = latent_cycle(random.key(3), num_data=3000, length=4)

@@ -171,7 +171,7 @@ def test_predictive_has_the_moments_of_predict(fitted):
     np.testing.assert_allclose(draws["y"].var(0), variance, rtol=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_draws_and_quantiles_of_the_guide(filtered):
     """20,000 draws: .7 % of a sd; the Gammas of some hundreds have a sd of some percent."""
     pbp, result = filtered
