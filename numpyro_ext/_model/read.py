@@ -305,12 +305,8 @@ class ModelInfo:
 
     def unravel(self, x: Array) -> Sites:
         """A ``(size,)`` vector as unconstrained sites, each in its type in the model."""
-        return {
-            name: x[self.slices[name]]
-            .reshape(latent.unconstrained.shape)
-            .astype(latent.unconstrained.dtype)
-            for name, latent in self.latents.items()
-        }
+        sites = unravel(x, self.shapes)
+        return {name: sites[name].astype(x.unconstrained.dtype) for name, x in self.latents.items()}
 
     def in_order(self, sites: dict[str, Any]) -> dict[str, Any]:
         """The same dict in the order of the model; JAX sorts the names of a dict."""

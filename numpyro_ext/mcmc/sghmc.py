@@ -265,6 +265,8 @@ class SGHMC(SGMCMCKernel):
 
         def gradient(z: Array) -> tuple[Estimate, Array]:
             estimate = grad_fn(z)
+            if not self._from_warmup:
+                return estimate, state.noise_variance
             return estimate, self._variance(key_pair, state, grad_fn, z, estimate.grad)
 
         move = _INTEGRATORS[self.integrator]
@@ -275,8 +277,6 @@ class SGHMC(SGMCMCKernel):
     def _variance(self, rng_key: Array, state: Any, grad_fn: GradFn, z: Array, g: Array) -> Array:
         """Mean of (g1 - g2)^2 / 2 over the pairs of warmup so far; frozen afterwards."""
         V = state.noise_variance
-        if not self._from_warmup:
-            return V
 
         def update() -> Array:
             other = grad_fn.independent(rng_key, z).grad
