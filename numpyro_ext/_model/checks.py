@@ -35,7 +35,7 @@ from numpyro_ext._model.read import (
 )
 from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Model, Trace
-from numpyro_ext.data._rows import is_on_host
+from numpyro_ext.data._rows import HostRows
 
 __all__ = ["check_observed", "check_rows", "check_supports", "read_global", "valid_data"]
 
@@ -266,7 +266,8 @@ def _look_at_rows(
     """``{site: look(site)}`` of the observed sites on all rows, in NumPy; without the sites of
     which it is None, and empty where data are traced, or on other devices. Of rows on the host, of
     which there may be too many for memory, it looks at as many as a minibatch has."""
-    on = first_rows if is_on_host((args, kwargs)) else every_row
+    on_host = any(isinstance(x, HostRows) for x in jax.tree.leaves((args, kwargs)))
+    on = first_rows if on_host else every_row
 
     @jax.jit
     def run(rng_key: Array) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from numpyro_ext._model.handlers import subsampled_plates
 from numpyro_ext._model.read import (
     Site,
     frames,
+    has_array_mask,
     is_data,
     is_delta,
     latent_sites,
@@ -49,6 +50,7 @@ class Layout:
     * ``subsampled`` - ``(plate, N, M)`` of every plate that takes a minibatch.
     * ``subsampled_latents`` - ``(site, plate)`` of latents in a subsampled plate that is no unit
       plate.
+    * ``masked`` - whether an array masks entries of a latent site of the model.
 
     It holds no array, so that a function which is traced for its shapes alone can return it.
     """
@@ -65,6 +67,7 @@ class Layout:
     mutable: tuple[str, ...]
     subsampled: tuple[tuple[str, int, int], ...]
     subsampled_latents: tuple[tuple[str, str], ...]
+    masked: bool
 
     def is_local(self, site: Site) -> bool:
         return set(self.plates) <= set(frames(site))
@@ -153,6 +156,7 @@ def find_layout(
             for name in frames(site)
             if name in subsampled and name not in around
         ),
+        masked=any(has_array_mask(site["fn"]) for site in latent_sites(model_trace)),
     )
 
 

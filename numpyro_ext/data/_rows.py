@@ -12,7 +12,7 @@ import numpy as np
 
 from numpyro_ext.data._parts import Parts, read_shapes
 
-__all__ = ["HostRows", "Rows", "Same", "as_jax_has_it", "is_on_host"]
+__all__ = ["HostRows", "Rows", "Same", "as_jax_has_it"]
 
 Rows = Any
 """NumPy arrays with the same number of rows: one, or a dict or tuple of them."""
@@ -147,15 +147,6 @@ class HostRows(abc.ABC):
 def as_jax_has_it(dtype: Any) -> np.dtype:
     """The dtype of an array that JAX makes of such numbers."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
-
-
-def is_on_host(tree: Any) -> bool:
-    """Return whether there are rows on the host among the arguments of a model."""
-
-    def is_rows(x: Any) -> bool:
-        return isinstance(x, HostRows)
-
-    return any(map(is_rows, jax.tree.leaves(tree, is_leaf=is_rows)))
 
 
 class Same:

@@ -33,7 +33,7 @@ from numpyro_ext._checks import InferenceWarning, check_count, summary
 from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.handlers import drawn_once, same_plates, seed_plates, valid_plates
-from numpyro_ext._model.losses import finite_step, map_over
+from numpyro_ext._model.losses import finite_step, map_over, weightless_dropped
 from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import (
@@ -50,7 +50,6 @@ from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._model.units import Layout, check_traces, drawn_sites, find_layout
 from numpyro_ext._numpyro import without_rsample_stop_gradient
 from numpyro_ext._typing import Model, Params, Sites, Trace
-from numpyro_ext.objectives.zero_weight import weightless_dropped
 
 __all__ = [
     "STEP",
@@ -210,11 +209,13 @@ class Draws:
         self.extra_key = random.fold_in(rng_key, objective.num_particles)
         self.objective, self.params = objective, params
         self.stopped: Params = stop_gradient(params)
-        self._model = seed_plates(masks_filled(model), plate_key)
+        self._model = seed_plates(model, plate_key)
         self._guide = seed_plates(guide, plate_key)
         self.guide, self.args, self.kwargs = guide, args, kwargs
         set_up(guide, args, kwargs)
         self.layout = cast(Layout, jax.eval_shape(self._read))
+        if self.layout.masked:
+            self._model = seed_plates(masks_filled(model), plate_key)
         runs = substitute(model, substitute_fn=self._value_of_guide)
         check_rows(runs, args, kwargs, init_to_uniform)
         self.step = params.get(STEP, {"step": 0})["step"] if STEP in self.layout.mutable else None

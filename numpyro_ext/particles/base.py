@@ -8,7 +8,7 @@ Stein variational gradient descent* (2021).
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
 from jax import Array, lax, random
@@ -27,22 +27,69 @@ from numpyro_ext._checks import (
 )
 from numpyro_ext._model.checks import read_global
 from numpyro_ext._model.handlers import refuse_mutable
-from numpyro_ext._model.losses import finite_step
+from numpyro_ext._model.losses import finite_step, reported
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Float, Model, Params, Sites
 from numpyro_ext.particles._whitening import CovarianceWhitening, PerModeWhitening
-from numpyro_ext.particles.lost import Lost
 from numpyro_ext.scores import RBF, Linear, MatrixRBF, RadialKernel, as_kernel
 from numpyro_ext.scores._points import by_rows
 
-__all__ = ["ParticleField", "read_for_particles"]
+__all__ = ["Lost", "ParticleField", "read_for_particles"]
 
 # Up to this many particles the m x m matrices are small enough to be built at once.
 _DENSE_UP_TO = 2048
 _ROWS_AT_A_TIME = 512
+
+_LOST = (
+    "{count} of %d particles are where the log density is NaN or a derivative of it is not finite."
+    " They stay where they are while the others move without them, and are no draws of the"
+    " posterior. Mend the model there, or start nearer to the posterior, or take smaller steps."
+)
+
+
+class Lost(NamedTuple):
+    """Which of m particles are lost, and which ones stand in for them.
+
+    A kernel couples all particles, so that one NaN would be the end of all. A lost one stays where
+    it is. In the velocities of the others another particle stands in its place, so that a far one
+    changes neither the bandwidth nor the spread.
+    """
+
+    where: Array
+    """``(m,)``, True for those that are lost."""
+    stand_ins: Array
+    """``(m,)``, each particle itself, or for a lost one the next of the others in turn."""
+
+    @classmethod
+    def of(cls, log_p: Array, *derivatives: Array | None) -> "Lost":
+        """The particles whose log density is NaN, or one of whose derivatives is not finite.
+
+        Where that holds of all, none is lost, and the step itself is not finite.
+        """
+        where, m = jnp.isnan(log_p), log_p.shape[0]
+        for g in derivatives:
+            if g is not None:
+                where |= ~jnp.all(jnp.isfinite(g).reshape(m, -1), axis=1)
+        where &= ~jnp.all(where)
+        others = jnp.argsort(where, stable=True)
+        turn = (jnp.cumsum(where) - 1) % (m - jnp.sum(where))
+        return cls(where, jnp.where(where, others[turn], jnp.arange(m)))
+
+    def replaced(self, tree: Any) -> Any:
+        """Rows of all particles, with those of the stand-ins in place of the lost ones'."""
+        return jax.tree.map(lambda x: x[self.stand_ins], tree)
+
+    def kept(self, new: Any, old: Any) -> Any:
+        """The new ``(m, d)`` rows, and the old ones of the lost particles."""
+        return jax.tree.map(lambda a, b: jnp.where(self.where[:, None], b, a), new, old)
+
+    def reported(self) -> "Lost":
+        """The same, whose ``where`` says how many are lost while the program runs."""
+        count = reported(jnp.sum(self.where), _LOST % self.where.size)
+        return self._replace(where=self.where & (count > 0))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

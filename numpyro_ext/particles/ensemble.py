@@ -30,10 +30,9 @@ from numpyro_ext.particles._start import (
     modes_of_start,
     warn_of_few_particles,
 )
-from numpyro_ext.particles.base import ParticleField, read_for_particles
+from numpyro_ext.particles.base import Lost, ParticleField, read_for_particles
 from numpyro_ext.particles.blob import Blob
 from numpyro_ext.particles.dynamics import PSGHMC
-from numpyro_ext.particles.lost import Lost
 from numpyro_ext.particles.regularized_svgd import RegularizedSVGD
 from numpyro_ext.particles.step import particle_step
 from numpyro_ext.scores.implied_sd import IMPLIED_RATIO, IMPLIED_SHIFT, implied_sd_ratio

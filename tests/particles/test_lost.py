@@ -17,7 +17,7 @@ from numpyro_ext.particles import (
     ParVI,
     SteinNewton,
 )
-from numpyro_ext.particles.lost import Lost
+from numpyro_ext.particles.base import Lost
 from numpyro_ext.scores import RBF
 
 ONE_OF = "^1 of {} particles are where the log density is NaN or a derivative of it is not finite"
