@@ -266,7 +266,8 @@ def _look_at_rows(
     """``{site: look(site)}`` of the observed sites on all rows, in NumPy; without the sites of
     which it is None, and empty where data are traced, or on other devices. Of rows on the host, of
     which there may be too many for memory, it looks at as many as a minibatch has."""
-    on_host = any(isinstance(x, HostRows) for x in jax.tree.leaves((args, kwargs)))
+    is_rows = lambda x: isinstance(x, HostRows)  # noqa: E731
+    on_host = any(map(is_rows, jax.tree.leaves((args, kwargs), is_leaf=is_rows)))
     on = first_rows if on_host else every_row
 
     @jax.jit

@@ -24,21 +24,7 @@ from numpyro_ext._model.read import ModelInfo, depending_on, sample_sites, trace
 from numpyro_ext._numpyro import at_unconstrained, default_key, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
-__all__ = ["Potential", "Program", "value_and_grad"]
-
-
-def value_and_grad(
-    fn: Callable[[Any], Array], *, forward_mode: bool = False
-) -> Callable[[Any], tuple[Array, Any]]:
-    """``jax.value_and_grad``, in forward mode where a model has primitives that need it."""
-    if not forward_mode:
-        return jax.value_and_grad(fn)
-
-    def twice(z: Any) -> tuple[Array, Array]:
-        value = fn(z)
-        return value, value
-
-    return lambda z: jax.jacfwd(twice, has_aux=True)(z)[::-1]
+__all__ = ["Potential", "Program"]
 
 
 def _rounding(a: Array, b: Array, total: Array) -> Array:
@@ -178,7 +164,9 @@ class Potential(Program):
 
     def value_and_grad(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:
         """U and its gradient: one minibatch."""
-        return value_and_grad(lambda z: self(z, idx), forward_mode=self._forward_mode)(z)
+        if self._forward_mode:  # for models with primitives that need it
+            return jax.jacfwd(lambda z: (self(z, idx),) * 2, has_aux=True)(z)[::-1]
+        return jax.value_and_grad(self)(z, idx)
 
     def value_and_grad_flat(self, x: Array, idx: dict[str, Array]) -> tuple[Array, Array]:
         """:meth:`value_and_grad` of the ``(n,)`` flat vector: U, and its ``(n,)`` gradient."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+import operator
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -484,7 +485,7 @@ class ModelKernel(ResumableKernel):
         self._starts_near = False
         self._info: ModelInfo | None = None
         self._params: Params = {}
-        self._arguments: list[Any] = []
+        self._arguments: tuple[tuple, dict[str, Any]] | None = None
         self._potential: Potential | None = None
         self._ready = False
         self._key_params: Array | None = None
@@ -634,7 +635,7 @@ class ModelKernel(ResumableKernel):
                 # What is compiled for one chain or run serves the next, and holds its parameters.
                 key = self._key_params = key if self._key_params is None else self._key_params
             self._info, self._params = self._read(key, model_args, kwargs)
-            self._arguments = jax.tree.leaves((model_args, kwargs))
+            self._arguments = model_args, kwargs
             self._potential = self._potential_on(self._info, self._params, model_args, kwargs)
         info = self.info
         check_rows(self.model, model_args, kwargs, self.init_strategy)
@@ -709,7 +710,8 @@ class ModelKernel(ResumableKernel):
 
     def has_read(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """True for the arguments that :meth:`init` has read."""
-        return [id(x) for x in jax.tree.leaves((args, kwargs))] == [id(x) for x in self._arguments]
+        (before, structure), (now, same) = map(jax.tree.flatten, (self._arguments, (args, kwargs)))
+        return structure == same and all(map(operator.is_, before, now))
 
     def _potential_on(
         self, info: ModelInfo, params: Params, args: tuple, kwargs: dict[str, Any]
@@ -746,7 +748,7 @@ class ModelKernel(ResumableKernel):
         return summary(self, defaults=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        gone: dict[str, Any] = {"_info": None, "_potential": None, "_arguments": []}
+        gone: dict[str, Any] = {"_info": None, "_potential": None, "_arguments": None}
         gone["_ready"] = False
         if is_traced(self._params):
             gone["_params"] = {}
@@ -817,8 +819,6 @@ class SGMCMCKernel(ModelKernel):
         if not callable(self.temperature):
             check_nonnegative("temperature", self.temperature)
         check_positive("max_bias", self.max_bias)
-        if isinstance(self.gradient, type):
-            raise TypeError(f"gradient is the class {self.gradient.__name__}; give it an instance.")
         check_choice("minibatch", self.minibatch, ("replace", "epoch"))
         num_devices(self.sharding)
         shown = {"kinetic_temperature", "implied_variance_ratio"} & {*self.state_class._fields}

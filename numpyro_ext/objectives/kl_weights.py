@@ -54,7 +54,7 @@ class KLWeightedELBO(ELBO):
     **One weight for each minibatch.** If model and guide are called with the keyword argument
     ``kl_weight``, it multiplies the weight. The model has to declare it (``kl_weight=1.0``) and has
     no other use for it. With ``pi = minibatch_kl_weights(J)`` and plates that scale the likelihood
-    by N/M, pass ``kl_weight=J * pi[j]`` in step j of an epoch.
+    by N/M, ``svi.update(state, batches[j], kl_weight=J * pi[j])`` is step j of an epoch.
 
     :param weight: a number of at least 0, or a schedule ``step -> weight`` with
         :func:`count_steps` around the guide.
@@ -154,10 +154,7 @@ def minibatch_kl_weights(num_batches: int, scheme: str = "geometric") -> Array:
     ``"uniform"`` is :math:`1/B`. The loss of a single minibatch is not unbiased; only the sum over
     the epoch is, so go through the minibatches in order.
 
-    In NumPyro the loss is scaled by N/M = B, so the factor of the KL term is ``B * pi[i]``, which
-    :class:`KLWeightedELBO` takes as the argument ``kl_weight`` of the model, with any guide:
-    ``svi.update(state, batches[i], kl_weight=B * pi[i])`` for a ``def model(x, kl_weight=1.0)``.
-    ``numpyro.handlers.scale`` in the model alone would scale log p and not log q.
+    :class:`KLWeightedELBO` takes them, times B, as the argument ``kl_weight`` of the model.
 
     :param int num_batches: number of minibatches B in an epoch.
     :param str scheme: ``"geometric"`` or ``"uniform"``.

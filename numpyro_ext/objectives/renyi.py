@@ -183,8 +183,6 @@ class VRELBO(Objective):
 
     :param alpha: order, a number in [-inf, inf], a traced finite scalar, or a callable of the step.
     :param str gradient: ``"standard"``, ``"single"``, ``"stl"`` or ``"dreg"``, or None as above.
-    :param proxy: the result of :func:`taylor_proxy`, with which a minibatch of data that share all
-        latent sites is as good as all data.
 
     **References:**
 

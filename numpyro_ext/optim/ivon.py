@@ -50,9 +50,7 @@ def ivon(
     :param rate: r, positive, or a schedule of the number of steps.
     :param float b1: share of the averaged gradient that is kept, in [0, 1).
     :param float precision_rate: p, in (0, 1).
-    :param scale_transform: NumPyro transform from the leaf of a scale to the standard deviation.
-        None for softplus, which the guides have unless ``scale_constraint`` is given.
-    :param other: optimiser of the other leaves; None for ``optax.adam(1e-3)``.
+    :param scale_transform: as for :func:`von`, and so ``other``.
 
     **References:** Shen et al., *Variational learning is effective for large deep networks* (ICML
     2024), algorithm 1; Lin et al., *Handling the positive-definite constraint in the Bayesian

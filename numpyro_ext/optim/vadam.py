@@ -66,9 +66,7 @@ def vadam(
     :param str squares: where :math:`g^2` is taken from: ``"loc"``, the gradient of the mean, or
         ``"scale"``, that of the scale, which is then :math:`N g^2 + \lambda - \mathrm{sd}^{-2}`
         in units of natural gradients, as ``CurvatureELBO("squared_gradient", K)`` makes it.
-    :param scale_transform: NumPyro transform from the leaf of a scale to the standard deviation.
-        None for softplus, which the guides have unless ``scale_constraint`` is given.
-    :param other: optimiser of the other leaves; None for ``optax.adam(1e-3)``.
+    :param scale_transform: as for :func:`von`, and so ``other``.
 
     **References:** Khan et al., *Fast and scalable Bayesian deep learning by weight-perturbation in
     Adam* (ICML 2018), algorithm 1 (right).

@@ -225,11 +225,8 @@ class ParticleField(ELBO, ABC):
         """
 
     def velocity(self, x: ArrayLike, grad_log_p: ArrayLike) -> Float[Array, "m d"]:
-        """The velocities of all particles, without temperature and annealing.
-
-        :param x: ``(m, d)`` particles.
-        :param grad_log_p: ``(m, d)`` gradients of the log density at the particles.
-        """
+        """The velocities of all particles, without temperature and annealing; the arguments are
+        those of :meth:`resolved_velocity`."""
         return self.velocity_and_bandwidth(x, grad_log_p)[0]
 
     def tempered(self, grad_log_p: Array, step: ArrayLike | None) -> Array:
@@ -389,7 +386,9 @@ class ParticleField(ELBO, ABC):
         z = guide.sample_latent(key_guide, param_map, num_particles)
         # No gradient flows through the particles but that of the surrogate.
         x, params = lax.stop_gradient((z, param_map))
-        info = read_for_particles(substitute(model, data=params), args, kwargs)
+        info = guide.info_on(model, args, kwargs) if hasattr(guide, "info_on") else None
+        if info is None:
+            info = read_for_particles(substitute(model, data=params), args, kwargs)
         unpack = _unpacking(guide, info, z)
         potential = Potential(model, info, params, args, kwargs)
         # The rows of the minibatch, drawn once for all particles.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import math
+import operator
 from typing import Any, cast
 
 import jax
@@ -19,7 +20,7 @@ from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._model.modes import SEARCH, InitFrom, given_modes
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import depending_on
+from numpyro_ext._model.read import ModelInfo, depending_on
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Float, Model, Params, Sites, Trace
@@ -122,6 +123,7 @@ class AutoParticles(ContinuousGuide):
         check_nonnegative("init_scale", self.init_scale)
         self.num_particles = check_count("num_particles", num_particles)
         self.count_steps = count_steps
+        self.seen: tuple[ModelInfo, Any] | None = None
         self.summed, self.left_out = False, frozenset[str]()
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn or init_to_uniform)
 
@@ -139,6 +141,7 @@ class AutoParticles(ContinuousGuide):
         """The particles at the start, at which mode each of them is, and the first one's sites."""
         check_frames(self.model, args, kwargs)
         info = read_for_particles(self.model, args, kwargs)
+        self.seen = info, (args, kwargs)
         self.summed = bool(info.summed)
         if self.summed:
             with handlers.block():
@@ -171,6 +174,17 @@ class AutoParticles(ContinuousGuide):
             x, first, (params, *start) = run_once(draw, key)
             Potential(self.model, info, params, args, kwargs).check_start(*start)
         return x, None, first
+
+    def info_on(self, model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo | None:
+        """What :meth:`prepare` has read, if it was in this model on these very arguments."""
+        if self.seen is None or model is not self.model:
+            return None
+        info, seen = self.seen
+        (before, structure), (now, same) = map(jax.tree.flatten, (seen, (args, kwargs)))
+        return info if structure == same and all(map(operator.is_, before, now)) else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "seen": None}
 
     @property
     def seen_model(self) -> Model:

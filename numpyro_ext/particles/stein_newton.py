@@ -79,8 +79,6 @@ class SteinNewton(ParticleField):
     ) -> Float[Array, "m d"]:
         """The field itself.
 
-        :param x: ``(m, d)`` particles.
-        :param grad_log_p: ``(m, d)`` gradients of the log density at the particles.
         :param hessian: ``(m, d, d)`` Hessians of the log density there.
         """
         x, g = self.check_arrays(x, grad_log_p)

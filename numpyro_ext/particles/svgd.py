@@ -1,9 +1,4 @@
-"""Stein variational gradient descent.
-
-Reference: Liu and Wang, *Stein variational gradient descent: a general purpose Bayesian inference
-algorithm* (NIPS 2016), algorithm 1; Zhuo et al., *Message passing Stein variational gradient
-descent* (ICML 2018), for ``blocks``.
-"""
+"""Stein variational gradient descent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,13 +47,11 @@ class SVGD(ParticleField):
 
     Cost of a step: m gradients of the model and O(m^2 d).
 
-    :param kernel: a kernel of :mod:`numpyro_ext.scores`, or a function of ``(n, d)`` and ``(m, d)``
-        points that gives an ``(n, m)`` matrix; defaults to ``RBF("median_distance")``.
+    :param kernel: as of :class:`ParticleField`; defaults to ``RBF("median_distance")``.
     :param annealing: a function of the step t with values in (0, 1] that multiplies the gradients,
         such as ``lambda t: jnp.tanh((1.3 * (t + 1) / 1000) ** 5)`` for 1000 steps; it must end at
         1. ``SVI`` needs ``AutoParticles(model, count_steps=True)`` for it.
-    :param int block_size: rows of the kernel matrix at a time, memory O(m (block_size + d)); None
-        means all of them up to m = 2048, and 512 above.
+    :param int block_size: as of :class:`ParticleField`; memory is O(m (block_size + d)).
     :param blocks: pairs ``(coordinates, neighbourhood)`` of positions in the flat latent vector:
         the coordinates are moved with a kernel of the neighbourhood alone, which contains them and
         what they depend on directly, at its own bandwidth (message passing). Every coordinate is in

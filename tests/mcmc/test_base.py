@@ -62,7 +62,6 @@ def nothing():
         ({"temperature": -1.0}, ValueError, r"temperature is -1.0; it must be a non-negative"),
         ({"steps_per_sample": 0}, ValueError, r"steps_per_sample is 0"),
         ({"minibatch": "shuffle"}, ValueError, r"it must be one of 'replace'"),
-        ({"gradient": MinibatchGradient}, TypeError, r"gradient is the class MinibatchGradient"),
         (
             {"dense_mass": True},
             TypeError,
