@@ -265,7 +265,7 @@ def run_method(name, folder, seconds):
 
 
 def beside_arrays(folder):
-    """Milliseconds with rows in the file and with the same in memory, in turns, the best of five."""
+    """Milliseconds with rows in the file and in memory, in turns, the best of five."""
     import jax
     from jax import lax, random
     import jax.numpy as jnp
@@ -291,9 +291,7 @@ def beside_arrays(folder):
     def fit_on(data):
         svi = SVI(model, guide, optax.adam(1e-3), VRELBO(1.0, 4, proxy=proxy))
         state = svi.init(random.key(0), *data)
-        many = jax.jit(
-            lambda s: lax.fori_loop(0, 100, lambda _, s: svi.update(s, *data)[0], s)
-        )
+        many = jax.jit(lambda s: lax.fori_loop(0, 100, lambda _, s: svi.update(s, *data)[0], s))
         return many, state, 100
 
     def pass_on(data):

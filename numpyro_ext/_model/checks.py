@@ -35,7 +35,7 @@ from numpyro_ext._model.read import (
 )
 from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Model, Trace
-from numpyro_ext.data._rows import HostRows
+from numpyro_ext.data._rows import is_on_host
 
 __all__ = ["check_observed", "check_rows", "check_supports", "read_global", "valid_data"]
 
@@ -266,9 +266,7 @@ def _look_at_rows(
     """``{site: look(site)}`` of the observed sites on all rows, in NumPy; without the sites of
     which it is None, and empty where data are traced, or on other devices. Of rows on the host, of
     which there may be too many for memory, it looks at as many as a minibatch has."""
-    is_rows = lambda x: isinstance(x, HostRows)  # noqa: E731
-    on_host = any(map(is_rows, jax.tree.leaves((args, kwargs), is_leaf=is_rows)))
-    on = first_rows if on_host else every_row
+    on = first_rows if is_on_host((args, kwargs)) else every_row
 
     @jax.jit
     def run(rng_key: Array) -> dict[str, Any]:

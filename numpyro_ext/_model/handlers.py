@@ -284,15 +284,20 @@ class seed_plates(Messenger):
     NumPyro's own draw takes a pass over all rows of the plate, and one step after another.
 
     :param rng_key: the key of all plates.
+    :param dict idx: what it has drawn for some of them.
     """
 
-    def __init__(self, fn: Model | None, rng_key: Array) -> None:
+    def __init__(
+        self, fn: Model | None, rng_key: Array, idx: dict[str, Array] | None = None
+    ) -> None:
         super().__init__(fn)
-        self.rng_key = rng_key
+        self.rng_key, self.idx = rng_key, idx or {}
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "plate" and msg["value"] is None:
-            msg["value"] = plate_indices(self.rng_key, msg["name"], *msg["args"])
+            name, size = msg["name"], msg["args"]
+            drawn = self.idx.get(name)
+            msg["value"] = plate_indices(self.rng_key, name, *size) if drawn is None else drawn
 
 
 class plain_errors(Messenger):

@@ -1,11 +1,15 @@
 """Row indices of a minibatch in O(batch) work and memory, however many rows there are."""
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from jax import Array, lax, random
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
+
+from numpyro_ext.data._ahead import read_ahead, with_rows
+from numpyro_ext.data._rows import is_on_host
 
 _ROUNDS = 8
 """Rounds of the Feistel network, and the largest number of rows that are sorted instead."""
@@ -34,6 +38,22 @@ def plate_indices(rng_key: Array, name: str, size: int, batch_size: int) -> Arra
     key = random.fold_in(rng_key, crc32(name.encode()))
     place = jnp.arange(min(batch_size, size), dtype=jnp.uint32)
     return permute(round_keys(key), place, size).astype(jnp.int32)
+
+
+def rows_of_step(
+    rng_key: Array, plates: Iterable[tuple[str, int, int]], arguments: Any
+) -> tuple[dict[str, Array], Any]:
+    """The :func:`plate_indices` of each plate, and the arguments of a model with the rows on the
+    host read there, once for all particles; without such rows, no indices and the arguments.
+
+    :param plates: ``(name, size, batch_size)`` of each.
+    """
+    if not is_on_host(arguments):
+        return {}, arguments
+    idx = {name: plate_indices(rng_key, name, *size) for name, *size in plates}
+    sizes = {name: size for name, size, _ in plates}
+    rows = read_ahead(arguments, sizes, idx)
+    return ({}, arguments) if rows is None else (idx, with_rows(arguments, sizes, idx, rows))
 
 
 def _mix(x: Array, key: Array) -> Array:

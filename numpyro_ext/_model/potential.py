@@ -3,7 +3,7 @@ rows that the caller chooses."""
 
 from collections.abc import Callable
 import copy
-from typing import Any
+from typing import Any, Self
 
 import jax
 from jax import Array, lax, random
@@ -23,6 +23,8 @@ from numpyro_ext._model.minibatch import plate_indices
 from numpyro_ext._model.read import ModelInfo, depending_on, sample_sites, trace_of
 from numpyro_ext._numpyro import at_unconstrained, default_key, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace
+from numpyro_ext.data._ahead import read_ahead, with_rows
+from numpyro_ext.data._rows import is_on_host
 
 __all__ = ["Potential", "Program"]
 
@@ -226,6 +228,29 @@ class Potential(Program):
             return total
 
         return average(list(self.plates), {})
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether there are rows on the host, of a plate that takes a minibatch."""
+        return bool(self.plates) and is_on_host(self.arguments)
+
+    def read_ahead(self, idx: dict[str, Array]) -> Any:
+        """Rows on the host of one step or of several, ``(*steps, B)`` of each plate, in one
+        callback; None where there are none. :meth:`with_rows` takes those of a step."""
+        return read_ahead(self.arguments, self._sizes, idx)
+
+    def with_rows(self, idx: dict[str, Array], rows: Any = None) -> Self:
+        """The same with the rows ``idx`` on the host read in one callback, or read before."""
+        rows = self.read_ahead(idx) if rows is None else rows
+        if rows is None:
+            return self
+        other = copy.copy(self)
+        other.arguments = with_rows(self.arguments, self._sizes, idx, rows)
+        return other
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {name: size for name, (size, _) in self.plates.items()}
 
     def first_rows(self) -> dict[str, Array]:
         """Rows ``0 .. B-1`` of every plate: a batch where any will do."""

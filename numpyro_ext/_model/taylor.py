@@ -347,6 +347,9 @@ class ProxyPotential(Potential):
         vars(self).update(vars(potential))
         self._proxy, self._compare, self._plain = proxy, compare, potential
 
+    def with_rows(self, idx: dict[str, Array], rows: Any = None) -> "ProxyPotential":
+        return ProxyPotential(self._proxy, self._plain.with_rows(idx, rows), self._compare)
+
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         proxy = self._proxy
 

@@ -2,6 +2,7 @@
 
 import abc
 import functools
+import math
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 
 from numpyro_ext.data._parts import Parts, read_shapes
 
-__all__ = ["HostRows", "Rows", "Same", "as_jax_has_it"]
+__all__ = ["HostRows", "Rows", "Same", "as_jax_has_it", "is_on_host", "is_rows", "read_together"]
 
 Rows = Any
 """NumPy arrays with the same number of rows: one, or a dict or tuple of them."""
@@ -75,6 +76,18 @@ class HostRows(abc.ABC):
             raise TypeError(f"{self.name} has several arrays, each of its own dtype.")
         return as_jax_has_it(self.row.dtype)
 
+    @property
+    def row_in_jax(self) -> Any:
+        """:attr:`row` with the dtypes of JAX."""
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, as_jax_has_it(x.dtype)), self.row
+        )
+
+    @property
+    def bytes_of_a_row(self) -> int:
+        """Those of a row of all arrays of a read."""
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(self.row))
+
     def __getitem__(self, index: Any) -> Any:
         """The rows ``index``, integers of any shape; ``x[i, j]`` is ``x[i][..., j]``."""
         if isinstance(index, tuple):
@@ -87,26 +100,18 @@ class HostRows(abc.ABC):
             raise TypeError(
                 f"rows of {self!r} are taken by integers, and the index is of dtype {index.dtype}."
             )
-        row = jax.tree.map(
-            lambda s: jax.ShapeDtypeStruct(s.shape, as_jax_has_it(s.dtype)), self.row
-        )
+        if self.parts is None:
+            return read_together([self], index)[0]
+        row = self.row_in_jax
+        read = functools.partial(self._read_part, self.parts, row)
         if not isinstance(index, Tracer):
-            if self.parts is not None:
-                return self.parts.everywhere(
-                    functools.partial(self._read_part, self.parts, row), row, index
-                )
-            return jax.tree.map(jnp.asarray, self._read_as(row, index))
-        if self.parts is not None:
-            return self.parts.together(
-                functools.partial(self._read_part, self.parts, row), row, index
-            )
-        read = functools.partial(self._read_as, row)
-        return jax.pure_callback(read, read_shapes(row, index), index, vmap_method="expand_dims")
+            return self.parts.everywhere(read, row, index)
+        return self.parts.together(read, row, index)
 
     def _read_part(self, parts: Parts, row: Any, device: Any, index: Any) -> Rows:
         """The rows which the device with that number along the mesh axis reads; 0 for others."""
         mine, index = parts.of(int(np.reshape(device, -1)[0]), np.asarray(index))
-        rows = self._read_as(row, index[mine]) if mine.any() else None
+        rows = self.read_as(row, index[mine]) if mine.any() else None
 
         def placed(shape: Any, k: int) -> np.ndarray:
             x = np.zeros((*index.shape, *shape.shape), shape.dtype)
@@ -117,11 +122,9 @@ class HostRows(abc.ABC):
         leaves, tree = jax.tree.flatten(row)
         return jax.tree.unflatten(tree, [placed(x, k) for k, x in enumerate(leaves)])
 
-    def _read_as(self, row: Any, index: Any) -> Rows:
+    def read_as(self, row: Any, index: np.ndarray) -> Rows:
         """Rows with the dtypes that the program expects, which its ``x64`` has set."""
-        return jax.tree.map(
-            lambda x, like: self._converted(x, like.dtype), self.read(np.asarray(index)), row
-        )
+        return jax.tree.map(lambda x, like: self._converted(x, like.dtype), self.read(index), row)
 
     def _converted(self, x: np.ndarray, dtype: np.dtype) -> np.ndarray:
         new = x.astype(dtype, copy=False)
@@ -144,9 +147,32 @@ class HostRows(abc.ABC):
     __iter__ = None
 
 
+def read_together(sources: list[HostRows], index: Any) -> list[Any]:
+    """``[x[index] for x in sources]``, in one callback where the index is traced."""
+    rows = [x.row_in_jax for x in sources]
+
+    def read(index: Any) -> list[Rows]:
+        numbers = np.asarray(index)
+        return [x.read_as(row, numbers) for x, row in zip(sources, rows, strict=True)]
+
+    if not isinstance(index, Tracer):
+        return jax.tree.map(jnp.asarray, read(index))
+    return jax.pure_callback(read, read_shapes(rows, index), index, vmap_method="expand_dims")
+
+
 def as_jax_has_it(dtype: Any) -> np.dtype:
     """The dtype of an array that JAX makes of such numbers."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def is_rows(x: Any) -> bool:
+    """Return whether it is rows on the host."""
+    return isinstance(x, HostRows)
+
+
+def is_on_host(tree: Any) -> bool:
+    """Return whether there are rows on the host among the arguments of a model."""
+    return any(map(is_rows, jax.tree.leaves(tree, is_leaf=is_rows)))
 
 
 class Same:

@@ -171,15 +171,15 @@ class HostArray(HostRows):
 
     def read(self, index: np.ndarray) -> Rows:
         """Contiguous rows that follow those before are a pass, whose next piece is read ahead."""
-        flat = index.reshape(-1).astype(np.int64)
-        outside = (flat < -self._length) | (flat >= self._length)
-        if outside.any():
+        flat, size = index.reshape(-1), index.size
+        low, high = (int(flat.min()), int(flat.max())) if size else (0, 0)
+        if low < -self._length or high >= self._length:
+            wrong = low if low < -self._length else high
             raise IndexError(
-                f"row {flat[outside][0]} of {self.name} was asked for, which has {self._length}"
-                " rows."
+                f"row {wrong} of {self.name} was asked for, which has {self._length} rows."
             )
-        flat = np.where(flat < 0, flat + self._length, flat)
-        size = len(flat)
+        if low < 0:
+            flat = np.where(flat < 0, flat + self._length, flat)
         if size > 1 and flat[-1] - flat[0] == size - 1 and np.all(np.diff(flat) == 1):
             taken = self._piece(int(flat[0]), int(flat[0]) + size)
         else:
@@ -225,7 +225,7 @@ class HostArray(HostRows):
         return rows
 
     def _check_nan(self, x: np.ndarray, index: np.ndarray) -> None:
-        if x.dtype.kind in "fc" and np.isnan(x).any():
+        if x.dtype.kind in "fc" and x.size and np.isnan(np.max(x)):
             row = index[int(np.argmax(np.isnan(x).reshape(len(index), -1).any(axis=1)))]
             raise ValueError(
                 f"row {row} of {self.name} has NaN; leave such rows out, or say allow_nan=True if"
@@ -332,7 +332,7 @@ def _begin(x: Any) -> int:
 
 
 def _take_array(x: np.ndarray, index: np.ndarray | slice) -> np.ndarray:
-    return np.array(x[index])
+    return x[index].copy() if isinstance(index, slice) else np.take(x, index, 0)
 
 
 def _take_mapped(x: Any, index: np.ndarray | slice) -> np.ndarray:

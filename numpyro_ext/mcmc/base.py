@@ -201,8 +201,16 @@ class Chain(ABC):
         """The first state at ``z``, with the rows and the gradient by which it is checked."""
 
     @abstractmethod
-    def transition(self, state: Any) -> Any:
-        """The state after one transition; ``state.z`` is flat."""
+    def transition(self, state: Any, batch: Any = None) -> Any:
+        """The state after one transition; ``state.z`` is flat.
+
+        :param batch: that of :meth:`batches_ahead`, for this transition.
+        """
+
+    def batches_ahead(self, state: Any) -> Any:
+        """The minibatches of all transitions of a draw, with a leading axis, where it is faster to
+        read their rows together; None where it is not."""
+        return None
 
     @abstractmethod
     def resume(self, state: Any, resumed: Array) -> Any:
@@ -225,16 +233,19 @@ class Chain(ABC):
         state = self.resume(state, resumed)
         false = jnp.zeros((), bool)
         state = state._replace(i=i, z=self.kernel.flatten(state.z), diverging=false, resumed=false)
-        inner = self.kernel.steps_per_sample - 1
+        inner, ahead = self.kernel.steps_per_sample - 1, self.batches_ahead(state)
 
-        def not_shown(_: Any, state: Any) -> Any:
+        def batch(k: Any) -> Any:
+            return jax.tree.map(lambda x: x[k], ahead)
+
+        def not_shown(k: Any, state: Any) -> Any:
             # Left as they are, so that XLA need not compute what no draw shows.
             kept = {name: getattr(state, name) for name in self.kernel.last_step_fields}
-            return self.transition(state)._replace(**kept)
+            return self.transition(state, batch(k))._replace(**kept)
 
         def all_transitions(carry: tuple[Any, Any]) -> tuple[Any, Any]:
             state = lax.fori_loop(0, inner, not_shown, carry[1]) if inner else carry[1]
-            return false, self.transition(state)
+            return false, self.transition(state, batch(inner))
 
         # A loop of one turn, though XLA cannot know that. It makes one function of a small loop on
         # CPU, but hands loose operations to its threads one by one: 18,765 transitions a second in
@@ -306,15 +317,36 @@ class GradientChain(Chain):
         )
         return state, idx, grad
 
-    def transition(self, state: Any) -> Any:
+    def batches_ahead(self, state: Any) -> Any:
+        plates, kernel = self.potential.plates, self.kernel
+        if not self.potential.reads_ahead:
+            return None
+
+        def draw(carry: tuple[Array, Any], _: Any) -> tuple[Any, Any]:
+            rng_key, key_index, _ = random.split(carry[0], 3)
+            idx, counters = draw_indices(key_index, carry[1], plates, kernel.sharding)
+            return (rng_key, counters), (idx, counters)
+
+        start = state.rng_key, state.plates
+        idx, counters = lax.scan(draw, start, length=kernel.steps_per_sample)[1]
+        rows = self.potential.read_ahead(idx)
+        return None if rows is None else (idx, counters, rows)
+
+    def transition(self, state: Any, batch: Any = None) -> Any:
         kernel, i, dtype = self.kernel, state.i, state.z.dtype
         rng_key, key_index, key_step = random.split(state.rng_key, 3)
         # Drawn only where they are used, which is seldom; far from the counters of the split.
         key_gradient, key_redraw = (random.fold_in(state.rng_key, 1000 + k) for k in range(2))
-        idx, plates = draw_indices(key_index, state.plates, self.potential.plates, kernel.sharding)
+        chain = self
+        if batch is None:
+            given = state.plates, self.potential.plates, kernel.sharding
+            idx, plates = draw_indices(key_index, *given)
+        else:
+            idx, plates, rows = batch
+            chain = replace(self, potential=self.potential.with_rows(idx, rows))
         eps = kernel.step_size_at(i, dtype) * state.step_scale
         T = kernel.temperature_at(i, dtype)
-        grad_fn = GradFn(self, i, idx, key_gradient, state.gradient)
+        grad_fn = GradFn(chain, i, idx, key_gradient, state.gradient)
         step = self._descend if kernel.num_descent else kernel.step
         z, (U, grad, gradient), fields = step(key_step, state, state.z, grad_fn, eps, T)
         # What only the last step shows, and what did not change, need not be looked at in all.

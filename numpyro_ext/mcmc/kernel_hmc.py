@@ -199,7 +199,7 @@ class HMCChain(Chain):
         )
         return state, {}, None
 
-    def transition(self, state: Any) -> Any:
+    def transition(self, state: Any, batch: Any = None) -> Any:
         z, dtype = state.z, state.z.dtype
         rng_key, _, key_step = random.split(state.rng_key, 3)
         key_momentum, key_accept = random.split(key_step)

@@ -414,8 +414,9 @@ def _noises(
         def on_batch(key: Array) -> list[Array]:
             key_batch, key_gradient = random.split(key)
             i, idx = jnp.zeros((), int), draw_batch(key_batch, potential)
+            here = potential.with_rows(idx)
             grads = [
-                estimator.estimate(key_gradient, i, z, idx, potential, state)[1]
+                estimator.estimate(key_gradient, i, z, idx, here, state)[1]
                 for estimator, state in zip(estimators, states, strict=True)
             ]
             return [whitening.pull(info.ravel(grad)) for grad in grads]

@@ -35,6 +35,7 @@ from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.handlers import drawn_once, same_plates, seed_plates, valid_plates
 from numpyro_ext._model.losses import finite_step, map_over, weightless_dropped
 from numpyro_ext._model.masked import masks_filled
+from numpyro_ext._model.minibatch import rows_of_step
 from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import (
     Site,
@@ -224,6 +225,10 @@ class Draws:
             mean = objective.noise_power(self.step), len(self.keys)
             fresh = isinstance(rng_key, Tracer)  # a program that is made for many steps
             self.proxy = objective.proxy.of_run(model, args, kwargs, *mean, once=not fresh)
+        idx, (self.args, self.kwargs) = rows_of_step(
+            plate_key, self.layout.subsampled, (args, kwargs)
+        )
+        self._model.idx = self._guide.idx = idx
 
     def each(self, fn: Callable[["Particle"], Any], **options: Any) -> tuple[Any, State]:
         """``fn`` of all particles, stacked, and their mutable state.

@@ -394,7 +394,7 @@ class ParticleField(ELBO, ABC):
         # The rows of the minibatch, drawn once for all particles.
         idx = potential.draw_rows(key_minibatch)
         fresh = isinstance(rng_key, Tracer)
-        by_proxy = self.with_proxy(potential, model, args, kwargs, fresh=fresh)
+        by_proxy = self.with_proxy(potential, model, args, kwargs, fresh=fresh).with_rows(idx)
         own = {n: params[n] for n in info.params if n in params}
 
         def log_prob(x: Array, own: Params) -> Array:

@@ -398,6 +398,7 @@ def _evaluate(
 ) -> tuple[Array, Array, dict[str, Array]]:
     """Potentials ``(m,)`` and gradients ``(m, d)`` of all particles on one minibatch, its rows."""
     idx = potential.draw_rows(rng_key)
+    potential = potential.with_rows(idx)
     return *jax.vmap(lambda x: potential.value_and_grad_flat(x, idx))(x), idx
 
 

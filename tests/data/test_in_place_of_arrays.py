@@ -1,5 +1,6 @@
 """Draws and fits with rows on the host equal those with the array."""
 
+import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,8 @@ import pytest
 from numpyro_ext.data import Batches, HostArray
 from numpyro_ext.guides import AutoRealNVPNormal
 from numpyro_ext.mcmc import SGHMC, SGLD, ControlVariate
-from numpyro_ext.objectives import VRELBO
+from numpyro_ext.objectives import VRELBO, taylor_proxy
+from numpyro_ext.particles import AutoParticles, RegularizedSVGD
 
 N, BATCH = 400, 20
 W = np.array([1.0, -0.5])
@@ -97,6 +99,35 @@ def test_a_chain_and_a_fit_of_a_loader():
     mcmc.run(random.key(4), batches)
     draws = mcmc.get_samples()["loc"]
     assert abs(draws.mean() - rows.mean()) < 0.2 * N**-0.5 and 0.5 < draws.std() * N**0.5 < 1.5
+
+
+def test_the_rows_of_a_draw_and_of_a_step_are_read_in_one_call():
+    """Whatever reads them: a corrected gradient, particles, the model and its proxy."""
+    calls = []
+
+    def count(x):
+        calls.append(len(x))
+        return x
+
+    y = HostArray(Y, transform=count)
+    anchored = ControlVariate({"w": jnp.asarray(W)})
+    kernel = SGHMC(model, 1e-2, gradient=anchored, steps_per_sample=5)
+    state = kernel.init(random.key(0), 0, None, (HOST[0], y))
+    calls.clear()
+    jax.block_until_ready(jax.jit(kernel.sample)(state, (HOST[0], y)))
+    assert calls == [5 * BATCH]
+    proxy = taylor_proxy(model, *ARRAYS, center={"w": jnp.asarray(W)})
+    guides = {
+        AutoNormal(model): VRELBO(1.0, 4, proxy=proxy),
+        AutoParticles(model, 8, init_from=None): RegularizedSVGD(proxy=proxy),
+    }
+    for guide, loss in guides.items():
+        svi = SVI(model, guide, optax.adam(1e-3), loss)
+        state = svi.init(random.key(0), HOST[0], y)
+        step = jax.jit(svi.update).lower(state, HOST[0], y).compile()
+        calls.clear()
+        jax.block_until_ready(step(state, HOST[0], y))
+        assert calls == [BATCH]
 
 
 def test_no_more_than_a_piece_is_read_at_once():
