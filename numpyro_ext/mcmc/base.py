@@ -501,8 +501,6 @@ class ModelKernel(ResumableKernel):
     init_strategy: Callable[..., Any] = init_to_uniform
 
     state_class: ClassVar[Any]
-    last_step_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields that only the last transition of a draw computes, because no other one reads them."""
     finds_whitening: ClassVar[bool] = True
     """True if steps are taken in the coordinates that ``step_size=None`` finds."""
     inference_method: ClassVar[str] = "mcmc"
@@ -521,6 +519,8 @@ class ModelKernel(ResumableKernel):
         self._potential: Potential | None = None
         self._ready = False
         self._key_params: Array | None = None
+        # Only the last transition of a draw computes these, because no step reads them.
+        self.last_step_fields: tuple[str, ...] = ()
         # Between the flat vector of the sites and the coordinates of a step.
         self.coordinates = self.given_whitening or IdentityCoordinates()
         if self.finds_settings and type(self).choose is ModelKernel.choose:
@@ -841,7 +841,6 @@ class SGMCMCKernel(ModelKernel):
     sharding: NamedSharding | None = None
     forward_mode_differentiation: bool = False
 
-    last_step_fields: ClassVar[tuple[str, ...]] = ("potential_energy", "grad_norm")
     momentum: ClassVar[str | None] = None
     """Name of the state's field that is the momentum, for kernels that have one."""
     inference_method: ClassVar[str] = "sgmcmc"
@@ -854,6 +853,7 @@ class SGMCMCKernel(ModelKernel):
         check_choice("minibatch", self.minibatch, ("replace", "epoch"))
         num_devices(self.sharding)
         shown = {"kinetic_temperature", "implied_variance_ratio"} & {*self.state_class._fields}
+        self.last_step_fields = ("potential_energy", "grad_norm", *shown)
         self.heat_field = shown.pop() if shown else None  # shows how hot a chain is
 
     @abstractmethod

@@ -83,7 +83,6 @@ class PSGLD(SGMCMCKernel):
     """
 
     state_class = PSGLDState
-    last_step_fields = (*SGMCMCKernel.last_step_fields, "implied_variance_ratio")
 
     decay: float = 0.99
     damping: float = 1e-5

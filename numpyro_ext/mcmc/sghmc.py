@@ -144,7 +144,6 @@ class SGHMC(SGMCMCKernel):
     """
 
     state_class = SGHMCState
-    last_step_fields = (*SGMCMCKernel.last_step_fields, "kinetic_temperature")
     momentum = "r"
 
     friction: float | None = None

@@ -80,7 +80,6 @@ class SGLD(SGMCMCKernel):
     """
 
     state_class = SGLDState
-    last_step_fields = (*SGMCMCKernel.last_step_fields, "implied_variance_ratio")
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         return {"implied_variance_ratio": jnp.ones((), z.dtype)}

@@ -88,7 +88,6 @@ class SGNHT(SGMCMCKernel):
     """
 
     state_class = SGNHTState
-    last_step_fields = (*SGMCMCKernel.last_step_fields, "kinetic_temperature")
     momentum = "r"
 
     friction: float | None = None

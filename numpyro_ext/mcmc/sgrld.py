@@ -76,7 +76,6 @@ class SGRLD(SGMCMCKernel):
     """
 
     state_class = SGLDState
-    last_step_fields = (*SGMCMCKernel.last_step_fields, "implied_variance_ratio")
     finds_whitening = False  # its functions are those of z
 
     metric: VectorFn | ExpandedMean
