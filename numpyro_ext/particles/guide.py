@@ -14,7 +14,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.primitives import mutable
 
 from numpyro_ext._checks import check_count, check_nonnegative
-from numpyro_ext._model.arguments import check_frames
+from numpyro_ext._model.arguments import check_frames, is_traced
 from numpyro_ext._model.enumeration import without_summed
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._model.modes import SEARCH, InitFrom, given_modes
@@ -141,7 +141,7 @@ class AutoParticles(ContinuousGuide):
         """The particles at the start, at which mode each of them is, and the first one's sites."""
         check_frames(self.model, args, kwargs)
         info = read_for_particles(self.model, args, kwargs)
-        self.seen = info, (args, kwargs)
+        self.seen = None if is_traced((args, kwargs)) else (info, (args, kwargs))
         self.summed = bool(info.summed)
         if self.summed:
             with handlers.block():
