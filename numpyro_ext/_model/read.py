@@ -241,7 +241,7 @@ def unravel(x: Array, shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> Sites:
     sites, start = {}, 0
     for name, shape in shapes:
         stop = start + math.prod(shape)
-        sites[name] = x[..., start:stop].reshape(*x.shape[:-1], *shape)
+        sites[name] = x[..., start:stop].reshape((*x.shape[:-1], *shape))
         start = stop
     return sites
 

@@ -64,6 +64,7 @@ def test_ravel_and_unravel_are_inverse():
     assert jnp.array_equal(z["basis"], 3 + jnp.arange(6.0).reshape(2, 3))
     assert jnp.array_equal(info.ravel(z), x)
     assert jnp.array_equal(info.ravel(dict(sorted(z.items()))), x)
+    assert jnp.array_equal(info.ravel(info.unravel(np.asarray(x))), x)
     for name, where in info.slices.items():
         assert jnp.array_equal(x[where], jnp.ravel(z[name]))
 
