@@ -152,9 +152,19 @@ def in_parts(second):
         (model, AutoDelta(model), "none"),
         (model, AutoDAIS(model, K=1), "bound"),
         (model, AutoAuxiliary(model, hidden_dims=(2,), init_from=None), "bound"),
-        (model, AutoHVI(model, hidden_dims=(2,), init_from=None), "bound"),
+        pytest.param(
+            model,
+            AutoHVI(model, hidden_dims=(2,), init_from=None),
+            "bound",
+            marks=pytest.mark.nightly,
+        ),
         (model, AutoSemiImplicit(model, hidden_dims=(2,), init_from=None), "none"),
-        (only_local, AutoSemiDAIS(only_local, only_local, K=1), "bound"),
+        pytest.param(
+            only_local,
+            AutoSemiDAIS(only_local, only_local, K=1),
+            "bound",
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=lambda x: type(x).__name__,
 )

@@ -85,6 +85,7 @@ def test_what_is_computed_from_latents_is_judged_too():
         assert ok or ("cube" in row.verdict and 1.3 < row.value < 1.75)
 
 
+@pytest.mark.nightly
 def test_what_is_the_same_in_all_draws_is_compared_with_itself():
     """The rows of imputed data that are known, of which single precision sums no exact mean."""
     y = np.random.default_rng(0).normal(2.0, 1.0, 60)
@@ -107,10 +108,10 @@ def test_what_is_the_same_in_all_draws_is_compared_with_itself():
     assert rows[QUANTITY].value == pytest.approx(1.0, rel=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "wrong"),
-    [pytest.param(FlowGuide, 0.75, marks=pytest.mark.nightly), (ImplicitGuide, 1.3)],
+    [(FlowGuide, 0.75), (ImplicitGuide, 1.3)],
 )
 def test_a_guide_that_is_a_quarter_too_narrow_or_too_wide_is_found(kind, wrong):
     for factor, ok in ((1.0, True), (wrong, False)):

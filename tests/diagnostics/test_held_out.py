@@ -128,7 +128,7 @@ def mixture(y):
         numpyro.sample("y", dist.Normal(x @ H.T + SHIFT, NOISE).to_event(1), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_mixture_of_known_components():
     """log sum_k pi_k N(y | H m_k + shift, H V_k H^T + R); z is summed out."""
     guide = SVAEGuide(mixture_naturals(), linear_network(), GMMEP())

@@ -131,7 +131,7 @@ def test_particles_that_keep_the_shares_of_their_start_say_so():
     assert "crossing rate between modes" not in wide
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_shares_that_short_chains_leave_open_are_not_called_right():
     """Chains cross now and then, and gradients say that all is well."""
     assert not diagnosed(two_modes_at(3.5), 70, 30, 3.5).ok

@@ -28,6 +28,7 @@ def correlated():
     numpyro.sample("z", dist.MultivariateNormal(LOC, scale_tril=FACTOR))
 
 
+@pytest.mark.nightly
 def test_finds_a_correlated_normal():
     guide = AutoImplicit(correlated, hidden_dims=(16,), init_scale=0.5)
     optim = optax.adam(optax.cosine_decay_schedule(3e-2, 2000))

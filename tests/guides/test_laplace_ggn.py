@@ -67,7 +67,7 @@ def set_up(model, *args, guide=None, **kwargs):
     "kind",
     [
         pytest.param(kind, marks=pytest.mark.x64)
-        if kind in ("poisson", "categorical")
+        if kind == "poisson"
         else pytest.param(kind, marks=pytest.mark.nightly)
         for kind in Y
     ],
@@ -212,6 +212,7 @@ def test_network_against_its_jacobian(net_params, tol):
         last.get_transform(net_params)
 
 
+@pytest.mark.nightly
 def test_linearised_draws_have_these_moments_and_one_network_for_all_rows(net_params):
     guide = set_up(network, X, Y["normal"])
     f = guide.linearised_predictive(net_params, NEW)

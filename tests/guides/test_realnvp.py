@@ -89,6 +89,7 @@ def test_starts_at_the_identity_not_at_its_mirror_image():
     assert jnp.allclose(z, params["auto_loc"] + 0.3 * e, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_reaches_the_banana_where_a_gaussian_cannot():
     b, v = 0.03, 100.0
     s = (-1 / v + (1 / v**2 + 16 * b**2) ** 0.5) / (8 * b**2)

@@ -61,7 +61,7 @@ def linear_field(params):
     return stein - PENALTY * ((mean**2).sum() + ((params["s"][:, None] * W) ** 2).sum())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_operator_vi_descends_in_the_guide_and_ascends_in_the_network():
     one = with_critic(guide, stax.Dense(2), output_dim=2)
     loss = SteinDiscrepancy(200, "critic", critic_penalty=PENALTY)

@@ -242,6 +242,7 @@ def network(x, y):
         numpyro.sample("y", dist.Normal(net(batch), noise), obs=numpyro.subsample(y, event_dim=0))
 
 
+@pytest.mark.nightly
 def test_the_parameters_of_a_model_with_a_network_have_their_ordinary_gradient():
     data = jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32)
     guide = AutoNormal(network, init_scale=0.02)
