@@ -87,18 +87,6 @@ def test_the_readme_says_how_to_install_and_what_make_runs():
     assert [x for x in re.findall(r"\bmake ([a-z]+)", text) if x not in targets] == []
 
 
-def test_the_glossary_explains_its_ten_words():
-    words = re.findall(r"^- \*\*(\w+)\*\*: ", (DOCS / "conventions.md").read_text(), re.M)
-    assert words == "unit row particle potential factor minibatch plate draw move rule".split()
-
-
-def test_no_neural_network_is_called_a_bayesian_network():
-    """That is a graph to a statistician; a neural one is a Bayesian neural network."""
-    texts = [*PAGES, *EXAMPLES, *(ROOT / "numpyro_ext").rglob("*.py")]
-    found = [path for path in texts if re.search(r"bayesian\s+network", path.read_text(), re.I)]
-    assert found == []
-
-
 def test_citation_and_changelog_have_the_version_of_the_package():
     version = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.M)
     assert version

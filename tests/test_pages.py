@@ -1,7 +1,5 @@
 """The Python of each page runs as a reader pastes it, from its first line in an empty namespace."""
 
-import ast
-import importlib
 from pathlib import Path
 import re
 import textwrap
@@ -63,14 +61,6 @@ def short(monkeypatch):
     monkeypatch.setattr(EPEngine, "run", run_of(EPEngine.run))
     monkeypatch.setattr(diagnostics, "restarts", restarts)
     monkeypatch.setattr(diagnostics, "diagnose", table)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_imports_from_the_package_exists(page):
-    for node in ast.walk(ast.parse(PAGES[page])):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("numpyro_ext"):
-            names = {alias.name for alias in node.names}
-            assert names <= set(dir(importlib.import_module(str(node.module))))
 
 
 @pytest.mark.nightly
