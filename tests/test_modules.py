@@ -171,6 +171,7 @@ PLACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_modules_descend_as_a_stax_pair_of_the_same_weights(place):
     own, make = PLACES[place]
@@ -231,6 +232,7 @@ class Images(linen.Module):
         return linen.Dense(4)(x.reshape(len(x), -1))
 
 
+@pytest.mark.slow
 def test_convolutional_encoders_read_each_image_alone():
     guide = flow(Images(), num_flows=0)
     svi = SVI(local, guide, optax.adam(1e-2), Trace_ELBO())

@@ -127,6 +127,7 @@ def test_a_good_run_is_fine_and_its_tree_says_the_same():
     assert again.title == found.title == "Scripted, 1 x 500 draws"
 
 
+@pytest.mark.slow
 def test_everything_that_a_stochastic_gradient_run_can_show_is_said_and_warned_of():
     mcmc = scripted(heat=4.0, diverging=0.1, scale=0.25)
     found = diagnose(mcmc, num_moves=0)

@@ -187,7 +187,7 @@ def test_distributions_and_draws_of_predictive_stand_for_a_fit():
     assert (single.network_sd, single.noise_sd) == (0, pytest.approx(NOISE))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rows_of_several_numbers_counts_and_masks():
     """No cdf, no plate, a vector with correlation: by draws of the site; of counts half a step."""
     mean = jnp.stack([X, -X], -1)

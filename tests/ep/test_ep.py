@@ -197,7 +197,7 @@ def test_separable_rows_settle_by_adaptive_damping(needs_x64):
         np.testing.assert_allclose([m[0], V[0, 0]], [mean, variance], rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_units_of_a_site_change_nothing():
     """The directions of a row mix a coefficient of any unit with a log scale, of which single
     precision leaves 1e-3 standard deviations."""

@@ -82,6 +82,7 @@ def exact(name, mean, cov):
     return m, np.sqrt(p @ (z - m) ** 2 / p.sum()), log_p.max() + np.log(p.sum() * cell)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_moments_and_evidence_of_examples(name):
     """At .01 sd, 4 % and .03 nats where a normal distribution has the shape of the posterior."""

@@ -156,6 +156,7 @@ def counted():
     return ep, ep.run(random.key(0), 30, COUNTS, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_discrete_local_sites_are_drawn_by_their_probabilities():
     """Beside a grid of eta. A share of 4,000 draws is off by at most .008."""
     ep, fit = counted()

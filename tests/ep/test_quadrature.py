@@ -109,7 +109,7 @@ def test_sites_of_weak_kinks_have_the_right_sign(lines):
     assert abs(found / (1 / V - 1 / var) - 1) < 2e-3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("r", [pytest.param(1, marks=pytest.mark.x64), 2, 3])
 def test_normal_factor_is_its_own_site(r, tol):
     """At any power, and in any rank."""

@@ -207,7 +207,7 @@ flow = partial(FlowGuide, plate="rows", features=whole)
 implicit_guide = partial(ImplicitGuide, plate="rows", features=whole)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_latents_outside_the_plate_are_those_of_another_guide():
     guide = flow(mixed, (net_init, net_apply), num_flows=0, global_guide=AutoMultivariateNormal)
     svi = SVI(mixed, guide, optax.adam(1e-2), Trace_ELBO())

@@ -346,6 +346,7 @@ def random_walk(y=WALK):
     numpyro.deterministic("power", gain * squares)
 
 
+@pytest.mark.slow
 def test_models_with_scan_run_and_their_parameters_are_constrained_once():
     guide, svi = new_svi("RealNVP", random_walk)
     params = svi.get_params(svi.init(random.key(0)))

@@ -49,6 +49,7 @@ def weights_of(inputs, outputs, hidden=(64, 64)):
     return sum(a * b + b for a, b in pairwise(sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [AutoNormal, AutoDiagonalNormal])
 def test_input_is_the_unconstrained_latent_vector(inner):
     guide = with_critic(inner(model))

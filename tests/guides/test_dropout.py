@@ -76,7 +76,7 @@ def by_hand(guide, params, key, alpha, rows):
     return total - N / M / alpha * jnp.sum(inner) + N / alpha * jnp.log(K)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_black_box_alpha_of_it_is_dropout_with_alpha_divergences(fitted, tol):
     svi, run = fitted
     guide, key, batch = svi.guide, random.key(3), 3
@@ -95,6 +95,7 @@ def test_black_box_alpha_of_it_is_dropout_with_alpha_divergences(fitted, tol):
     assert jnp.allclose(loss(1e-4, run.params), usual, rtol=tol(1e-3, 1e-3))
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_without_dropout_it_is_the_mode_with_the_weights_prior_up_to_a_constant(tol):
     guide, point = new_guide(keep_prob=1.0), AutoDelta(model)
@@ -179,6 +180,7 @@ def one_matrix(name, shape, prior=None, infer=None):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape", "infer", "in_axis", "axis"),
     [

@@ -127,6 +127,7 @@ def test_skew_is_a_bijection_with_its_log_determinant(tol):
     np.testing.assert_allclose(slopes(jnp.array([-1e3, 1e3])), far, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_coupling_guide_makes_independent_coordinates_skew():
     """The KL from four Exponential(1), of which the logarithms are the coordinates. A normal leaves
     1.5 - log(2 pi e) / 2 = 0.081 nats in each, and so does a normal given the other half."""

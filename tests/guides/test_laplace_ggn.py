@@ -283,7 +283,7 @@ def test_predictive_draws_from_the_normal_and_the_guide_pickles(net_params):
     assert jnp.allclose(b1, net_params["auto_loc"][12])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_observed_sites_masked_rows_and_a_scale(tol):
     mask = jnp.arange(N) > 3
 

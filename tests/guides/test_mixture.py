@@ -140,6 +140,7 @@ def test_draws_far_in_the_tails_have_finite_gradients_of_the_right_size():
     assert jnp.abs(by_shift[0] - 3.0) < 0.01 and (jnp.abs(by_shift[1:]) < 10.0).all()
 
 
+@pytest.mark.slow
 def test_full_covariances_have_draws_but_no_loss_that_differentiates_them():
     guide, svi, state = guide_of("full")
     params = svi.get_params(state)

@@ -93,6 +93,7 @@ def two(y):
         numpyro.sample("y", dist.Normal(b, a), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AutoNormal, AutoDiagonalNormal, AutoLowRankMultivariateNormal])
 def test_every_normal_guide_is_a_prior(kind):
     guide = kind(two)

@@ -39,6 +39,7 @@ def both_sd(z, y):
     return jnp.concatenate([z, y]).std(0)
 
 
+@pytest.mark.slow
 def test_energy_distance_is_that_of_an_explicit_loop():
     z, noise = random.normal(random.key(0), (2, 4, 3, 2)) * jnp.array([1.0, 50.0])
     y = 2.0 + z + 0.1 * noise
@@ -64,6 +65,7 @@ def ends(params, key, push, K=4):
     return z, y
 
 
+@pytest.mark.slow
 def test_gradient_pulls_the_draws_to_the_ends_of_their_chains():
     loss, key = AmortizedMCMC(4, 3, transition=lambda key, z, U: 0.8 * z + 1.0), random.key(1)
     params = {"m": 0.3, "s": 0.7}

@@ -26,6 +26,7 @@ from tests.objectives.models import (
 )
 
 
+@pytest.mark.slow
 def test_without_global_latents_it_is_the_renyi_bound():
     kinds = [(a, kl) for a in (-0.5, 1.0) for kl in (False, True)]
     ours = [BBAlphaELBO(a, 4, approximate_kl=kl) for a, kl in kinds]
@@ -35,6 +36,7 @@ def test_without_global_latents_it_is_the_renyi_bound():
     assert_same(got[: len(ours)], got[len(ours) :], 5e-5)
 
 
+@pytest.mark.slow
 def test_order_zero_and_one_particle_are_the_elbo():
     params, stock = {"c": 0.4}, partial(VRELBO, 1.0, gradient="standard")
     zero = [BBAlphaELBO(0.0, 3), BBAlphaELBO(0, 3, approximate_kl=True), stock(3)]
@@ -117,6 +119,7 @@ def probit():
         numpyro.factor("y", jax.scipy.special.log_ndtr(PROBIT_Y * PROBIT_X * z))
 
 
+@pytest.mark.slow
 def test_probit():
     """With the approximate KL: no gradient is left at the optimum; and the value at N(.8, .25)."""
     estimate = mean_and_error(probit, approximate_kl=True)
@@ -157,6 +160,7 @@ def seen_in_part(x, seen, batch=None):
         numpyro.sample("x", dist.Normal(z, 1.0).mask(seen[idx]), obs=x[idx])
 
 
+@pytest.mark.slow
 def test_a_masked_row_is_no_factor():
     """All rows, and the mean of minibatches, whose N is a guess: with 4 of 8 rows and alpha = 1
     that moves the loss by less than the error of 1,000 of them."""
@@ -204,6 +208,7 @@ def recognised(y, share=1.5**2 / (1.5**2 + 0.6**2)):
 GUIDE, ROWS = {"m": 0.9, "s": 0.5}, jnp.array([0.3, 2.5, -1.0])
 
 
+@pytest.mark.slow
 def test_an_exact_recognition_network_is_the_integral_of_local_latents():
     """Value and gradient, draw by draw: the ratio p(x, z) / q(z) is p(x) at every z."""
     losses = [BBAlphaELBO(alpha, 5) for alpha in (-1.0, 0.5, 2.0)]

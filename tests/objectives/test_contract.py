@@ -204,6 +204,7 @@ def rows_of(size):
     return model, {"ImplicitELBO": by_noise, "AuxiliaryELBO": WithReverse()}, guide
 
 
+@pytest.mark.slow
 def test_three_rows_of_six_have_twice_the_loss_and_the_gradient_of_three():
     """If plates enclose every site, and the same is drawn."""
     makers = {**OBJECTIVES, "AuxiliaryELBO": lambda: AuxiliaryELBO(3)}
@@ -237,6 +238,7 @@ FINITE_BY_HALF = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the loss is NaN")
 def test_weights_of_minus_infinity_leave_finite_gradients():
     """Half of the weights, all of them, and a model that is not a number."""
@@ -263,7 +265,7 @@ def test_weights_of_minus_infinity_leave_finite_gradients():
     assert np.all(np.isfinite(gradients[:2]))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_auto_guide_and_predictive():
     auto = AutoNormal(model)
     svi = SVI(model, auto, optax.adam(0.05), BBAlphaELBO(0.5, 3, vectorize_particles=False))

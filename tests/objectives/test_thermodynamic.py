@@ -81,7 +81,7 @@ def test_g2():
     assert np.all(error < 0.03)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_partition_is_the_elbo():
     losses = [ThermodynamicELBO(1, 4, gradient="pathwise"), ThermodynamicELBO(1, 4)]
     losses.append(VRELBO(1.0, 4, gradient="standard"))

@@ -59,6 +59,7 @@ def assert_is_minus(grads, expected, tol):
         np.testing.assert_allclose(-grads[name], value, rtol=tol, atol=tol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("baseline", "num_particles"), [("arithmetic", 2), ("geometric", 2), ("geometric", 3)]
 )

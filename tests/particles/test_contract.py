@@ -134,6 +134,7 @@ def test_finds_the_regression():
 class TestSVI:
     """The base's own work, which does not depend on the field."""
 
+    @pytest.mark.slow
     def test_progress_bar_stable_update_and_resuming_change_nothing(self):
         """And none of the loops traces the model again at every step."""
         _, svi, _ = fitted()
@@ -186,6 +187,7 @@ def ensemble(sharding=None):
 
 @pytest.mark.filterwarnings("ignore:the particles have not converged")
 class TestMCMC:
+    @pytest.mark.slow
     def test_samples_and_extra_fields_have_the_shapes_of_chains(self):
         mcmc = ensemble()
         samples = mcmc.get_samples(group_by_chain=True)
@@ -197,6 +199,7 @@ class TestMCMC:
         assert fields["potential_energy"].shape == fields["diverging"].shape == (10, 4)
         assert not fields["diverging"].any()
 
+    @pytest.mark.slow
     def test_other_settings_of_the_run_change_nothing_and_it_resumes(self):
         """Progress bar, jitted arguments, a pickled kernel, no thinning: the same particles."""
         mcmc = ensemble()

@@ -134,7 +134,7 @@ def test_networks_whose_potentials_do_not_fit_are_refused():
             guide.local_posterior(params, Y)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sites_may_have_other_names():
     def renamed(y):
         with numpyro.handlers.scope(prefix="m"):

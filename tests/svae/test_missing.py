@@ -157,7 +157,7 @@ def loss_and_gradient(params, key, y, fill):
     return jax.value_and_grad(loss)(params)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_bound_is_that_of_the_entries_that_were_seen():
     params, key = params_of_holes(), random.key(4)
     found, gradient = loss_and_gradient(params, key, HOLES, 0.0)
