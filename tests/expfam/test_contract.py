@@ -166,6 +166,7 @@ def test_divergence_is_zero_only_from_itself(name):
     np.testing.assert_allclose(from_itself, 0.0, atol=1e-5)
 
 
+@pytest.mark.slow
 @each_family
 def test_log_density_is_that_of_numpyro(name):
     found = drawn()[name]
@@ -174,6 +175,7 @@ def test_log_density_is_that_of_numpyro(name):
     np.testing.assert_allclose(found["log q"], found["numpyro"], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 @each_family
 def test_averages_over_draws_are_means_entropy_and_divergence(name):
     """To five standard errors of 4000 draws."""
@@ -189,6 +191,7 @@ def test_averages_over_draws_are_means_entropy_and_divergence(name):
     check(found["log q"][:, 0] - found["log p"][:, 0], exact()[name]["kl"][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REPARAMETERISED)
 def test_the_derivative_of_a_draw_has_the_mean_of_the_derivative(name):
     """To five standard errors; the direction is that of ``exact``."""
