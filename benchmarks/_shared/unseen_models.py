@@ -40,6 +40,7 @@ class Unseen(NamedTuple):
     """Means and standard deviations by quadrature, where NUTS would not mix or is not needed."""
     same: tuple[Model, tuple[Any, ...]] | None = None
     """The same posterior, by a model and data with which NUTS has an easier task."""
+    particles: int = 200
 
     def truth(self, folder: Path, name: str) -> Truth:
         """Means and standard deviations: exact, or of NUTS in double precision, which is kept."""

@@ -65,8 +65,9 @@ from _shared.statsmodels_models import STATSMODELS
 from _shared.unseen_models import MODELS as UNSEEN
 from _shared.unseen_models import NUTS_DRAWS, Unseen
 from _shared.verdicts import HEADS, Errors, Line, Truth, Verdict, counted, errors, kept
+from hierarchies.models import HIERARCHIES
 
-MODELS = {**UNSEEN, **STATSMODELS, **BROUGHT}
+MODELS = {**UNSEEN, **STATSMODELS, **BROUGHT, **HIERARCHIES}
 STOCK = {guide.__name__: guide for guide in (AutoNormal, AutoMultivariateNormal)}
 FLOWS = {guide.__name__: guide for guide in (AutoRealNVPNormal, AutoSplineNormal)}
 FALLING = "AutoRealNVPNormal, falling rate"
@@ -76,7 +77,7 @@ KERNELS: dict[str, Callable[..., Any]] = {"SGHMC": SGHMC, "SGNHT": SGNHT, "SGLD"
 METHODS = [*STOCK, *FLOWS, "AutoMixtureNormal", *FIELDS, "ParVI", *KERNELS]
 COLUMNS = ("model", "method", "worst mean", "sd ratio", *HEADS, "seconds", "/ NUTS")
 KERNEL_BAND = 0.1, 0.1
-PARTICLES, LEAST_ESS = 200, 400
+LEAST_ESS = 400
 
 
 def fit(problem: Unseen, method: str, truth: Truth, seed: int) -> tuple[Errors, Verdict, float]:
@@ -101,11 +102,11 @@ def fit(problem: Unseen, method: str, truth: Truth, seed: int) -> tuple[Errors, 
             found = by_guide(model, data, FLOWS[method](model), loss, rate, seed)
         else:
             field = partial(FIELDS[method], proxy=proxy)
-            found = by_particles(model, data, field, seed, PARTICLES)
+            found = by_particles(model, data, field, seed, problem.particles)
     elif method == "AutoMixtureNormal":
         found = by_guide(model, data, AutoMixtureNormal(model), MixtureELBO(), adam, seed)
     else:
-        found = by_parvi(model, data, seed, PARTICLES)
+        found = by_parvi(model, data, seed, problem.particles)
     error = errors(found.draws, truth)
     return error, Verdict(error.right(), found.found), before + found.seconds
 
@@ -172,6 +173,19 @@ def report_truth(folder: Path, name: str, truth: Truth) -> None:
     sys.stdout.flush()
 
 
+def table(models: list[str], methods: list[str], out: Path, seed: int) -> None:
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    lines = []
+    for name in models:
+        MODELS[name]().truth(out, name)
+        of_nuts = nuts_seconds(name, out)
+        for method in methods:
+            label = f"{name} {method}" + (f" {seed}" if seed > 1 else "")
+            row = partial(with_ratio, name, method, out, seed, of_nuts)
+            lines.append(kept(out, label, row))
+    print(counted(lines))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--model", nargs="*", default=list(UNSEEN), choices=list(MODELS))
@@ -183,22 +197,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.one:
         print(json.dumps(one(args.model[0], args.only[0], args.out, args.seed)))
-        return
-    if not args.truth:
-        print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
-    lines: list[Line] = []
-    for name in args.model:
-        truth = MODELS[name]().truth(args.out, name)
-        if args.truth:
-            report_truth(args.out, name, truth)
-            continue
-        of_nuts = nuts_seconds(name, args.out)
-        for method in args.only:
-            label = f"{name} {method}" + (f" {args.seed}" if args.seed > 1 else "")
-            row = partial(with_ratio, name, method, args.out, args.seed, of_nuts)
-            lines.append(kept(args.out, label, row))
-    if lines:
-        print(counted(lines))
+    elif args.truth:
+        for name in args.model:
+            report_truth(args.out, name, MODELS[name]().truth(args.out, name))
+    else:
+        table(args.model, args.only, args.out, args.seed)
 
 
 if __name__ == "__main__":

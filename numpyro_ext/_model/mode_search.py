@@ -21,11 +21,12 @@ from numpyro_ext._model.checks import check_rows, read_global
 from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, Problem, of_kind
 from numpyro_ext._model.normal_fit import (
     WORTH_OPTIMISING,
+    NormalMeasure,
     batch_rows,
     draw_batch,
-    shape_measure,
+    fit_normal,
+    laplace,
     some_rows,
-    variational_fit,
 )
 from numpyro_ext._model.operations import (
     count_operations,
@@ -54,15 +55,14 @@ _ADAM_STEPS, _ADAM_PIECES, _SEARCHES = 2000, 20, 4
 _NEWTON_STEPS, MOST_PASSES = 60, 300
 """The budget of one search: Newton steps, and gradients of all rows."""
 _HALVINGS, _TWICE_AS_NEAR_IN = 12, 6
-_ROOT_2_PI = math.sqrt(2 * math.pi)
 _NEAR = 0.05
 """The decrement at which a search ends."""
 _LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
 _NORMAL_MODE, _NORMAL_FIT = 0.3, 0.1
 """Departures up to which a mode, and a variational fit in its place, are taken without a warning;
 a fit has come as near as a normal can, so what it leaves is of another kind."""
-_FAR_AWAY = 100.0
-"""The departure of a fit that has not come near the posterior: gradients ten times too large."""
+_STEEP = 3.0
+"""The slope of a fit above which it is said to be unfinished."""
 _REDRAWN = 8  # starts, of up to 100 tries each
 _LOST = 1e3
 """Standard deviations from a mode beyond which the start of a search was of no use: a likelihood
@@ -86,9 +86,16 @@ def find_modes(
     is the covariance, dense up to 512 latent dimensions and diagonal above. Each search takes 2,000
     minibatches and at most 300 gradients of all rows. Ends of searches are one mode if they lie
     within 1.5 standard deviations of each other, and modes with less than a thousandth of the mass
-    are left out. Where there is no mode, as in a centred hierarchy, or where gradients around it
-    are far from those of a normal posterior, the normal of greatest ELBO takes its place. An
-    :class:`InferenceWarning` says what did not hold, as ``modes.problems`` does. With funsor
+    are left out.
+
+    Where there is no mode, as in a centred hierarchy, where gradients around it are far from those
+    of a normal posterior, or where another normal has an ELBO that is surely higher, the normal of
+    greatest ELBO takes its place: it is fitted from the mode (or from where the search began) and
+    from the prior's median in units of the prior, and the one of greater ELBO, by the same 64
+    draws, goes on. It stays where its ELBO is greater than that of the mode's normal. Its ``slope``
+    says whether it has converged: a step would gain half of its square in nats.
+
+    An :class:`InferenceWarning` says what did not hold, as ``modes.problems`` does. With funsor
     installed discrete latent sites of few values are summed out.
 
     **When it fails.** Searches begin within 2 of 0 in unconstrained space, in pairs of opposite
@@ -217,7 +224,7 @@ def search_modes(
     """
     info, given = potential.info, start is not None
     key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
-    search, with_shape = make_search(key_mode, potential), shape_measure(key_shape, potential)
+    search, measure = make_search(key_mode, potential), NormalMeasure(key_shape, potential)
     energy: Any = 0.0
     if start is None:
         start, energy, _ = draw_start(
@@ -235,28 +242,32 @@ def search_modes(
         mode = next(ends)
     all_ends = [mode, *ends] if mode.at_mode and not given else [mode]
     spent += sum(end.row_gradients for end in all_ends)
-    modes = [with_shape(x) for x in _merge_ends(all_ends)] if mode.at_mode else [mode]
+    modes = [measure.with_shape(x) for x in _merge_ends(all_ends)] if mode.at_mode else [mode]
     mode, problems = modes[0], _several_problem(modes, len(all_ends))
-    if not mode.at_mode or mode.departure > _NORMAL_MODE:
+    if not mode.at_mode or mode.departure > _NORMAL_MODE or _is_uphill(mode):
         if not np.isfinite(mode.decrement):
             # The search leaves out minibatches whose gradient is not finite; all rows are in here.
             rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
             potential.check_start(start, rows, *jax.jit(potential.full_value_and_grad)(start))
-        vary = variational_fit(key_svi, potential)
-        # Of several modes, from the heaviest: from elsewhere a fit might end in another one.
-        fits = [with_shape(vary(mode.center if len(modes) > 1 else info.ravel(start)))]
-        if fits[0].departure > _FAR_AWAY and not given:  # from where the prior is, in its units
-            fits.append(with_shape(vary(*prior_center(key_start, model, potential))))
-        spent += sum(fit.row_gradients for fit in fits)
-        fit = min(fits, key=lambda fit: fit.departure)
+        x = info.ravel(start)
+        begins = [(mode.center, mode.factor) if mode.at_mode else (x, jnp.full_like(x, 0.05))]
+        if len(modes) == 1 and not given:  # of several modes, it might end in another one
+            median, sds = prior_center(key_start, model, potential)
+            begins.append((median, sds / 10))
+        fit = measure.with_shape(fit_normal(key_svi, potential, measure)(begins))
+        spent += fit.row_gradients
         fit_problems = (*mode.problems, *fit.problems)
-        if mode.at_mode and mode.departure <= fit.departure:
+        if mode.at_mode and mode.elbo >= fit.elbo:
             fit = mode
-        problems += _distance_problem(mode, fit, advice(info))
-        mass = {"share": mode.share, "log_evidence": mode.log_evidence}
-        modes[0] = replace(fit, **mass, problems=fit_problems)
+        problems += (*_distance_problem(mode, fit, advice(info)), *_slope_problem(fit))
+        modes[0] = replace(fit, share=mode.share, problems=fit_problems)
     problems = (*(problem for mode in modes for problem in mode.problems), *problems)
     return Modes(tuple(modes), info.shapes, spent, tuple(dict.fromkeys(problems)))
+
+
+def _is_uphill(mode: Mode) -> bool:
+    """True if another normal has an ELBO that is surely higher, by more than half a nat."""
+    return mode.slope - 2 * mode.slope_error > 1
 
 
 def _start_again(
@@ -356,6 +367,18 @@ def _distance_problem(mode: Mode, fit: Mode, advice: str) -> tuple[Problem, ...]
     return ()
 
 
+def _slope_problem(fit: Mode) -> tuple[Problem, ...]:
+    """What is said of a fit that has not come to the greatest ELBO."""
+    if not fit.variational or fit.slope - 2 * fit.slope_error <= _STEEP:
+        return ()
+    sentence = (
+        f"the normal of greatest ELBO is not found: another step would still gain about"
+        f" {fit.slope**2 / 2:.2g} nats, so center and scales may be far off; reparametrise the"
+        " model, or give init_params near the posterior."
+    )
+    return (Problem(sentence, "not converged"),)
+
+
 def budget_note(mode: Mode) -> str:
     """The end of a sentence on where a search ended."""
     spent = f", when its budget of {MOST_PASSES} gradients of all rows was spent"
@@ -432,11 +455,9 @@ def make_search(
                         x, at, factor = fallback.pop(), unknown, unit
                     elif not bool(moved):
                         break
-            diagonal = np.diagonal(factor) if factor.ndim == 2 else np.asarray(factor)
-            with np.errstate(divide="ignore"):
-                volume = float(np.sum(np.log(_ROOT_2_PI * np.abs(diagonal))))
-                log_evidence = volume - float(np.sum(np.asarray(at[0], np.float64)))
-            fit = Mode(x, factor, float(decrement), int(num_negative), spent, log_evidence)
+            fit = Mode(
+                x, factor, float(decrement), int(num_negative), spent, laplace(at[0], factor)
+            )
             yield replace(fit, out_of_budget=left <= 0)
 
     return search

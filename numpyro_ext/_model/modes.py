@@ -37,7 +37,7 @@ _AT_MODE = 0.3
 
 class Problem(str):
     """A sentence on what did not hold, with its kind: ``"no mode"``, ``"far from normal"``,
-    ``"several modes"`` or ``"density jumps"``."""
+    ``"not converged"``, ``"several modes"`` or ``"density jumps"``."""
 
     kind: str
 
@@ -62,12 +62,18 @@ class Mode:
     :param center: c, ``(n,)`` in the flat order.
     :param factor: A, lower triangular ``(n, n)``, or the ``(n,)`` diagonal for large n.
     :param float decrement: :math:`\sqrt{g^\top H^{-1} g}`, the distance of c from the mode in
-        posterior standard deviations.
+        posterior standard deviations; nan for a normal of greatest ELBO.
     :param int num_negative: number of negative directions of the curvature, which were turned
         positive.
     :param int row_gradients: gradients of single rows that were spent.
     :param float log_evidence: logarithm of the integral of :math:`e^{-U}` around the mode by
-        Laplace's formula, :math:`-U(c) + \tfrac n2 \log 2\pi + \log |A|`.
+        Laplace's formula, :math:`-U(c) + \tfrac n2 \log 2\pi + \log |A|`; of a normal of greatest
+        ELBO, its ELBO, which is a lower bound.
+    :param float elbo: the evidence lower bound of the normal, from 64 draws.
+    :param float elbo_error: its standard error.
+    :param float slope: the length of the ELBO's natural gradient, with which a step would gain
+        :math:`\tfrac12 \text{slope}^2` nats: 0 at the normal of greatest ELBO.
+    :param float slope_error: its standard error.
     :param float departure: median of :math:`|A^\top \nabla U(z) - \xi|^2 / n` over draws, 0 for a
         normal posterior and 1 where the approximation is off by as much as the gradients are large.
     :param float stiffness: the largest curvature in whitened coordinates, in all but a twentieth of
@@ -88,6 +94,10 @@ class Mode:
     log_evidence: float = np.nan
     departure: float = np.inf
     stiffness: float = 1.0
+    elbo: float = np.nan
+    elbo_error: float = np.nan
+    slope: float = np.nan
+    slope_error: float = np.nan
     out_of_budget: bool = False
     variational: bool = False
     share: float = 1.0
@@ -114,7 +124,7 @@ class Mode:
     @property
     def at_mode(self) -> bool:
         """True if the center is a mode."""
-        return self.num_negative == 0 and self.decrement <= _AT_MODE
+        return not self.variational and self.num_negative == 0 and self.decrement <= _AT_MODE
 
     def distance(self, x: Array) -> float:
         """The distance of a point from the center, in standard deviations."""
@@ -138,15 +148,19 @@ class Modes:
 
     :param tuple modes: a record of each mode, the heaviest first, with the fields ``center`` and
         ``factor`` (c and A, lower triangular or its diagonal), ``share``, ``log_evidence`` (by
-        Laplace's formula), ``decrement`` (the distance of c from the mode, in posterior standard
-        deviations), ``departure`` (0 for a normal posterior, and 1 where gradients around c are off
-        by as much as they are large), ``variational`` (True if it is the normal of greatest ELBO
-        instead), and ``copy_of`` (the place of a heavier mode of which it is an image by a
-        permutation or by changes of sign of coordinates, or None).
+        Laplace's formula), ``elbo`` and ``elbo_error`` (the ELBO of the normal, from 64 draws),
+        ``decrement`` (the distance of c from the mode, in posterior standard deviations), ``slope``
+        and ``slope_error`` (the length of the ELBO's natural gradient, which is 0 at the normal of
+        greatest ELBO), ``departure`` (0 for a normal posterior, and 1 where gradients around c are
+        off by as much as they are large), ``variational`` (True if it is the normal of greatest
+        ELBO instead, whose ``log_evidence`` is its ELBO), and ``copy_of`` (the place of a heavier
+        mode of which it is an image by a permutation or by changes of sign of coordinates, or
+        None).
     :param tuple shapes: ``(site, unconstrained shape)`` of each latent site, in the flat order.
     :param int row_gradients: gradients of single rows that all searches spent.
     :param tuple problems: sentences on what did not hold; each has a ``kind``, which is ``"no
-        mode"``, ``"far from normal"``, ``"several modes"`` or ``"density jumps"``.
+        mode"``, ``"far from normal"``, ``"not converged"``, ``"several modes"`` or ``"density
+        jumps"``.
 
     .. doctest::
 
@@ -244,15 +258,21 @@ class Modes:
 
     def __str__(self) -> str:
         lines = [f"{self.size} coordinates, {self.row_gradients:,} gradients of a row"]
-        head = ("share", "log evidence", "decrement", "departure", "kind")
-        lines.append("   " + "".join(f"  {cell:>12}" for cell in head))
+        head = ("share", "log evidence", "ELBO", "decrement", "slope", "departure", "kind")
+        lines.append("   " + "".join(f"  {cell:>15}" for cell in head))
         for k, mode in enumerate(self.modes):
             kind = "greatest ELBO" if mode.variational else "mode"
             kind += "" if mode.copy_of is None else f", a copy of {mode.copy_of}"
-            lines.append(
-                f"{k:>3}  {mode.share:>12.3f}  {mode.log_evidence:>12.2f}"
-                f"  {mode.decrement:>12.2g}  {mode.departure:>12.2g}  {kind:>12}"
+            cells = (
+                f"{mode.share:.3f}",
+                "-" if mode.variational else f"{mode.log_evidence:.2f}",
+                f"{mode.elbo:.2f} +- {mode.elbo_error:.1g}",
+                "-" if mode.variational else f"{mode.decrement:.2g}",
+                f"{mode.slope:.2g} +- {mode.slope_error:.1g}",
+                f"{mode.departure:.2g}",
+                kind,
             )
+            lines.append(f"{k:>3}" + "".join(f"  {cell:>15}" for cell in cells))
         return "\n".join([*lines, *(f"  ! {problem}" for problem in self.problems)])
 
 

@@ -1,13 +1,15 @@
-"""How far a posterior is from a normal approximation, and the normal of greatest ELBO."""
+"""The normal of greatest ELBO, and what is measured of any normal approximation of a posterior."""
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+import math
 from typing import Any
 
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 import numpy as np
 
 from numpyro_ext._model.minibatch import draw_indices
@@ -18,11 +20,12 @@ from numpyro_ext._model.whitening import Whitening
 
 __all__ = [
     "WORTH_OPTIMISING",
+    "NormalMeasure",
     "batch_rows",
     "draw_batch",
-    "shape_measure",
+    "fit_normal",
+    "laplace",
     "some_rows",
-    "variational_fit",
 ]
 
 WORTH_OPTIMISING = 2e8
@@ -31,7 +34,12 @@ _CURVATURE_ROWS = 10_000
 _POINTS, _POWERS = 64, 10
 _QUANTILE, _STIFFEST = 0.95, 1e4
 _ROUNDINGS = 64  # of the potential, in a difference of two
-_SVI_STEPS, _PARTICLES = 5_000, 8
+_STAGES, _STAGE_STEPS, _PARTICLES = 8, 500, 8
+_RATE = 0.02
+"""The rate of Adam at the begin of a stage, in which it falls to a twentieth."""
+_CONVERGED = 0.3
+"""The slope at which a fit ends: a step would gain less than a twentieth of a nat."""
+_WORTH_A_STAGE = 0.3  # nats that the last stage has gained, for one beyond the first eight
 
 
 def batch_rows(potential: Potential) -> int:
@@ -54,83 +62,162 @@ def some_rows(potential: Potential) -> dict[str, Array]:
     }
 
 
-def shape_measure(rng_key: Array, potential: Potential) -> Callable[[Mode], Mode]:
+def laplace(value: Any, factor: Any) -> float:
+    r"""Laplace's formula :math:`-U(c) + \tfrac n2 \log 2\pi + \log |A|`.
+
+    :param value: U at the center, as numbers of which it is the sum.
     """
-    ``with_shape(fit)``, which gives a fit its ``departure`` and ``stiffness``, from gradients and
-    curvatures at 64 points, and says whether the density jumps.
+    diagonal = np.abs(np.diagonal(factor) if np.ndim(factor) == 2 else np.asarray(factor))
+    with np.errstate(divide="ignore"):
+        volume = np.sum(np.log(diagonal.astype(float)) + np.log(2 * np.pi) / 2)
+    return float(volume - np.sum(np.asarray(value, float)))
 
-    The gradients are those of at most 10,000 rows, corrected by that of all rows at the center.
-    Between the center and a point the potential must change as they say: by the trapezoidal rule,
-    which is exact for a normal, and otherwise off by a part of what the gradient is off.
+
+class NormalMeasure:
+    r"""
+    What is measured of a normal approximation :math:`z = c + A \xi`, at draws of it.
+
+    With the whitened gradient :math:`g = A^\top \nabla U`, that of a normal posterior would be
+    :math:`\xi`, and :math:`b = g - \xi` is what is left of it. Then
+
+    .. math::
+        \text{ELBO} = -U(c) + \tfrac n2 \log 2\pi + \log |A|
+        - E [U(z) - U(c) - \xi^\top g(c) - \tfrac12 |\xi|^2],
+
+    and its natural gradient has the squared length :math:`|E b|^2 + \tfrac12 |E b \xi^\top|^2`,
+    the symmetric part of the latter: by Stein's identity :math:`E b \xi^\top` is what the mean
+    curvature of U differs from that of the normal.
+
+    U and its gradients are those of at most 10,000 rows, corrected by those of all rows at the
+    center.
     """
 
-    def measure(rng_key: Array, center: Array, factor: Array) -> tuple[Array, ...]:
-        idx, whitening = some_rows(potential), Whitening(center, factor)
-        value, at_center = potential.value_and_grad_flat(center, idx)
-        shift = potential.full_value_and_grad_flat(center)[1] - at_center
-        begin, others = whitening.pull(at_center), whitening.pull(shift)
-        rounding = jnp.finfo(value.dtype).eps * jnp.abs(value)
+    def __init__(self, rng_key: Array, potential: Potential) -> None:
+        self.rng_key, self.dense = rng_key, potential.info.size <= DENSE_UP_TO
 
-        def grad(xi: Array) -> tuple[Array, Array]:
-            value, g = potential.value_and_grad_flat(whitening.to_z(xi), idx)
-            return whitening.pull(g + shift), value
+        def center_of(center: Array) -> tuple[Array, Array]:
+            high, low = potential.full_sums(potential.info.unravel(center))
+            ravel = potential.info.ravel
+            return jnp.stack([high[0], low[0]]), ravel(high[1]) + ravel(low[1])
 
-        def at(points: Array) -> tuple[Array, ...]:
-            xi, v = points
-            g, slope, end = jax.linearize(grad, xi, has_aux=True)
+        def draws_of(
+            rng_key: Array, whitening: Whitening, full_grad: Array, powers: Array
+        ) -> tuple[Array, ...]:
+            idx, center = some_rows(potential), whitening.center
+            value, at_center = potential.value_and_grad_flat(center, idx)
+            begin, shift = whitening.pull(at_center), full_grad - at_center
 
-            def power(_: int, v: Array) -> Array:
-                return slope(v / jnp.linalg.norm(v))
+            def grad(xi: Array) -> tuple[Array, Array]:
+                end, g = potential.value_and_grad_flat(whitening.to_z(xi), idx)
+                return whitening.pull(g + shift), end
 
-            bent = g - others - begin - xi
-            jump = end - value - jnp.vdot(begin + (bent + xi) / 2, xi)
-            stiffness = jnp.linalg.norm(lax.fori_loop(0, _POWERS, power, v))
-            allowed = jnp.maximum(1 + _ROUNDINGS * rounding, jnp.abs(jnp.vdot(bent, xi)))
-            return jnp.mean((g - xi) ** 2), stiffness, jnp.abs(jump), allowed
+            def at(points: Array) -> tuple[Array, ...]:
+                xi, v = points
+                g, along, end = jax.linearize(grad, xi, has_aux=True)
 
-        points = random.normal(rng_key, (_POINTS, 2, *center.shape), center.dtype)
-        return lax.map(at, points)
+                def power(_: Any, v: Array) -> Array:
+                    return along(v / jnp.linalg.norm(v))
 
-    run = jit_on_data(measure, quick_options())
+                beyond = end - value - jnp.vdot(begin, xi) - jnp.vdot(xi, xi) / 2
+                stiffness = jnp.linalg.norm(lax.fori_loop(0, powers, power, v))
+                return xi, g - xi, beyond, stiffness
 
-    def with_shape(fit: Mode) -> Mode:
-        departures, curvatures, jumps, allowed = (
-            np.where(np.isfinite(x), np.asarray(x, float), np.inf)
-            for x in run(rng_key, fit.center, fit.factor)
+            points = random.normal(rng_key, (_POINTS, 2, *center.shape), center.dtype)
+            rounding = jnp.finfo(value.dtype).eps * jnp.abs(value)
+            return rounding, whitening.pull(full_grad), *lax.map(at, points)
+
+        self._center_of = jit_on_data(center_of, quick_options())
+        self._draws_of = jit_on_data(draws_of, quick_options())
+
+    def with_elbo(self, fit: Mode) -> Mode:
+        r"""The normal with its ``elbo``, ``slope`` and ``departure``, from 64 draws; all normals
+        have the same :math:`\xi`, so that their ELBOs are compared with one noise."""
+        return self._measured(fit, shape=False)
+
+    def with_shape(self, fit: Mode) -> Mode:
+        """The same with its ``stiffness``, and a problem where the density jumps: between the
+        center and a draw the potential must change as its gradients say, by the trapezoidal rule,
+        which is exact for a normal, and otherwise off by a part of what the gradient is off."""
+        return self._measured(fit, shape=True)
+
+    def _measured(self, fit: Mode, shape: bool) -> Mode:
+        value, grad = self._center_of(fit.center)
+        powers = jnp.asarray(_POWERS if shape else 0)
+        out = self._draws_of(self.rng_key, fit.whitening, grad, powers)
+        rounding, slope, xi, b, beyond, curvatures = (np.asarray(x, float) for x in out)
+        beyond, curvatures = (np.nan_to_num(x, nan=np.inf) for x in (beyond, curvatures))
+        departures = np.nan_to_num(np.mean(b**2, axis=1), nan=np.inf)
+        with np.errstate(invalid="ignore", over="ignore"):
+            elbo = laplace(value, fit.factor) - np.mean(beyond)
+            error = np.std(beyond) / _POINTS**0.5
+        length, length_error = _slope(xi, b, self.dense)
+        fit = replace(
+            fit,
+            elbo=float(np.nan_to_num(elbo, nan=-np.inf)),
+            elbo_error=float(np.nan_to_num(error, nan=np.inf)),
+            slope=length,
+            slope_error=length_error,
+            departure=float(np.median(departures)),
         )
-        problems, jump = fit.problems, float(np.median(jumps))
-        if np.isfinite(jump) and jump > np.median(allowed):
+        if fit.variational:
+            fit = replace(fit, log_evidence=fit.elbo, decrement=np.nan)
+        if not shape:
+            return fit
+        stiffness = np.sort(curvatures)[int(_QUANTILE * _POINTS)]
+        with np.errstate(invalid="ignore"):
+            bent = np.nan_to_num(np.sum((b - slope) * xi, axis=1), nan=np.inf)
+            jump = float(np.median(np.nan_to_num(np.abs(beyond - bent / 2), nan=np.inf)))
+        if np.isfinite(jump) and jump > np.median(np.maximum(1 + _ROUNDINGS * rounding, abs(bent))):
             sentence = (
                 f"the potential changes by {jump:.2g} nats more than its gradient says, so the"
                 " density jumps where a latent site is compared, rounded or used as an index, of"
                 " which a kernel without an accept step knows nothing; sum that site out, or use"
                 " NUTS."
             )
-            problems += (Problem(sentence, "density jumps"),)
-        stiffness = np.sort(curvatures)[int(_QUANTILE * _POINTS)]
-        return replace(
-            fit,
-            problems=problems,
-            departure=float(np.median(departures)),
-            stiffness=float(np.clip(stiffness, 1.0, _STIFFEST)),
-        )
-
-    return with_shape
+            fit = replace(fit, problems=(*fit.problems, Problem(sentence, "density jumps")))
+        return replace(fit, stiffness=float(np.clip(stiffness, 1.0, _STIFFEST)))
 
 
-def variational_fit(rng_key: Array, potential: Potential) -> Callable[..., Mode]:
-    """``vary(x, sds)``, which finds the normal of least KL divergence from the posterior from a
-    start, by Adam on the same minibatches. In one program, because `SVI` with a guide takes some
-    seconds to compile hundreds of small ones.
+def _slope(xi: np.ndarray, b: np.ndarray, dense: bool) -> tuple[float, float]:
+    """The length of the ELBO's natural gradient from ``(m, n)`` draws, and its standard error.
 
-    Without ``sds`` it begins narrow, in coordinates as they are; ``sds`` are units ``(n,)``, in
-    which it begins half as wide.
+    The squared lengths of two means are means over pairs of different draws, so without bias.
+    """
+    if not np.all(np.isfinite(b)):
+        return np.inf, np.inf
+    m = len(xi)
+    if dense:
+        both, mixed = b @ b.T, b @ xi.T
+        pairs = both + (both * (xi @ xi.T) + mixed * mixed.T) / 4
+    else:
+        pairs = b @ b.T + (b * xi) @ (b * xi).T / 2
+    np.fill_diagonal(pairs, 0)
+    of_each = np.sum(pairs, axis=1) / (m - 1)
+    square = np.mean(of_each)
+    # Of a mean over pairs the draws' own part; where the slope is 0, that of the pairs themselves.
+    error = 2 * np.std(of_each) / m**0.5 + np.std(pairs) / m
+    length = max(square, 0.0) ** 0.5
+    return float(length), float(error / max(2 * length, error**0.5, 1e-30))
+
+
+def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> Any:
+    r"""
+    ``fit(starts)``, the normal of greatest ELBO from the best of several normals.
+
+    Adam on minibatches moves :math:`q = N(c + A m, A L L^\top A^\top)` from m = 0, in stages of 500
+    steps, after each of which c and A are those of q: so the posterior is nearer to a standard
+    normal in the coordinates of each stage. The gradient is that of *sticking the landing*, whose
+    noise vanishes where q is the posterior. Each start makes one stage; the one of greatest ELBO
+    goes on until its slope is small, in at most fifteen more. A stage that lowers the ELBO is
+    dropped, and the rate of those after it is half as large.
+
+    References: Roeder, Wu and Duvenaud, *Sticking the landing* (NeurIPS 2017), eq. 8.
     """
     import optax  # not imported by NumPyro itself
 
     n = potential.info.size
     dense = n <= DENSE_UP_TO
-    adam = optax.adam(optax.exponential_decay(0.02, _SVI_STEPS, 0.02))
+    adam = optax.scale_by_adam()
 
     def factor(log_scale: Array, below: Array | None) -> Array:
         scale = jnp.exp(log_scale)
@@ -139,41 +226,62 @@ def variational_fit(rng_key: Array, potential: Potential) -> Callable[..., Mode]
     def gradient(z: Array, key: Array) -> Array:
         return potential.value_and_grad_flat(z, draw_batch(key, potential))[1]
 
-    def step(units: Array, carry: Any, key: Array) -> tuple[Any, None]:
+    def step(whitening: Whitening, carry: Any, at: tuple[Array, Array]) -> tuple[Any, None]:
         (loc, shape), state = carry
-        A, pull = jax.vjp(factor, *shape)
+        rate, key = at
+        L, pull = jax.vjp(factor, *shape)
         key_xi, key_batches = random.split(key)
         xi = random.normal(key_xi, (_PARTICLES, n), loc.dtype)
-        z = units * (loc + (xi @ A.T if dense else xi * A))
-        g = units * jax.vmap(gradient)(z, random.split(key_batches, _PARTICLES))
-        log_scale, below = pull(g.T @ xi / _PARTICLES if dense else jnp.mean(g * xi, 0))
-        slope = jnp.mean(g, 0), (log_scale - 1, below)  # the entropy is the sum of log scales
+        score = solve_triangular(L, xi.T, trans=1, lower=True).T if dense else xi / L
+        z = jax.vmap(whitening.to_z)(loc + (xi @ L.T if dense else xi * L))
+        g = jax.vmap(gradient)(z, random.split(key_batches, _PARTICLES))
+        b = jax.vmap(whitening.pull)(g) - score
+        slope = jnp.mean(b, 0), pull(b.T @ xi / _PARTICLES if dense else jnp.mean(b * xi, 0))
         fine = jnp.all(jnp.isfinite(g * g))
         update, new = adam.update(slope, state)
-        moved = optax.apply_updates(carry[0], update), new
+        moved = jax.tree.map(lambda x, by: x - rate * by, carry[0], update), new
         return jax.tree.map(partial(jnp.where, fine), moved, carry), None
 
-    def fit(rng_key: Array, x: Array, units: Array, width: Array) -> tuple[Array, Array]:
-        below = jnp.zeros((n, n), x.dtype) if dense else None
-        params: Any = x / units, (jnp.full_like(x, jnp.log(width)), below)
-        begin, keys = (params, adam.init(params)), random.split(rng_key, _SVI_STEPS)
-        (loc, shape), _ = lax.scan(partial(step, units), begin, keys)[0]
-        A = factor(*shape)
-        return units * loc, (units[:, None] if dense else units) * A
+    def stage(rng_key: Array, center: Array, root: Array, rate: Array) -> tuple[Array, Array]:
+        below = jnp.zeros((n, n), center.dtype) if dense else None
+        params: Any = jnp.zeros_like(center), (jnp.zeros_like(center), below)
+        whitening = Whitening(center, root)
+        falling = jnp.geomspace(rate, rate / 20, _STAGE_STEPS).astype(center.dtype)
+        steps = falling, random.split(rng_key, _STAGE_STEPS)
+        (loc, shape), _ = lax.scan(partial(step, whitening), (params, adam.init(params)), steps)[0]
+        L = factor(*shape)
+        return whitening.to_z(loc), jnp.tril(root @ L) if dense else root * L
 
     dtype = jnp.result_type(float)
     cost = count_operations(
         potential.value_and_grad_flat, np.zeros(n, dtype), potential.first_rows()
     )
-    options = quick_options(cost * _PARTICLES * _SVI_STEPS, WORTH_OPTIMISING)
-    run = jit_on_data(fit, options)
+    options = quick_options(cost * _PARTICLES * _STAGES * _STAGE_STEPS, WORTH_OPTIMISING)
+    run = jit_on_data(stage, options)
+    spent = _PARTICLES * _STAGE_STEPS * batch_rows(potential)
 
-    def vary(x: Array, sds: Array | None = None) -> Mode:
-        units = jnp.ones(n) if sds is None else sds
-        first = 0.05 if sds is None else 0.5
-        given = (jnp.asarray(value, dtype) for value in (x, units, first))
-        center, A = run(rng_key, *given)
-        spent = _PARTICLES * _SVI_STEPS * batch_rows(potential)
-        return Mode(center, A, row_gradients=spent, variational=True)
+    def after_stage(k: int, fit: Mode, rate: float) -> Mode:
+        key = random.fold_in(rng_key, k)
+        center, root = run(key, fit.center, fit.factor, jnp.asarray(rate, dtype))
+        return measure.with_elbo(Mode(center, root, row_gradients=spent, variational=True))
 
-    return vary
+    def fit(starts: Iterable[tuple[Array, Array]]) -> Mode:
+        begun = []
+        for center, root in starts:
+            root = jnp.diag(root) if dense and jnp.ndim(root) == 1 else root
+            start = Mode(jnp.asarray(center, dtype), jnp.asarray(root, dtype))
+            begun.append(after_stage(0, start, _RATE))
+        best, rate = max(begun, key=lambda fit: (fit.elbo, -fit.departure)), _RATE
+        rows, gain = sum(fit.row_gradients for fit in begun), math.inf
+        for k in range(1, 2 * _STAGES):
+            if best.slope < _CONVERGED or (k >= _STAGES and gain < _WORTH_A_STAGE):
+                break
+            new = after_stage(k, best, rate)
+            rows, gain = rows + new.row_gradients, new.elbo - best.elbo
+            if gain > 0:
+                best = new
+            else:
+                rate /= 2
+        return replace(best, row_gradients=rows)
+
+    return fit

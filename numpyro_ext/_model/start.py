@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
 from jax import Array, lax, random
 from jax.core import Tracer
 import jax.numpy as jnp
@@ -149,7 +148,7 @@ def start_near_median(
         value = jnp.where(finite[best], values[best], jnp.nan)
         return points[best], value, grads[best]
 
-    x, value, grad = jax.jit(find)(random.fold_in(rng_key, 0))
+    x, value, grad = run_once(find, random.fold_in(rng_key, 0))
     return info.unravel(x), value, info.unravel(grad)
 
 
@@ -171,7 +170,7 @@ def prior_center(rng_key: Array, model: Model, potential: Potential) -> tuple[Ar
         sds = info.ravel({n: spread(trace[n], key_spread) for n in info.latents})
         return median, jnp.where(jnp.isfinite(sds) & (sds > 0), sds, 1)
 
-    return jax.jit(find)(rng_key)
+    return run_once(find, random.fold_in(rng_key, 0))
 
 
 def _medians(rng_key: Array, model: Model, potential: Potential) -> tuple[Array, Trace]:

@@ -17,7 +17,7 @@ from scipy.linalg import solve_triangular
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.mode_search import search_modes
 from numpyro_ext._model.modes import Mode, Modes
-from numpyro_ext._model.normal_fit import batch_rows, draw_batch, shape_measure
+from numpyro_ext._model.normal_fit import NormalMeasure, batch_rows, draw_batch
 from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.whitening import Whitening
@@ -273,7 +273,7 @@ def _find(
         spent = modes.row_gradients
     elif modes is None:
         normal = Mode(known.center.astype(float), known.factor.astype(float))
-        normal = shape_measure(key_normal, potential)(normal)
+        normal = NormalMeasure(key_normal, potential).with_shape(normal)
         modes = Modes((normal,), info.shapes, problems=normal.problems)
     assert modes is not None
     taken = modes.num_taken(num_chains)

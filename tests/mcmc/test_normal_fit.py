@@ -11,8 +11,8 @@ from numpyro.infer.reparam import LocScaleReparam
 import pytest
 
 from numpyro_ext._model.mode_search import advice
-from numpyro_ext._model.modes import Mode
-from numpyro_ext._model.normal_fit import shape_measure
+from numpyro_ext._model.modes import Mode, of_kind
+from numpyro_ext._model.normal_fit import NormalMeasure, fit_normal
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import InferenceWarning
@@ -31,7 +31,7 @@ def quartic():
 def shape_of(model, center, factor):
     potential = Potential(model, read_model(model, (), {}), {}, (), {})
     fit = Mode(jnp.asarray(center), jnp.asarray(factor))
-    return shape_measure(random.key(0), potential)(fit)
+    return NormalMeasure(random.key(0), potential).with_shape(fit)
 
 
 def test_departure_and_stiffness_of_a_quartic():
@@ -39,6 +39,63 @@ def test_departure_and_stiffness_of_a_quartic():
     xi = np.asarray(random.normal(random.key(0), (64, 2, 1)), float)[:, 0, 0]
     assert found.departure == pytest.approx(np.median((QUARTIC * xi**3) ** 2), rel=1e-3)
     assert found.stiffness == pytest.approx(np.sort(1 + 3 * QUARTIC * xi**2)[60], rel=1e-3)
+
+
+def test_the_elbo_and_its_slope_are_those_of_the_divergence_of_two_normals():
+    """The posterior is N(0, I), with evidence 1: there z = c + a xi has b = a c + (a^2 - 1) xi."""
+
+    def model():
+        numpyro.sample("z", dist.Normal(0, 1).expand([2]).to_event(1))
+
+    c, a = np.array([0.5, -1.0]), np.array([1.2, 0.6])
+    for factor in (np.diag(a), a):
+        found = shape_of(model, c, factor)
+        elbo = np.sum(np.log(a) + 0.5 - (a**2 + c**2) / 2)
+        assert abs(found.elbo - elbo) < 4 * found.elbo_error + 1e-5
+        slope = np.sqrt(np.sum((a * c) ** 2) + np.sum((a**2 - 1) ** 2) / 2)
+        assert abs(found.slope - slope) < 4 * found.slope_error < 2
+    exact = shape_of(model, [0.0, 0.0], np.eye(2))
+    assert abs(exact.elbo) < 1e-5 and exact.slope < 1e-3 and exact.departure < 1e-6
+
+
+def test_the_fit_of_a_normal_posterior_is_exact():
+    """Sticking the landing has no noise there. Raw units, correlated, from afar."""
+    root = np.array([[20.0, 0.0], [0.03, 0.01]])
+
+    def model():
+        law = dist.MultivariateNormal(jnp.array([300.0, 2.0]), scale_tril=jnp.asarray(root))
+        numpyro.sample("z", law)
+        numpyro.factor("evidence", 7.0)
+
+    potential = Potential(model, read_model(model, (), {}), {}, (), {})
+    measure = NormalMeasure(random.key(0), potential)
+    worse, better = (jnp.zeros(2), jnp.ones(2)), (jnp.array([250.0, 1.0]), jnp.array([10.0, 0.1]))
+    found = fit_normal(random.key(1), potential, measure)([worse, better])
+    assert found.elbo == pytest.approx(7.0, abs=0.05) and found.slope < 0.3
+    assert np.linalg.norm(np.linalg.solve(root, found.center - jnp.array([300.0, 2.0]))) < 0.2
+    np.testing.assert_allclose(np.linalg.solve(root, found.factor), np.eye(2), atol=0.2)
+
+
+def test_a_fit_begins_at_the_prior_where_a_start_near_0_is_far_from_all_mass():
+    """Counts with an offset, whose level is -6.3: by NUTS within 0.02 of it, with sd 0.2."""
+    rng = np.random.default_rng(1)
+    group, days = np.repeat(np.arange(8), 12), rng.uniform(50, 400, 96)
+    y = rng.poisson(days * np.exp(-6.3 + 0.45 * rng.normal(size=8)[group]))
+
+    def model():
+        mean = numpyro.sample("mean", dist.Normal(-6, 2))
+        s = numpyro.sample("s", dist.LogNormal(-1, 0.7))
+        with numpyro.plate("groups", 8):
+            level = numpyro.sample("level", dist.Normal(mean, s))
+        numpyro.sample("y", dist.Poisson(days * jnp.exp(level[group])), obs=y)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        modes = find_modes(model)
+    (only,) = modes.modes
+    assert only.variational and only.slope < 1 and not of_kind(modes.problems, "not converged")
+    assert only.log_evidence == only.elbo
+    assert float(only.center[0]) == pytest.approx(-6.3, abs=0.5)
 
 
 def eight_schools():

@@ -12,7 +12,7 @@ from numpyro.infer import MCMC
 
 from numpyro_ext._model.mode_search import make_search
 from numpyro_ext._model.modes import Mode, Modes, of_kind
-from numpyro_ext._model.normal_fit import shape_measure
+from numpyro_ext._model.normal_fit import NormalMeasure
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
 from numpyro_ext.diagnostics._facts import Numbers
@@ -146,13 +146,13 @@ def _modes_of_particles(context: FitContext) -> list[Mode]:
         one.distance(two.center) < _DISTINCT for one in modes for two in modes if one is not two
     ):
         return []
-    with_shape = shape_measure(context.rng_key, target)
+    measure = NormalMeasure(context.rng_key, target)
     logs = np.array([mode.log_evidence for mode in modes])
     shares = np.exp(logs - np.logaddexp.reduce(logs))
     if not np.all(shares > 0):
         return []
     pairs = zip(modes, shares.tolist(), strict=True)
-    return [replace(with_shape(mode), share=share) for mode, share in pairs]
+    return [replace(measure.with_shape(mode), share=share) for mode, share in pairs]
 
 
 def _places(target: Potential, modes: list[Mode]) -> list[str]:
