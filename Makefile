@@ -25,21 +25,20 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist workst
 	--max-worker-restart=2 --durations=10
 
 DOUBLE := JAX_ENABLE_X64=1 $(PYTEST)
-MARKED := $$(grep -rl --include='test_*.py' 'mark\.x64' tests)
 
 # The cheap tests, in single precision, and the example of every public class and function.
 test: $(VENV)/installed-test
 	$(PYTEST) -m "not slow and not nightly and not needs_x64"
 
-# All that a merge needs, in single precision, and in double precision what is cheap or needs it.
+# All that a merge needs: in double precision what single precision cannot resolve.
 test-all: $(VENV)/installed-test
 	$(PYTEST) -m "not nightly and not needs_x64"
-	$(DOUBLE) -m "x64 and not nightly and (needs_x64 or not slow)" $(MARKED)
+	$(DOUBLE) -m "needs_x64 and not nightly" $$(grep -rl --include='test_*.py' needs_x64 tests)
 
 # What a release needs and a merge does not; -k goes on after a failure.
 nightly: test-all keys mutations leaks versions wheel docs
 	$(PYTEST) -m nightly
-	$(DOUBLE) -m "x64 and not needs_x64 and (slow or nightly)" $(MARKED)
+	$(DOUBLE) -m "x64 and (nightly or not needs_x64)" $$(grep -rl --include='test_*.py' 'mark\.x64' tests)
 
 # Breaks two formulas of each sub-package, one after the other, and says which test notices.
 mutations: $(VENV)/installed-test

@@ -66,22 +66,6 @@ def test_weights_are_those_of_all_rows():
 
 
 @pytest.mark.nightly
-def test_moves_that_all_rows_make_too_dear_are_judged(monkeypatch):
-    svi, params, data, _ = fitted()
-    monkeypatch.setattr(limits, "MOST_OPERATIONS", MOST)
-    judged = {}
-    for name, proxy_of in (("by all", lambda *_: None), ("by some", _by_proxy.proxy_of)):
-        monkeypatch.setattr("numpyro_ext.diagnostics.diagnosis.proxy_of", proxy_of)
-        found = diagnose(svi, params, model_args=data, num_samples=200)
-        judged[name] = {row.quantity: row.ok for row in found.rows}
-    assert judged["by some"]["noise of the proxy in nats"] is True
-    assert judged["by some"]["sd against exact moves, worst"] is True
-    assert "noise of the proxy in nats" not in judged["by all"]
-    assert judged["by all"]["sd against exact moves, worst"] is None
-    assert not any("minibatch" in row.verdict for row in found.rows)
-
-
-@pytest.mark.nightly
 def test_chains_are_judged_by_the_proxy_that_is_given(monkeypatch):
     _, _, data, proxy = fitted()
     monkeypatch.setattr(limits, "MOST_OPERATIONS", MOST)

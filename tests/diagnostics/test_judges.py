@@ -13,7 +13,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
 import optax
 import pytest
 
-from numpyro_ext.diagnostics import Diagnosis, diagnose, to_arviz
+from numpyro_ext.diagnostics import Diagnosis, diagnose
 from numpyro_ext.diagnostics._fit import fit_of
 from numpyro_ext.diagnostics._spread import MoveComparison
 from numpyro_ext.diagnostics.context import FitContext
@@ -99,18 +99,6 @@ def test_shares_that_nothing_has_checked_are_wrong():
     assert rows["k-hat"].ok is None and rows["k-hat"].not_judged and RATIO not in rows
     assert {MOVED, SIDES} <= set(wrong(found))
     assert "the share of each side is that of the guide" in rows[SIDES].verdict
-
-
-@pytest.mark.nightly
-def test_a_tree_is_reweighted_as_its_fit_is():
-    svi, params = svi_of_modes()
-    params = {**params, **modes(0.25)}
-    tree = to_arviz(svi, params, model_args=(), rng_key=random.key(0))
-    found = judge_modes(0.25, num_moves=0)
-    assert {SHIFT, RATIO} <= set(rows_of(found))
-    for one, again in zip(found.rows, diagnose(tree).rows, strict=True):
-        assert (again.quantity, again.ok) == (one.quantity, one.ok)
-        np.testing.assert_allclose(again.value, one.value, rtol=1e-3)
 
 
 def test_moments_with_weights_and_without():

@@ -7,13 +7,11 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.ep import (
     DAEP,
     DSEP,
     EP,
     DistributedEP,
-    NUTSProjection,
     StochasticDistributedEP,
 )
 from tests.ep.models import (
@@ -140,20 +138,6 @@ def test_the_evidence_of_shared_sites_is_that_of_ep():
     found = engine.log_evidence(result.state, *LOGISTIC)
     assert abs(found + 6.1894) < 0.02
     assert abs(result.losses[-1] - 6.1894) > 0.5
-
-
-@pytest.mark.nightly
-def test_parts_by_nuts():
-    """Means of the posterior within a quarter of a standard deviation, and no evidence."""
-    projection = NUTSProjection(num_warmup=100, num_samples=500)
-    engine = DistributedEP(logistic, PARTS, projection=projection, damping=0.5)
-    with pytest.warns(InferenceWarning, match="EP has not converged in 8 sweeps"):
-        result = fit(engine, *LOGISTIC, num_steps=8)
-    m, V = moments_of(result.params)
-    exact, second = np.array([0.6051, 0.3153]), np.array([0.6178, 0.7223])
-    assert np.all(np.abs(m - exact) < 0.25 * np.sqrt(second))
-    assert np.all(np.abs(np.sqrt(V[jnp.array([0, 2])] / second) - 1) < 0.25)
-    assert np.isnan(result.losses[-1]) and result.state.report.num_skipped == 0
 
 
 @pytest.mark.parametrize(
