@@ -64,8 +64,8 @@ _SHARED_FIELDS = {
     "settings": "``kernel.settings``, None where the step size was given; not an array, so that"
     " ``MCMC`` compiles the chain again for others.",
     "heat": "sum over up to 50 draws of ``kinetic_temperature`` over T, or of the logarithm of"
-    " ``implied_variance_ratio``; infinite after the warning that it is far above what is"
-    " predicted, and minus infinity in draws that do not count.",
+    " ``implied_variance_ratio``; minus their mean if that is far above what is predicted, infinite"
+    " after the warning, and minus infinity in draws that do not count.",
     "best": "lowest potential estimate of the warmup so far, and the flat vector where it was.",
 }
 _LAST_FIELDS = {
@@ -378,7 +378,7 @@ class GradientChain(Chain):
             r = new[kernel.momentum]
             redraw = partial(kernel.draw_momentum, key_redraw, state.z, T)
             new[kernel.momentum] = lax.cond(finite, lambda: r, redraw)
-        return state._replace(
+        state = state._replace(
             i=i + 1,
             step_size=eps,
             diverging=state.diverging | ~finite,
@@ -388,6 +388,7 @@ class GradientChain(Chain):
             rng_key=rng_key,
             **new,
         )
+        return state if kernel.heat_field is None else self._measure_heat(state, T)
 
     def _descend(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
@@ -408,25 +409,15 @@ class GradientChain(Chain):
         last = state.i + 1 == kernel.num_descent
         return Transition(z, estimate, lax.cond(last, fresh, lambda: kept))
 
-    def finish(self, state: Any) -> Any:
-        if self.kernel.heat_field is not None:
-            state = self._warn_if_hot(state)
-        if self.potential.plates:
-            return state
-        U = self.potential(self.kernel.unflatten(state.z), {})
-        return state._replace(potential_energy=U.astype(state.potential_energy.dtype))
+    def _measure_heat(self, state: Any, T: Array) -> Any:
+        r"""The state with the heat of its draw. The first 50 draws after warmup do not count.
 
-    def _warn_if_hot(self, state: Any) -> Any:
-        r"""The state with the heat of its draw; the first 50 draws after warmup do not count.
-
-        The warning comes while a chain runs, because no draw knows that it is the last. The mean of
-        m squares of normal numbers exceeds 1 by :math:`2 \sqrt{t/m} + 2 t/m` with a probability of
-        at most :math:`e^{-t}` (Laurent & Massart, 2000, lemma 1); here t is 16. Momenta forget each
-        other at the rate of the friction. Implied ratios, of which a right chain has some in the
-        hundreds near a bound, are averaged geometrically.
+        The mean of m squares of normal numbers exceeds 1 by :math:`2 \sqrt{t/m} + 2 t/m` with a
+        probability of at most :math:`e^{-t}` (Laurent & Massart, 2000, lemma 1); here t is 16.
+        Momenta forget each other at the rate of the friction. Implied ratios, of which a right
+        chain has some in the hundreds near a bound, are averaged geometrically.
         """
         kernel, draws, settings = self.kernel, _DRAWS_OF_HEAT, self.kernel.settings
-        T = kernel.temperature_at(state.i - 1, state.heat.dtype)
         if kernel.heat_field == "kinetic_temperature":
             ratio = jnp.where(T > 0, state.kinetic_temperature / jnp.where(T > 0, T, 1), 1)
             turns = draws * kernel.steps_per_sample * kernel.friction_in_use
@@ -439,17 +430,33 @@ class GradientChain(Chain):
             limit *= max(settings.kinetic_temperature[1], settings.variance_ratio)
         num = (state.i - kernel.num_adapt) // kernel.steps_per_sample
         heat = jnp.where(num > 0, state.heat + ratio, -jnp.inf)
-        mean = heat / draws if kernel.heat_field == "kinetic_temperature" else jnp.exp(heat / draws)
-        ends = (num > 0) & (num % draws == 0) & (heat < jnp.inf)
-        hot = jnp.where(ends & (mean > limit), jnp.minimum(mean, 1e6), 0)
-        advice = "leave out step_size, or take a smaller one or a ControlVariate"
-        message = (
-            f"the mean of {kernel.heat_field} over {draws} draws is {{count}} times what it should"
-            " be, so gradient noise or too long a step makes standard deviations too large by about"
-            f" the root of this; {advice if settings is None else settings.if_hot}."
-        )
-        heat = jnp.where(ends, jnp.where(reported(hot, message) > 0, jnp.inf, 0), heat)
+        mean = heat / draws
+        if kernel.heat_field == "implied_variance_ratio":
+            mean = jnp.exp(mean)
+        mean = jnp.minimum(mean, 1e6)
+        begins = (num > 0) & (num % draws == 0) & (heat < jnp.inf)
+        heat = jnp.where(begins, jnp.where(mean > limit, -mean, 0), heat)
         return state._replace(heat=heat.astype(state.heat.dtype))
+
+    def finish(self, state: Any) -> Any:
+        if self.kernel.heat_field is not None:
+            # While a chain runs, because a kernel cannot know which draw is the last.
+            hot = jnp.isfinite(state.heat) & (state.heat < 0)
+            said = reported(jnp.where(hot, -state.heat, 0), self._advice_if_hot()) > 0
+            state = state._replace(heat=jnp.where(said, jnp.inf, state.heat))
+        if self.potential.plates:
+            return state
+        U = self.potential(self.kernel.unflatten(state.z), {})
+        return state._replace(potential_energy=U.astype(state.potential_energy.dtype))
+
+    def _advice_if_hot(self) -> str:
+        settings = self.kernel.settings
+        remedy = "leave out step_size, or take a smaller one or a ControlVariate"
+        return (
+            f"the mean of {self.kernel.heat_field} over {_DRAWS_OF_HEAT} draws is {{count}} times"
+            " what it should be, so gradient noise or too long a step makes standard deviations too"
+            f" large by about the root of this; {remedy if settings is None else settings.if_hot}."
+        )
 
     def resume(self, state: Any, resumed: Array) -> Any:
         state = state._replace(heat=jnp.where(resumed, -jnp.inf, state.heat))
@@ -853,7 +860,7 @@ class SGMCMCKernel(ModelKernel):
         check_choice("minibatch", self.minibatch, ("replace", "epoch"))
         num_devices(self.sharding)
         shown = {"kinetic_temperature", "implied_variance_ratio"} & {*self.state_class._fields}
-        self.last_step_fields = ("potential_energy", "grad_norm", *shown)
+        self.last_step_fields = ("potential_energy", "grad_norm", "heat", *shown)
         self.heat_field = shown.pop() if shown else None  # shows how hot a chain is
 
     @abstractmethod
