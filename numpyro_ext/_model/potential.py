@@ -156,6 +156,8 @@ class Potential(Program):
         super().__init__(model, args, kwargs, params, plates=info.plates)
         self.info = info
         self._forward_mode = forward_mode
+        # Whether there are rows on the host, of a plate that takes a minibatch.
+        self.reads_ahead = bool(self.plates) and is_on_host(self.arguments)
 
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         """U at ``z`` on the rows ``idx``."""
@@ -229,11 +231,6 @@ class Potential(Program):
 
         return average(list(self.plates), {})
 
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether there are rows on the host, of a plate that takes a minibatch."""
-        return bool(self.plates) and is_on_host(self.arguments)
-
     def read_ahead(self, idx: dict[str, Array]) -> Any:
         """Rows on the host of one step or of several, ``(*steps, B)`` of each plate, in one
         callback; None where there are none. :meth:`with_rows` takes those of a step."""
@@ -241,11 +238,12 @@ class Potential(Program):
 
     def with_rows(self, idx: dict[str, Array], rows: Any = None) -> Self:
         """The same with the rows ``idx`` on the host read in one callback, or read before."""
-        rows = self.read_ahead(idx) if rows is None else rows
+        rows = self.read_ahead(idx) if rows is None and self.reads_ahead else rows
         if rows is None:
             return self
         other = copy.copy(self)
         other.arguments = with_rows(self.arguments, self._sizes, idx, rows)
+        other.reads_ahead = False
         return other
 
     @property

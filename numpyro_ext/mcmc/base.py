@@ -233,7 +233,8 @@ class Chain(ABC):
         state = self.resume(state, resumed)
         false = jnp.zeros((), bool)
         state = state._replace(i=i, z=self.kernel.flatten(state.z), diverging=false, resumed=false)
-        inner, ahead = self.kernel.steps_per_sample - 1, self.batches_ahead(state)
+        inner = self.kernel.steps_per_sample - 1
+        ahead = self.batches_ahead(state) if self.potential.reads_ahead else None
 
         def batch(k: Any) -> Any:
             return jax.tree.map(lambda x: x[k], ahead)
@@ -319,8 +320,6 @@ class GradientChain(Chain):
 
     def batches_ahead(self, state: Any) -> Any:
         plates, kernel = self.potential.plates, self.kernel
-        if not self.potential.reads_ahead:
-            return None
 
         def draw(carry: tuple[Array, Any], _: Any) -> tuple[Any, Any]:
             rng_key, key_index, _ = random.split(carry[0], 3)
