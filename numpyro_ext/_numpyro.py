@@ -126,6 +126,18 @@ def mcmc_arguments(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:
     return state._args, state._kwargs
 
 
+def mcmc_of_draws(
+    mcmc: MCMC, draws: dict[str, Any], last_state: Any, args: tuple, kwargs: dict[str, Any]
+) -> MCMC:
+    """The ``MCMC`` as if its ``run`` had these draws.
+
+    :param dict draws: ``(chain, draw, *shape)`` of each field that it collects.
+    """
+    state: Any = mcmc
+    state._states, state._last_state, state._args, state._kwargs = draws, last_state, args, kwargs
+    return mcmc
+
+
 class ResumableKernel(MCMCKernel):
     """A kernel whose :meth:`init` is also called where ``MCMC`` takes up a chain again.
 

@@ -20,7 +20,9 @@ from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, check_sites
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import (
     ModelInfo,
+    check_all_rows,
     frames,
+    given_plates,
     model_info,
     sample_sites,
     set_up,
@@ -63,6 +65,7 @@ class TaylorExpansion:
         fn = first_rows(seed(valid_plates(refuse_noise(model, because)), random.key(0)))
         trace = shape_trace(substitute(fn, substitute_fn=init_to_uniform), args, kwargs)
         check_observed(trace)
+        check_all_rows("a proxy", given_plates(model, args, kwargs, init_to_uniform), args, kwargs)
         self.info = model_info(trace)
         self.plate, self.size, self.batch = _plate_of(trace, self.info)
         if degree == 2 and self.info.size > DENSE_UP_TO:

@@ -1,6 +1,6 @@
 """Effect handlers for running a model: they choose the rows of plates and refuse mistakes."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ __all__ = [
     "drawn_once",
     "every_row",
     "first_rows",
+    "given_rows",
     "inside_plates",
     "latents_only",
     "no_more_rows",
@@ -32,6 +33,7 @@ __all__ = [
     "seed_plates",
     "subsampled_plates",
     "valid_plates",
+    "weighted_rows",
 ]
 
 
@@ -199,6 +201,44 @@ class first_rows(Messenger):
             size, subsample_size = msg["args"]
             if subsample_size is not None and subsample_size < size:
                 msg["value"] = jnp.arange(subsample_size)
+
+
+class given_rows(Messenger):
+    """Take plates whose minibatch the arguments of the model are as plates of these rows.
+
+    Nothing chooses rows of them then; their sites keep the scale N / B.
+
+    :param plates: names of these plates, see :attr:`ModelInfo.given`.
+    """
+
+    def __init__(self, fn: Model, plates: Collection[str]) -> None:
+        super().__init__(fn)
+        self.plates = plates
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "plate" and msg["name"] in self.plates:
+            size, batch = msg["args"]
+            batch = size if batch is None else batch
+            msg["args"], msg["value"] = (batch, batch), jnp.arange(batch)
+
+
+class weighted_rows(Messenger):
+    """Let the rows of plates count as often as their weights say.
+
+    :param dict weights: ``{plate: (rows,)}``.
+    """
+
+    def __init__(self, fn: Model, weights: dict[str, Array]) -> None:
+        super().__init__(fn)
+        self.weights = weights
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "sample":
+            return
+        for frame in msg["cond_indep_stack"]:
+            if frame.name in self.weights:
+                weights = jnp.reshape(self.weights[frame.name], (-1, *(1,) * (-frame.dim - 1)))
+                msg["scale"] = weights if msg["scale"] is None else msg["scale"] * weights
 
 
 class rows(substitute):

@@ -18,6 +18,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.checks import check_rows, read_global
+from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, Problem, of_kind
 from numpyro_ext._model.normal_fit import (
     WORTH_OPTIMISING,
@@ -68,6 +69,7 @@ _LOST = 1e3
 """Standard deviations from a mode beyond which the start of a search was of no use: a likelihood
 that is flat to the last digit there, as that of raw columns behind an exponential."""
 _APART, _LEAST_SHARE = 1.5, 1e-3
+_ROWS_EACH = 10  # of a minibatch, for each latent number
 _SAME_HEIGHT, _SAME_PLACE = 0.1, 0.5
 
 
@@ -147,9 +149,9 @@ def _modes_of(
     info = read_global(model, args, kwargs, because=because, sums=True)
     if info.size == 0:
         raise ValueError("the latent sites of the model have no free coordinate, so no modes.")
-    check_rows(model, args, kwargs, init_to_uniform)
+    check_rows(given_rows(model, info.given), args, kwargs, init_to_uniform)
     params = draw_params(rng_key, model, info, args, kwargs)
-    potential = Potential(model, info, params, args, kwargs)
+    potential = Potential(model, info, params, args, kwargs).on_one_batch()
     if init_params is not None:
         init_params = info.check_unconstrained("init_params", init_params)
     return search_modes(rng_key, model, potential, init_params, starts=starts)
@@ -200,6 +202,8 @@ def modes_or_warning(
     several = of_kind(modes.problems, "several modes")
     if several and room is not None and len(modes.modes) > room:
         _warn(f"{who} at the heaviest of several modes: {' '.join(several)}")
+    if few := of_kind(modes.problems, "few rows"):
+        _warn(f"{who} at the mode of few rows: {' '.join(few)}")
     return modes
 
 
@@ -262,12 +266,27 @@ def search_modes(
         problems += (*_distance_problem(mode, fit, advice(info)), *_slope_problem(fit))
         modes[0] = replace(fit, share=mode.share, problems=fit_problems)
     problems = (*(problem for mode in modes for problem in mode.problems), *problems)
+    problems += _few_rows_problem(info)
     return Modes(tuple(modes), info.shapes, spent, tuple(dict.fromkeys(problems)))
 
 
 def _is_uphill(mode: Mode) -> bool:
     """True if another normal has an ELBO that is surely higher, by more than half a nat."""
     return mode.slope - 2 * mode.slope_error > 1
+
+
+def _few_rows_problem(info: ModelInfo) -> tuple[Problem, ...]:
+    """What is said where the rows that are given are too few to stand for all."""
+    rows = sum(batch for _, batch in info.given.values())
+    if not rows or rows >= _ROWS_EACH * info.size:
+        return ()
+    sentence = (
+        f"the arguments of the model are a minibatch of {rows} rows, fewer than {_ROWS_EACH} for"
+        f" each of {info.size} latent numbers, so that its mode and scales may be far from those of"
+        " all rows; give init_from of a guide, or whitening of a kernel, the result of"
+        " find_modes(model, *args) on more rows."
+    )
+    return (Problem(sentence, "few rows"),)
 
 
 def _start_again(
@@ -419,7 +438,7 @@ def make_search(
     """
     import optax  # not imported by NumPyro itself
 
-    all_rows = sum(size for size, _ in potential.plates.values()) or 1
+    all_rows = sum(size for size, _ in potential.plates.values()) or batch_rows(potential)
     n, dtype = potential.info.size, jnp.result_type(float)
     unknown = np.asarray([np.inf, 0], dtype), np.zeros(n, dtype)
     empty = jax.eval_shape(optax.scale_by_adam().init, jax.ShapeDtypeStruct((n,), dtype))

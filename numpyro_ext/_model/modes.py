@@ -37,7 +37,7 @@ _AT_MODE = 0.3
 
 class Problem(str):
     """A sentence on what did not hold, with its kind: ``"no mode"``, ``"far from normal"``,
-    ``"not converged"``, ``"several modes"`` or ``"density jumps"``."""
+    ``"not converged"``, ``"several modes"``, ``"density jumps"`` or ``"few rows"``."""
 
     kind: str
 
@@ -159,8 +159,8 @@ class Modes:
     :param tuple shapes: ``(site, unconstrained shape)`` of each latent site, in the flat order.
     :param int row_gradients: gradients of single rows that all searches spent.
     :param tuple problems: sentences on what did not hold; each has a ``kind``, which is ``"no
-        mode"``, ``"far from normal"``, ``"not converged"``, ``"several modes"`` or ``"density
-        jumps"``.
+        mode"``, ``"far from normal"``, ``"not converged"``, ``"several modes"``, ``"density
+        jumps"`` or ``"few rows"``.
 
     .. doctest::
 

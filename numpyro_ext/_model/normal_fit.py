@@ -44,7 +44,8 @@ _WORTH_A_STAGE = 0.3  # nats that the last stage has gained, for one beyond the 
 
 def batch_rows(potential: Potential) -> int:
     """Rows in one minibatch of every plate; 1 without a plate."""
-    return sum(batch for _, batch in potential.plates.values()) or 1
+    plates = {**potential.plates, **potential.info.given}
+    return sum(batch for _, batch in plates.values()) or 1
 
 
 def draw_batch(rng_key: Array, potential: Potential) -> dict[str, Array]:

@@ -3,6 +3,7 @@ rows that the caller chooses."""
 
 from collections.abc import Callable
 import copy
+from dataclasses import replace
 from typing import Any, Self
 
 import jax
@@ -17,14 +18,20 @@ from numpyro_ext._model import handlers
 from numpyro_ext._model.arguments import indexed, is_traced
 from numpyro_ext._model.density import log_prob, row_log_lik
 from numpyro_ext._model.enumeration import parallel, summed_log_density
-from numpyro_ext._model.handlers import first_rows, latents_only
+from numpyro_ext._model.handlers import first_rows, given_rows, latents_only, weighted_rows
 from numpyro_ext._model.masked import masks_filled
-from numpyro_ext._model.minibatch import plate_indices
-from numpyro_ext._model.read import ModelInfo, depending_on, sample_sites, trace_of
+from numpyro_ext._model.minibatch import plate_indices, replace_indices
+from numpyro_ext._model.read import (
+    ModelInfo,
+    check_all_rows,
+    depending_on,
+    sample_sites,
+    trace_of,
+)
 from numpyro_ext._numpyro import at_unconstrained, default_key, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.data._ahead import read_ahead, with_rows
-from numpyro_ext.data._rows import is_on_host
+from numpyro_ext.data._rows import is_on_host, is_stream
 
 __all__ = ["Potential", "Program"]
 
@@ -148,7 +155,7 @@ class Potential(Program):
         *,
         forward_mode: bool = False,
     ) -> None:
-        model = default_key(model)
+        model = default_key(given_rows(model, info.given) if info.given else model)
         if info.masked:
             model = masks_filled(model)
         if info.summed:  # they have a value where no density is taken
@@ -230,6 +237,42 @@ class Potential(Program):
             return total
 
         return average(list(self.plates), {})
+
+    @property
+    def takes_minibatches(self) -> bool:
+        """True if a value is an estimate from a minibatch, whose rows are chosen or given."""
+        return bool(self.plates or self.info.given)
+
+    def on_one_batch(self) -> Self:
+        """The same on one batch of a stream, whose rows are then those that are given; itself where
+        rows can be chosen."""
+        if not is_stream(self.arguments):
+            return self
+        other = copy.copy(self)
+        other.model = given_rows(self.model, self.plates)
+        given = {**self.info.given, **self.plates}
+        other.info = replace(self.info, plates={}, given=given)
+        other.plates, other.reads_ahead = {}, False
+        return other
+
+    def resampled(self, rng_key: Array) -> Self:
+        """The same on as many rows, drawn with replacement from those that are given: the law over
+        minibatches, as far as one of them shows it."""
+        keys = random.split(rng_key, len(self.info.given))
+        weights = {
+            name: jnp.zeros(rows).at[replace_indices(key, rows, rows)].add(1.0)
+            for (name, (_, rows)), key in zip(self.info.given.items(), keys, strict=True)
+        }
+        other = copy.copy(self)
+        other.model = weighted_rows(self.model, weights)
+        return other
+
+    def check_all_rows(self, who: str) -> None:
+        """An error where the rows of a minibatch are all that there is to read.
+
+        :param str who: what reads all rows.
+        """
+        check_all_rows(who, self.info.given, *self.arguments)
 
     def read_ahead(self, idx: dict[str, Array]) -> Any:
         """Rows on the host of one step or of several, ``(*steps, B)`` of each plate, in one

@@ -2,7 +2,7 @@
 parameters, and the flat order of latents."""
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 import math
@@ -15,6 +15,7 @@ from jax.core import Tracer
 from jax.lax import GatherScatterMode
 import jax.numpy as jnp
 import numpy as np
+from numpyro import validation_enabled
 from numpyro.distributions import Delta, Unit, biject_to, constraints
 from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import init_to_sample, init_to_uniform
@@ -26,6 +27,7 @@ from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.handlers import first_rows, plain_errors, subsampled_plates, valid_plates
 from numpyro_ext._numpyro import mask_of, validate_model
 from numpyro_ext._typing import Model, Sites, Trace
+from numpyro_ext.data._rows import is_stream
 
 __all__ = [
     "FILLED",
@@ -34,12 +36,14 @@ __all__ = [
     "Site",
     "base_distribution",
     "call_and_trace",
+    "check_all_rows",
     "continuous_latents",
     "coordinate_name",
     "depending_on",
     "drawn_names",
     "elementwise",
     "frames",
+    "given_plates",
     "has_array_mask",
     "is_data",
     "is_delta",
@@ -257,6 +261,9 @@ class ModelInfo:
 
     :param dict latents: ``{site: Latent}`` in that order.
     :param dict plates: ``{plate: (size, subsample_size)}`` of the plates that take a minibatch.
+    :param dict given: the same of the plates whose minibatch the arguments are: no observed site in
+        them follows the index, as in ``plate("rows", N, subsample_size=len(x))`` around ``obs=x``.
+        They are not among ``plates``.
     :param tuple data: names of the observed sites.
     :param tuple deterministic: names of the deterministic sites.
     :param tuple params: names of the ``param`` sites.
@@ -278,6 +285,7 @@ class ModelInfo:
     nesting: int = 0
     rows: dict[str, tuple[int, float]] = field(default_factory=dict)
     masked: bool = False
+    given: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @cached_property
     def size(self) -> int:
@@ -488,8 +496,63 @@ def read_model(
     :param sums: whether discrete latent sites of few values are summed out.
     """
     seeded = valid_plates(first_rows(seed(model, random.key(0))))
-    trace = shape_trace(substitute(seeded, substitute_fn=init_strategy), args, kwargs)
-    return model_info(trace, sums=sums)
+    fn = substitute(seeded, substitute_fn=init_strategy)
+    trace = shape_trace(fn, args, kwargs)
+    info = model_info(trace, sums=sums)
+    given = _plates_given(fn, args, kwargs or {}, trace)
+    plates = {name: sizes for name, sizes in info.plates.items() if name not in given}
+    return replace(info, plates=plates, given=given)
+
+
+def given_plates(
+    model: Model, args: tuple, kwargs: dict[str, Any], init_strategy: Callable[..., Any]
+) -> dict[str, tuple[int, int]]:
+    """:attr:`ModelInfo.given` of a model that may have no continuous latent site."""
+    fn = substitute(first_rows(seed(model, random.key(0))), substitute_fn=init_strategy)
+    return _plates_given(fn, args, kwargs, shape_trace(fn, args, kwargs))
+
+
+def check_all_rows(
+    who: str, given: dict[str, tuple[int, int]], args: tuple, kwargs: dict[str, Any]
+) -> None:
+    """An error where the rows of a minibatch are all that there is to read.
+
+    :param str who: what reads all rows.
+    :param dict given: :attr:`ModelInfo.given`.
+    """
+    if not given and not is_stream((args, kwargs)):
+        return
+    what = "a Batches gives them as its loader does"
+    for plate, (size, batch) in given.items():
+        what = f"the arguments of the model are {batch} of the {size} rows of the plate '{plate}'"
+    raise ValueError(
+        f"{who} reads all rows, and the same rows again, but {what}; use a"
+        " numpyro_ext.data.HostArray of all rows, of which the model takes x[i] by the index of its"
+        " plate, or the plain gradient of a minibatch."
+    )
+
+
+def _plates_given(
+    fn: Model, args: tuple, kwargs: dict[str, Any], trace: Trace
+) -> dict[str, tuple[int, int]]:
+    """The plates that take a minibatch, and have the same densities whichever rows are drawn."""
+    plates = subsampled_plates(trace)
+    latent = {name for site in latent_sites(trace) for name in frames(site)}
+    observed = {site["name"]: site for site in sample_sites(trace) if site["is_observed"]}
+    around = {name for site in observed.values() for name in frames(site)}
+    plates = {name: sizes for name, sizes in plates.items() if name in around - latent}
+    if not plates:
+        return {}
+
+    def densities(**rows: Array) -> list[Any]:
+        sites = trace_of(substitute(fn, data=rows), args, kwargs)
+        seen = (sites[name] for name in observed)
+        return [(site["fn"].log_prob(site["value"]), site["scale"]) for site in seen]
+
+    with block(), validation_enabled(False):
+        first = {name: jnp.arange(batch) for name, (_, batch) in plates.items()}
+        followed = frozenset().union(*jax.tree.leaves(eval_provenance(densities, **first)))
+    return {name: sizes for name, sizes in plates.items() if name not in followed}
 
 
 _MARK = "rows of the plate "

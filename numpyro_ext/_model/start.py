@@ -16,7 +16,7 @@ from numpyro.infer.util import initialize_model
 from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.enumeration import parallel
-from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.handlers import first_rows, given_rows
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, trace_of
@@ -226,7 +226,7 @@ def guide_start(
         )
     found = isinstance(potential, Tracer) or bool(np.isfinite(potential))
     if not found:  # NumPyro's own error would blame a parameter of a distribution
-        check_rows(model, args, kwargs, strategy)
+        check_rows(given_rows(model, info.given), args, kwargs, strategy)
     return (rng_key, z) if found else None
 
 

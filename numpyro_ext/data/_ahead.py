@@ -25,6 +25,7 @@ class _ReadRows(HostRows):
     def __init__(self, source: Any, index: Array, rows: Rows) -> None:
         super().__init__((Same(index), source))
         self.source, self._index, self._rows = source, index, rows
+        self.is_stream = source.is_stream
 
     name = property(lambda self: self.source.name)
     row = property(lambda self: self.source.row)

@@ -13,7 +13,8 @@ import numpy as np
 
 from numpyro_ext.data._parts import Parts, read_shapes
 
-__all__ = ["HostRows", "Rows", "Same", "as_jax_has_it", "is_on_host", "is_rows", "read_together"]
+__all__ = ["HostRows", "Rows", "Same", "as_jax_has_it", "is_on_host", "is_rows", "is_stream"]
+__all__ += ["read_together"]
 
 Rows = Any
 """NumPy arrays with the same number of rows: one, or a dict or tuple of them."""
@@ -27,6 +28,8 @@ class HostRows(abc.ABC):
 
     parts: Parts | None = None
     """Which process and device reads which rows, if they are spread over several."""
+    is_stream = False
+    """True if rows come as they are, and none can be chosen."""
 
     def __init__(self, key: tuple) -> None:
         self._key = (type(self), *key)
@@ -173,6 +176,11 @@ def is_rows(x: Any) -> bool:
 def is_on_host(tree: Any) -> bool:
     """Return whether there are rows on the host among the arguments of a model."""
     return any(map(is_rows, jax.tree.leaves(tree, is_leaf=is_rows)))
+
+
+def is_stream(tree: Any) -> bool:
+    """Return whether there are rows among the arguments of a model that cannot be chosen."""
+    return any(is_rows(x) and x.is_stream for x in jax.tree.leaves(tree, is_leaf=is_rows))
 
 
 class Same:

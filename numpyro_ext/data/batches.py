@@ -32,8 +32,9 @@ class Batches(HostRows):
 
     A batch of another size, as the last one of a pass, is filled up by rows of the next batch.
 
-    What needs chosen rows (a pass over all of them for the search of a mode or for a proxy, the
-    gradient at an anchor) cannot have them of a stream: an error says so, and
+    The search for a mode or for settings reads the first batch, scaled to N rows: units are right,
+    and the mode is about :math:`\sqrt{N / B}` standard deviations away. What needs chosen rows (a
+    proxy, ``ControlVariate``, ``SVRG``) cannot have them of a stream: an error says so, and
     :class:`~numpyro_ext.data.HostArray` can.
 
     :param loader: a ``DataLoader`` of PyTorch or Grain, a data set of TensorFlow in NumPy, a list,
@@ -65,6 +66,8 @@ class Batches(HostRows):
         >>> print(f"{result.params['loc_auto_loc']:.1f}")
         2.0
     """
+
+    is_stream = True
 
     def __init__(
         self,
@@ -137,9 +140,8 @@ class Batches(HostRows):
         if index.shape[-1:] != (self.batch_size,):
             raise ValueError(
                 f"{self.name} has batches of {self.batch_size} rows, and rows were asked for by an"
-                f" index of shape {index.shape}: passes over all rows (the search for a mode or for"
-                " settings, a proxy, an anchor) need a HostArray; with a loader, give kernels a"
-                " step size, and guides init_from=None."
+                f" index of shape {index.shape}: what passes over all rows (a proxy, an anchor)"
+                " needs a HostArray."
             )
         batches = [self._batch_of(i) for i in index.reshape(-1, self.batch_size)]
         shape = index.shape

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+import math
 from typing import Any, Self
 
 import jax
@@ -13,13 +14,12 @@ from numpyro_ext._model.handlers import every_row, valid_plates
 from numpyro_ext._model.modes import of_kind
 from numpyro_ext._model.read import sample_sites
 from numpyro_ext._numpyro import max_tree_depth, mcmc_arguments
-from numpyro_ext._typing import Diagnosable, DiagnosableChains, Model
+from numpyro_ext._typing import Diagnosable, DiagnosableChains
 from numpyro_ext.diagnostics._evaluate import count_of
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.full_data import shapes_of
 
-__all__ = ["Facts", "Numbers", "chains_of", "cost_of", "facts_of", "mcmc_stats", "rows_of"]
-__all__ += ["several_modes"]
+__all__ = ["Facts", "Numbers", "chains_of", "cost_of", "facts_of", "mcmc_stats", "several_modes"]
 
 Numbers = dict[str, np.ndarray]
 """Arrays ``(chain, draw, *site)`` by name."""
@@ -171,7 +171,7 @@ def cost_of(mcmc: MCMC, fit: Fit) -> Facts:
     transitions = mcmc.thinning * (kernel.steps_per_sample if known else 1)
     facts = Facts(transitions_per_draw=transitions)
     if fit.plates:
-        facts.batch_rows, facts.rows = rows_of(kernel.model, *mcmc_arguments(mcmc))
+        facts.batch_rows, facts.rows = _rows_of(mcmc, fit)
     if isinstance(kernel, DiagnosableChains):
         rows = facts.rows / facts.batch_rows if facts.batch_rows else 1.0
         if (each := kernel.gradients_per_transition(rows)) is not None:
@@ -188,10 +188,13 @@ def several_modes(facts: Facts) -> list[str]:
     return list(of_kind(facts.settings_problems or [], "several modes"))
 
 
-def rows_of(model: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[int, int]:
+def _rows_of(mcmc: MCMC, fit: Fit) -> tuple[int, int]:
     """Log likelihood terms of a minibatch, and of all data; a ``numpyro.factor`` is one too."""
-    traces = (shapes_of(reader(model), args, kwargs) for reader in (valid_plates, every_row))
+    model, given = mcmc.sampler.model, getattr(mcmc.sampler, "given_plates", {})
+    arguments = (fit.args, fit.kwargs) if given else mcmc_arguments(mcmc)
+    traces = (shapes_of(reader(model), *arguments) for reader in (valid_plates, every_row))
     batch, rows = (
         sum(count_of(x) for x in sample_sites(trace) if x["is_observed"]) for trace in traces
     )
-    return batch, rows
+    share = math.prod(B / N for N, B in given.values())
+    return round(share * batch), rows

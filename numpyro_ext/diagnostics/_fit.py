@@ -232,7 +232,8 @@ def _fit_of_mcmc(
         check_rows(model, args, kwargs, init_to_sample)
         # NumPyro's kernels leave masked entries flat.
         full = on_all_rows(masks_filled(model) if isinstance(kernel, Diagnosable) else model)
-        plates = minibatch_plates(model, ran_args, ran_kwargs)
+        plates = getattr(kernel, "given_plates", {})
+        plates = plates or minibatch_plates(model, ran_args, ran_kwargs)
     method = getattr(kernel, "inference_method", "mcmc")
     is_ensemble = method == "particles"
     known = getattr(kernel, "params", None) or params_of_hmc(kernel)
@@ -329,7 +330,7 @@ def _advice_for(obj: Any) -> str:
     if hasattr(obj, "params") and hasattr(obj, "losses"):
         return ": pass the SVI, and this as result="
     if isinstance(obj, MCMCKernel):
-        return ": pass the MCMC that this kernel was given to"
+        return ": pass the MCMC of this kernel, or that of mcmc_from_states(kernel, states, *args)"
     if isinstance(obj, AutoGuide):
         return ": pass the SVI of this guide, and what it returned as result="
     if isinstance(obj, dict | list | tuple) or hasattr(obj, "shape"):

@@ -3,6 +3,7 @@
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext.mcmc.base import Estimate, SGMCMCKernel, Transition, kernel_state
+from numpyro_ext.mcmc.from_states import mcmc_from_states
 from numpyro_ext.mcmc.geometry import ExpandedMean
 from numpyro_ext.mcmc.gradients import SVRG, ControlVariate, MinibatchGradient
 from numpyro_ext.mcmc.kernel_hmc import KernelHMC, KernelHMCState
@@ -45,5 +46,6 @@ __all__ = [
     "Transition",
     "Whitening",
     "kernel_state",
+    "mcmc_from_states",
     "simplex_langevin_step",
 ]

@@ -33,6 +33,7 @@ from numpyro_ext._checks import (
 )
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.checks import check_rows, read_global
+from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.losses import reported
 from numpyro_ext._model.minibatch import draw_indices, start_plates
 from numpyro_ext._model.modes import Mode, Modes, check_sites
@@ -443,7 +444,7 @@ class GradientChain(Chain):
             hot = jnp.isfinite(state.heat) & (state.heat < 0)
             said = reported(jnp.where(hot, -state.heat, 0), self._advice_if_hot()) > 0
             state = state._replace(heat=jnp.where(said, jnp.inf, state.heat))
-        if self.potential.plates:
+        if self.potential.takes_minibatches:
             return state
         U = self.potential(self.kernel.unflatten(state.z), {})
         return state._replace(potential_energy=U.astype(state.potential_energy.dtype))
@@ -628,6 +629,11 @@ class ModelKernel(ResumableKernel):
         return self._info
 
     @property
+    def given_plates(self) -> dict[str, tuple[int, int]]:
+        """``{plate: (N, B)}`` of the plates of which the arguments of :meth:`init` were B rows."""
+        return {} if self._info is None else self._info.given
+
+    @property
     def modes(self) -> Modes | None:
         """The modes at which chains start without ``init_params``, None for a kernel that starts
         elsewhere; ``chains_at`` says at which of them those that started together did so."""
@@ -676,7 +682,8 @@ class ModelKernel(ResumableKernel):
             self._arguments = model_args, kwargs
             self._potential = self._potential_on(self._info, self._params, model_args, kwargs)
         info = self.info
-        check_rows(self.model, model_args, kwargs, self.init_strategy)
+        model = given_rows(self.model, info.given)
+        check_rows(model, model_args, kwargs, self.init_strategy)
         self.num_adapt = num_warmup * self.steps_per_sample
         if init_params is not None:
             chains = () if single else (num_chains,)
@@ -689,7 +696,13 @@ class ModelKernel(ResumableKernel):
             if is_traced(first):
                 first = None  # of parallel chains, while the search is on numbers
             found = settings_for(
-                self, self._found, potential, first, first_key, resumes, num_chains
+                self,
+                self._found,
+                potential.on_one_batch(),
+                first,
+                first_key,
+                resumes,
+                num_chains,
             )
             if found is not self._found:
                 self._found, self.settings = found, found.settings

@@ -85,6 +85,7 @@ class ControlVariate:
         self._chunk_size = check_count("chunk_size", chunk_size)
 
     def init(self, z: Sites, potential: Potential) -> Anchor:
+        potential.check_all_rows("ControlVariate")
         center = potential.unconstrain("ControlVariate's center", self._center)
         return Anchor(center, *potential.full_value_and_grad(center, self._chunk_size))
 
@@ -128,6 +129,7 @@ class SVRG:
         self._chunk_size = check_count("chunk_size", chunk_size)
 
     def init(self, z: Sites, potential: Potential) -> Anchor:
+        potential.check_all_rows("SVRG")
         return Anchor(z, *potential.full_value_and_grad(z, self._chunk_size))
 
     def refresh(self, state: Anchor, potential: Potential) -> Anchor:

@@ -225,7 +225,8 @@ def settings_for(
         if resumes:
             # A program that was compiled on these arguments keeps the data of a closure.
             compiled = kernel.has_read(*potential.arguments)
-            if fit == "other" or (fit == "near" and compiled):
+            other = fit == "other" or (fit == "near" and compiled)
+            if other and not potential.info.given:  # of a loader each batch is another
                 raise ValueError(
                     "a chain goes on with other data than those for which its settings were found;"
                     " set mcmc.post_warmup_state = None, so that the run finds settings again, or"
@@ -387,6 +388,8 @@ def noise_measure(
         estimators: list[GradientEstimator] = []
         if given is not None:
             estimators = [given]
+        elif info.given:
+            estimators = [MinibatchGradient()]
         elif potential.plates:
             estimators = [MinibatchGradient(), ControlVariate(values)]
         noises = _noises(rng_key, potential, whitening, estimators) if estimators else []
@@ -414,9 +417,10 @@ def _noises(
         def on_batch(key: Array) -> list[Array]:
             key_batch, key_gradient = random.split(key)
             i, idx = jnp.zeros((), int), draw_batch(key_batch, potential)
-            here = potential.with_rows(idx)
+            on_rows = potential.with_rows(idx)
+            on_rows = on_rows.resampled(key_batch) if info.given else on_rows
             grads = [
-                estimator.estimate(key_gradient, i, z, idx, here, state)[1]
+                estimator.estimate(key_gradient, i, z, idx, on_rows, state)[1]
                 for estimator, state in zip(estimators, states, strict=True)
             ]
             return [whitening.pull(info.ravel(grad)) for grad in grads]
@@ -436,7 +440,7 @@ def _noises(
 def _all_rows(potential: Potential) -> str:
     """Which rows are all that there are, where no plate takes a minibatch."""
     rows = potential.info.rows
-    if potential.plates or not rows:
+    if potential.takes_minibatches or not rows:
         return ""
     scaled = [f", though '{site}' is scaled by {x:g}" for site, (_, x) in rows.items() if x > 1]
     num = sum(num for num, _ in rows.values())

@@ -32,7 +32,13 @@ from numpyro.primitives import mutable
 from numpyro_ext._checks import InferenceWarning, check_count, summary
 from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.density import log_prob
-from numpyro_ext._model.handlers import drawn_once, same_plates, seed_plates, valid_plates
+from numpyro_ext._model.handlers import (
+    drawn_once,
+    given_rows,
+    same_plates,
+    seed_plates,
+    valid_plates,
+)
 from numpyro_ext._model.losses import finite_step, map_over, weightless_dropped
 from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.minibatch import rows_of_step
@@ -40,6 +46,8 @@ from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import (
     Site,
     base_distribution,
+    check_all_rows,
+    given_plates,
     is_data,
     is_delta,
     latent_sites,
@@ -218,6 +226,11 @@ class Draws:
         if self.layout.masked:
             self._model = seed_plates(masks_filled(model), plate_key)
         runs = substitute(model, substitute_fn=self._value_of_guide)
+        if self.layout.subsampled:
+            given = given_plates(runs, args, kwargs, init_to_uniform)
+            runs = given_rows(runs, given)
+            if objective.proxy is not None:
+                check_all_rows("a proxy", given, args, kwargs)
         check_rows(runs, args, kwargs, init_to_uniform)
         self.step = params.get(STEP, {"step": 0})["step"] if STEP in self.layout.mutable else None
         self.proxy = None

@@ -334,8 +334,9 @@ class ParticleField(ELBO, ABC):
 
         :param fresh: whether a program is made of it, for which all rows are compared again.
         """
-        if self.proxy is None or not potential.plates:
+        if self.proxy is None or not potential.takes_minibatches:
             return potential
+        potential.check_all_rows("a proxy")
         compared = self.proxy.check_data(model, args, kwargs, once=not fresh)
         return self.proxy.of_potential(type(self).__name__, potential, compare=not compared)
 

@@ -259,8 +259,8 @@ class ParVI(MCMCKernel):
             optim_state=self._init_optim(key_optim, x),
             potential_energy=energy,
             z_grad=-grad,
-            mean_grad=-grad if potential.plates else None,
-            minibatch_noise=jnp.zeros((), x.dtype) if potential.plates else None,
+            mean_grad=-grad if potential.takes_minibatches else None,
+            minibatch_noise=jnp.zeros((), x.dtype) if potential.takes_minibatches else None,
             bandwidth=jnp.tile(self.field.bandwidth(x, modes), num_particles),
             implied_sd_ratio=jnp.full(x.shape, jnp.nan, x.dtype),
             diverging=jnp.zeros(num_particles, bool),
@@ -290,7 +290,7 @@ class ParVI(MCMCKernel):
         energy, grad, _ = _evaluate(potential, key_minibatch, x)
         g, mean, noise, error = -grad, -grad, None, None
         seen = Lost.of(energy, g).reported()
-        if potential.plates:
+        if potential.takes_minibatches:
             weight = jnp.maximum(_NEW, 1.0 / (state.i + 2)).astype(g.dtype)
             change = jnp.where(jnp.isfinite(g), g - state.mean_grad, 0.0)
             mean = state.mean_grad + weight * change
@@ -310,7 +310,7 @@ class ParVI(MCMCKernel):
             optim_state=optim_state,
             potential_energy=energy,
             z_grad=g,
-            mean_grad=mean if potential.plates else None,
+            mean_grad=mean if potential.takes_minibatches else None,
             minibatch_noise=noise,
             bandwidth=jnp.broadcast_to(bandwidth, energy.shape),
             implied_sd_ratio=jnp.broadcast_to(ratio, x.shape),

@@ -96,5 +96,5 @@ def test_what_is_wrong_with_a_loader():
     for _ in range(2):  # the error does not end the object
         with pytest.raises(Exception, match=r"batch 1 of the loader broken .* no such shard"):
             reads(batches, range(10, 13))
-    with pytest.raises(Exception, match=r"passes over all rows .* need a HostArray"):
+    with pytest.raises(Exception, match=r"passes over all rows .* needs a HostArray"):
         jax.jit(lambda i: batches[i])(jnp.arange(N)).block_until_ready()
