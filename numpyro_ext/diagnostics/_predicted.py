@@ -18,6 +18,7 @@ from numpyro.distributions import (
     Independent,
     MaskedDistribution,
 )
+from numpyro.handlers import condition
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import check_count
@@ -73,11 +74,13 @@ class Predicted(NamedTuple):
     """``(S, n, C)``, of classes."""
 
 
-def predictions_of_fit(asked: FitRequest) -> Predicted:
-    """The predictions of a fit for the observed site of the model at these arguments."""
+def predictions_of_fit(asked: FitRequest, labelled: bool = True) -> Predicted:
+    """The predictions of a fit for the observed site of the model at these arguments; where no
+    label is needed, also for the site of classes that is observed if it has labels."""
     num_samples = check_count("num_samples", asked.num_samples)
     key_prototype, key_draws = random.split(check_key(asked.rng_key))
     fit = predicting_fit(asked, "a prediction needs")
+    fit = fit if labelled else _any_labels(fit, key_prototype)
     proto = prototype(fit, key_prototype, needs_latents=False)
     name = _site_of(proto.trace, asked.site)
     if name in proto.left_out:
@@ -102,6 +105,26 @@ def predictions_of_fit(asked: FitRequest) -> Predicted:
     draws = f"{several}{size:,} draw{'s' * (size > 1)}"
     draws += " of the linearised network" * (fit.linearised is not None)
     return _assemble(title_of(Facts.of(fit.attributes), draws), name, kind, data[-1], found)
+
+
+def _any_labels(fit: Fit, rng_key: Array) -> Fit:
+    """The fit with a label of 0 in place of those that the arguments leave out."""
+    labels: dict[str, jax.ShapeDtypeStruct] = {}
+
+    def look() -> None:
+        params, (key_guide, key_model) = fit.params[0], random.split(rng_key)
+        first = {name: jnp.asarray(x[0]) for name, x in fit.draws[0].items()} if fit.draws else None
+        draw = draw_of(fit, params, first, key_guide)[1]
+        for site in latent_sites(model_trace_of(fit, params, draw, key_model)):
+            if site["name"] not in draw and isinstance(_elementwise(site["fn"]), _CLASSES):
+                value = site["value"]
+                labels[site["name"]] = jax.ShapeDtypeStruct(value.shape, value.dtype)
+
+    jax.eval_shape(look)
+    if not labels:
+        return fit
+    zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in labels.items()}
+    return fit._replace(model=condition(fit.model, zeros))
 
 
 def _elementwise(fn: Any) -> Any:

@@ -204,7 +204,7 @@ def predictive_uncertainty(
         axes between; or a fit: an ``SVI``, an engine, or an ``MCMC``.
     :param result: for an ``SVI`` or engine: what ``run`` returned, or a list of restarts.
     :param of_a_fit: for a fit: ``model_args, model_kwargs, site, num_samples, rng_key``, as in
-        :func:`predictive_scores`.
+        :func:`predictive_scores`, where the labels may be left out, ``model_args=(X_new,)``.
     :return: :class:`PredictiveUncertainty`, three arrays ``(N,)``.
 
     **References**
@@ -220,7 +220,8 @@ def predictive_uncertainty(
         ['0.6109', '0.5091', '0.1017']
     """
     if is_fit(probs):
-        p = classes_of(predictions_of_fit(FitRequest(probs, result, **of_a_fit)))[0]
+        found = predictions_of_fit(FitRequest(probs, result, **of_a_fit), labelled=False)
+        p = classes_of(found)[0]
     else:
         _refuse_arguments(result, of_a_fit)
         p = np.asarray(probs, np.float64)

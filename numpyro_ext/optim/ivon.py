@@ -28,11 +28,15 @@ def ivon(
     .. math::
         P_t &= P_{t-1} + p\,C + \frac{(p\,C)^2}{2 P_{t-1}}, \\
         m_t &= b_1 m_{t-1} + (1 - b_1) G, \qquad
-        \mu_t = \mu_{t-1} - r\, \frac{m_t / (1 - b_1^t)}{P_t}.
+        \mu_t = \mu_{t-1} - \mathrm{clip}\Big(r\, \frac{m_t / (1 - b_1^t)}{P_t},
+            \pm P_t^{-1/2}\Big).
 
     **What differs from the paper.** G is the gradient of the whole loss, so that the momentum
     averages the gradient of the prior too, which the published algorithm takes at the current mean
-    from a given precision and number of rows. Both have the same fixed points.
+    from a given precision and number of rows. Both have the same fixed points. And a step of a mean
+    is at most one standard deviation, since the draws tell of the curvature no farther than that.
+    The published start has a precision of the order of the number of rows, which serves the same
+    end; the start here knows no rows, and the first Newton steps of many rows would be long.
 
     The last term of the first line keeps each precision above half of the one before, whatever the
     noise. G and C are computed from the gradients of the two leaves, so that NumPyro's
@@ -43,9 +47,8 @@ def ivon(
     with ``init_scale=0.02``, and draw four or more particles a step.
 
     **When it fails.** If the rate is too large for parameters whose curvature is correlated, the
-    loss grows; take a smaller or a falling rate. A wide start makes the first steps of the mean
-    long. It converges to the mean-field normal of the loss, whose standard deviations are too small
-    where parameters are correlated.
+    loss grows; take a smaller or a falling rate. It converges to the mean-field normal of the loss,
+    whose standard deviations are too small where parameters are correlated.
 
     :param rate: r, positive, or a schedule of the number of steps.
     :param float b1: share of the averaged gradient that is kept, in [0, 1).
@@ -87,7 +90,8 @@ def ivon(
     def rule(count: Array, g: Gradient, momentum: Array) -> tuple[Array, Array, Array]:
         precision = retract(g.precision, precision_rate * g.of_precision)
         momentum = b1 * momentum + (1 - b1) * g.of_mean
-        unbiased = momentum / (1 - b1 ** (count + 1.0))
-        return g.mean - rate_at(rate, count) * unbiased / precision, precision, momentum
+        unbiased, sd = momentum / (1 - b1 ** (count + 1.0)), precision**-0.5
+        step = jnp.clip(rate_at(rate, count) * unbiased / precision, -sd, sd)
+        return g.mean - step, precision, momentum
 
     return mean_field_optimiser(start, rule, scale_transform, other)

@@ -68,8 +68,9 @@ def mean_field_optimiser(
     def init(params: Any) -> MeanFieldState:
         names, others = pairs_of(params)
         normals = {n: start(n, params[n], to_sd(params[scale_of(n)]) ** -2) for n in names}
-        zero = jnp.zeros((), jnp.int32)
-        return MeanFieldState(zero, zero, normals, rest.init(others))
+        # Two arrays, because a state whose buffers are given away may not have one of them twice.
+        count, num_rejected = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+        return MeanFieldState(count, num_rejected, normals, rest.init(others))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MeanFieldState]:
         names, others = pairs_of(params)

@@ -216,6 +216,12 @@ def two_sites(x, y=None):
         numpyro.sample("s", dist.Bernoulli(logits=slope * x), obs=None if y is None else y > 0)
 
 
+def one_class(x, s=None):
+    slope = numpyro.sample("slope", dist.Normal(0.0, 3.0))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("s", dist.Bernoulli(logits=slope * x), obs=s)
+
+
 @pytest.mark.slow
 def test_of_several_observed_sites_one_is_named():
     svi = svi_of(two_sites)
@@ -248,6 +254,11 @@ def test_scores_of_classes_are_those_of_their_probabilities():
     split = predictive_uncertainty(probs)
     for name, value in zip(("entropy", "aleatoric", "epistemic"), split, strict=True):
         assert getattr(scores, name) == pytest.approx(value.mean(), rel=1e-4)
+    # The labels of new rows are not known, and are not needed.
+    svi_of_labels = svi_of(one_class, AutoDelta)
+    svi_of_labels.init(random.key(0), X, jnp.asarray(labels))
+    new = predictive_uncertainty(svi_of_labels, ensemble, model_args=(X,))
+    np.testing.assert_allclose(new, split, rtol=1e-4, atol=1e-6)
     text = str(scores)
     for part in ("of the most frequent class", "of a perfect model", "epistemic"):
         assert part in text

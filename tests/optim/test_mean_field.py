@@ -171,6 +171,27 @@ def test_without_it_a_negative_precision_is_left_as_it_was_and_counted():
     assert state.num_rejected == 1
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_step_of_ivon_is_one_standard_deviation_at_most(sign):
+    """Of many rows: the gradient is 1e6 times what the start of the precision is meant for."""
+    optim = ivon(0.5, scale_transform=ExpTransform())
+    params = params_of([2.0, 3.0], [0.1, 0.5])
+    new, _ = step(
+        optim, gradient_of([sign * 1e6, 0.1], [7.0, -2.0], [0.1, 0.5]), optim.init(params), params
+    )
+    (mu, _), (mean, sd) = normal_of(params), normal_of(new)
+    np.testing.assert_allclose(mean[0] - mu[0], -sign * sd[0], rtol=1e-5)
+    np.testing.assert_allclose(mean[1] - mu[1], -0.5 * 0.1 * sd[1] ** 2, rtol=1e-4)
+
+
+@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
+def test_the_buffers_of_a_state_may_be_given_away(make):
+    optim, params = make(), params_of(jnp.zeros(2), jnp.ones(2))
+    gradient = gradient_of(jnp.ones(2), jnp.ones(2), jnp.ones(2))
+    update = jax.jit(lambda state: optim.update(gradient, state, params)[1], donate_argnums=0)
+    assert update(update(optim.init(params))).count == 2
+
+
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 def test_other_leaves_go_to_the_other_optimiser(make):
     """Among them a network's dict, a scale without a mean, and a pair of two shapes."""
