@@ -26,8 +26,11 @@ TINY = {
 }
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [x if x == "conjugate_ascent" else pytest.param(x, marks=pytest.mark.nightly) for x in TINY],
+)
 def test_an_example_runs(name, tmp_path, monkeypatch, capsys):
     script, picture = EXAMPLES / f"{name}.py", tmp_path / "picture.png"
     monkeypatch.setattr(sys, "argv", [str(script), *TINY[name], "--out", str(picture)])

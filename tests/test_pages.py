@@ -32,6 +32,11 @@ PAGES = {
     for page in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
     if "_build" not in page.parts and (code := code_of(page)).strip()
 }
+DEAR = ["docs/how_to_choose.md", "docs/api/diagnostics.md", "docs/api/ep.md"]
+DEAR += [
+    f"docs/tutorials/{x}.md"
+    for x in ("networks", "choosing_a_step_size", "comparing_variational_and_mcmc")
+]
 
 
 @pytest.fixture
@@ -63,9 +68,11 @@ def short(monkeypatch):
     monkeypatch.setattr(diagnostics, "diagnose", table)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # of so few steps
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(x, marks=pytest.mark.nightly) if x in DEAR else x for x in PAGES]
+)
 def test_a_page_runs_as_printed(page, short, tmp_path, monkeypatch):
     """With a tenth of its rows, draws and steps, where these are 300, 500 or thousands."""
     monkeypatch.chdir(tmp_path)

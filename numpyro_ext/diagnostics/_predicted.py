@@ -123,7 +123,7 @@ def _any_labels(fit: Fit, rng_key: Array) -> Fit:
     jax.eval_shape(look)
     if not labels:
         return fit
-    zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in labels.items()}
+    zeros: Any = {name: jnp.zeros(x.shape, x.dtype) for name, x in labels.items()}
     return fit._replace(model=condition(fit.model, zeros))
 
 
