@@ -167,7 +167,7 @@ def by_ep(x, y, ready):
     def all_rows(x, y):
         return model(x, y, None)
 
-    engine = StochasticEP(all_rows, batch_size=2000, step=lambda i: 20 / (i + 20))
+    engine = StochasticEP(all_rows, batch_size=1000, step=lambda i: 2 / (i + 20))
     engine.init(random.key(0), x, y)
     ready(2000)
     fit = engine.run(random.key(0), 2000, x, y, progress_bar=False)

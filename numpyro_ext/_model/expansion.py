@@ -17,6 +17,7 @@ from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.handlers import first_rows, refuse_noise, valid_plates
 from numpyro_ext._model.mode_search import advice, budget_note, make_search, starts_of
 from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, check_sites
+from numpyro_ext._model.operations import pieces
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import (
     ModelInfo,
@@ -31,7 +32,6 @@ from numpyro_ext._model.read import (
 )
 from numpyro_ext._model.start import draw_start, start_near_median
 from numpyro_ext._model.taylor import (
-    BLOCK,
     LARGEST_NOISE,
     TaylorProxy,
     noise_message,
@@ -60,7 +60,6 @@ class TaylorExpansion:
         block_size: int | None = None,
     ) -> None:
         self.model, self.arguments, self.degree = default_key(model), (args, kwargs), degree
-        self.block_size = check_count("block_size", BLOCK if block_size is None else block_size)
         because = "which the rows at the center would not share"
         fn = first_rows(seed(valid_plates(refuse_noise(model, because)), random.key(0)))
         trace = shape_trace(substitute(fn, substitute_fn=init_to_uniform), args, kwargs)
@@ -75,6 +74,9 @@ class TaylorExpansion:
                 f" 1, without Hessians; pass degree=1 for more than {DENSE_UP_TO}."
             )
         self.potential = Potential(self.model, self.info, {}, args, kwargs)
+        self.block_size = self.potential.piece_size
+        if block_size is not None:
+            self.block_size = check_count("block_size", block_size)
 
     def proxy(self, rng_key: Array, center: Any) -> TaylorProxy:
         """The proxy at a center, or at the mode if it is None."""
@@ -225,16 +227,20 @@ class TaylorExpansion:
 
         @jax.jit
         def sums(x: Array, idx: Array) -> tuple[Array, Array, Array | None]:
-            grad, hessian = jax.grad(lambda x: jnp.sum(self._log_lik(x, idx))), None
+            here = self.potential.with_rows({self.plate: idx})
+
+            def log_lik(x: Array) -> Array:
+                return here.rows_log_lik(self.info.unravel(x), {self.plate: idx})
+
+            grad, hessian = jax.grad(lambda x: jnp.sum(log_lik(x))), None
             if directions is not None:
                 along = lambda direction: jax.jvp(grad, (x,), (direction,))[1]  # noqa: E731
                 hessian = lax.map(along, directions.T, batch_size=32)
-            return self._log_lik(x, idx), grad(x), hessian
+            return log_lik(x), grad(x), hessian
 
         # Totals in double precision: float32 would round a sum of many rows to its own digits.
         values, grad, hessian = [], np.zeros(len(x)), np.zeros(())
-        for start in range(0, self.size, self.block_size):
-            idx = jnp.arange(start, min(start + self.block_size, self.size))
+        for idx in pieces(self.size, self.block_size, "expanding the rows"):
             with jax.default_matmul_precision("highest"):
                 each, g, H = jax.device_get(sums(x, idx))
             grad = grad + g

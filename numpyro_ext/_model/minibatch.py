@@ -33,6 +33,12 @@ def replace_indices(rng_key: Array, size: int, batch_size: int) -> Array:
     return random.randint(rng_key, (batch_size,), 0, size, jnp.int32)
 
 
+def block_indices(rng_key: Array, size: int, batch_size: int) -> Array:
+    """``(B,)`` contiguous row numbers from a uniform start; behind the last row comes the first."""
+    start = random.randint(rng_key, (), 0, size, jnp.int32).astype(jnp.uint32)
+    return ((start + jnp.arange(batch_size, dtype=jnp.uint32)) % size).astype(jnp.int32)
+
+
 def plate_indices(rng_key: Array, name: str, size: int, batch_size: int) -> Array:
     """``(B,)`` row numbers of a plate, all different; each plate draws by its name and the key."""
     key = random.fold_in(rng_key, crc32(name.encode()))
@@ -142,8 +148,8 @@ def epoch_indices(
 def start_plates(
     rng_key: Array, plates: dict[str, tuple[int, int]], policy: str
 ) -> dict[str, PlateState]:
-    """The counters of a new chain: none for ``"replace"``."""
-    if policy == "replace" or not plates:
+    """The counters of a new chain, which ``"epoch"`` alone has."""
+    if policy != "epoch" or not plates:
         return {}
     keys = random.split(rng_key, len(plates))
     zero = jnp.zeros((), jnp.uint32)
@@ -155,8 +161,13 @@ def draw_indices(
     counters: dict[str, PlateState],
     plates: dict[str, tuple[int, int]],
     sharding: NamedSharding | None = None,
+    policy: str = "replace",
 ) -> tuple[dict[str, Array], dict[str, PlateState]]:
-    """One minibatch of every plate, each drawn independently, and the counters after it."""
+    """One minibatch of every plate, each drawn independently, and the counters after it.
+
+    :param policy: ``"block"``, or any other for a plate without counters.
+    """
+    draw = block_indices if policy == "block" else replace_indices
     idx, after = {}, {}
     # With partitionable keys `split` costs one small kernel; one plate does without it.
     keys = random.split(rng_key, len(plates)) if len(plates) > 1 else [rng_key]
@@ -168,7 +179,7 @@ def draw_indices(
             )
             after[name] = PlateState(epoch, offset, plate_key)
         else:
-            idx[name] = replace_indices(key, size, batch_size)
+            idx[name] = draw(key, size, batch_size)
         if sharding is not None:
             idx[name] = lax.with_sharding_constraint(idx[name], sharding)
     return idx, after

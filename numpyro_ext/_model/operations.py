@@ -17,6 +17,7 @@ __all__ = [
     "count_operations",
     "jit_on_data",
     "map_blocks",
+    "pieces",
     "progress_bar",
     "quick_options",
     "run_once",
@@ -115,7 +116,16 @@ def map_blocks(fn: Callable[[Array], Any], size: int, most: int) -> Any:
 
 
 @contextmanager
-def progress_bar(total: int, description: str) -> Iterator[Callable[[], Any]]:
+def progress_bar(total: int, description: str) -> Iterator[Callable[..., Any]]:
     """A progress bar that appears after a second, and only on a terminal."""
     with tqdm(total=total, desc=description, delay=1.0, disable=None, leave=False) as bar:
         yield bar.update
+
+
+def pieces(size: int, piece_size: int, description: str) -> Iterator[Array]:
+    """The row numbers of a pass in pieces, with a progress bar where it is long."""
+    with progress_bar(size, description) as advance:
+        for begin in range(0, size, piece_size):
+            idx = jnp.arange(begin, min(begin + piece_size, size))
+            yield idx
+            advance(len(idx))

@@ -30,10 +30,14 @@ from numpyro_ext._model.read import (
 )
 from numpyro_ext._numpyro import at_unconstrained, default_key, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace
-from numpyro_ext.data._ahead import read_ahead, with_rows
+from numpyro_ext.data._ahead import bytes_of_rows, read_ahead, with_rows
 from numpyro_ext.data._rows import is_on_host, is_stream
 
-__all__ = ["Potential", "Program"]
+__all__ = ["ROWS", "Potential", "Program"]
+
+ROWS = 10_000
+"""Rows of an array that a pass takes at once."""
+_MOST_ROWS, _BYTES = 50_000, 2**22
 
 
 def _rounding(a: Array, b: Array, total: Array) -> Array:
@@ -64,6 +68,8 @@ class Program:
         self.model = substitute(model, data=params) if params else model
         self.plates = plates or {}
         self.arguments: tuple[tuple, dict[str, Any]] = indexed(args), indexed(kwargs or {})
+        # Whether there are rows on the host, of a plate that takes a minibatch.
+        self.reads_ahead = bool(self.plates) and is_on_host(self.arguments)
 
     def trace(
         self,
@@ -91,6 +97,31 @@ class Program:
         """The log likelihood of each of these rows of one plate, without the plate's scale."""
         (plate,) = rows
         return row_log_lik(self.trace(z, rows), plate)
+
+    def read_ahead(self, idx: dict[str, Array]) -> Any:
+        """Rows on the host of one step or of several, ``(*steps, B)`` of each plate, in one
+        callback; None where there are none. :meth:`with_rows` takes those of a step."""
+        return read_ahead(self.arguments, self._sizes, idx)
+
+    def with_rows(self, idx: dict[str, Array], rows: Any = None) -> Self:
+        """The same with the rows ``idx`` on the host read in one callback, or read before."""
+        rows = self.read_ahead(idx) if rows is None and self.reads_ahead else rows
+        if rows is None:
+            return self
+        other = copy.copy(self)
+        other.arguments = with_rows(self.arguments, self._sizes, idx, rows)
+        other.reads_ahead = False
+        return other
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {name: size for name, (size, _) in self.plates.items()}
+
+    @property
+    def piece_size(self) -> int:
+        """The rows that a pass takes at once: 10,000, or about four megabytes from the host."""
+        num_bytes = bytes_of_rows(self.arguments, self._sizes)
+        return min(_MOST_ROWS, max(1, _BYTES // num_bytes)) if num_bytes else ROWS
 
     def _on(self, rows: dict[str, Array] | None) -> Model:
         if rows is None:
@@ -163,8 +194,6 @@ class Potential(Program):
         super().__init__(model, args, kwargs, params, plates=info.plates)
         self.info = info
         self._forward_mode = forward_mode
-        # Whether there are rows on the host, of a plate that takes a minibatch.
-        self.reads_ahead = bool(self.plates) and is_on_host(self.arguments)
 
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         """U at ``z`` on the rows ``idx``."""
@@ -184,7 +213,9 @@ class Potential(Program):
         value, grad = self.value_and_grad(self.info.unravel(x), idx)
         return value, self.info.ravel(grad)
 
-    def full_value_and_grad_flat(self, x: Array, chunk_size: int = 10_000) -> tuple[Array, Array]:
+    def full_value_and_grad_flat(
+        self, x: Array, chunk_size: int | None = None
+    ) -> tuple[Array, Array]:
         """:meth:`full_value_and_grad` of the flat vector."""
         value, grad = self.full_value_and_grad(self.info.unravel(x), chunk_size)
         return value, self.info.ravel(grad)
@@ -193,25 +224,33 @@ class Potential(Program):
         """The rows of one minibatch of each plate."""
         return {n: plate_indices(rng_key, n, N, M) for n, (N, M) in self.plates.items()}
 
-    def full_value_and_grad(self, z: Sites, chunk_size: int = 10_000) -> tuple[Array, Sites]:
+    def full_value_and_grad(self, z: Sites, chunk_size: int | None = None) -> tuple[Array, Sites]:
         """
-        U and its gradient over all rows, ``chunk_size`` rows of a plate at a time.
+        U and its gradient over all rows, ``chunk_size`` (by default :attr:`piece_size`) rows of a
+        plate at a time.
 
         Each piece ``c`` of a plate has the whole prior and the scale ``N/|c|``, so the pieces are
         averaged with weights ``|c|/N``; with several plates over all combinations of their pieces.
         """
         return jax.tree.map(jnp.add, *self.full_sums(z, chunk_size))
 
-    def full_sums(self, z: Sites, chunk_size: int = 10_000) -> tuple[Any, Any]:
+    def full_sums(
+        self, z: Sites, chunk_size: int | None = None, pieces: Array | None = None
+    ) -> tuple[Any, Any]:
         """:meth:`full_value_and_grad` as two such trees, whose sum it is: the second one holds what
         the first one lost by rounding, so that in single precision the sum of thousands of pieces
-        is as precise as a piece."""
+        is as precise as a piece.
+
+        :param pieces: the number of pieces that are taken, of rows evenly spread over all; None
+            takes all rows.
+        """
+        chunk_size = self.piece_size if chunk_size is None else chunk_size
         zeros = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype),
             jax.eval_shape(self.value_and_grad, z, self.first_rows()),
         )
 
-        def add(total: Any, part: Any, weight: float) -> Any:
+        def add(total: Any, part: Any, weight: Any) -> Any:
             high, low = total
             part, rest = jax.tree.map(lambda x: weight * x, part)
             both = jax.tree.map(jnp.add, high, part)
@@ -220,18 +259,21 @@ class Potential(Program):
 
         def average(names: list[str], idx: dict[str, Array]) -> Any:
             if not names:
-                return self.value_and_grad(z, idx), zeros
+                return self.with_rows(idx).value_and_grad(z, idx), zeros
             name, *rest = names
             size = self.plates[name][0]
             chunk = min(chunk_size, size)
             whole = size // chunk
+            taken = whole if pieces is None else jnp.minimum(pieces, whole)
+            stride = 1 if pieces is None else size // (taken * chunk)
+            weight = chunk / size if pieces is None else 1 / taken
 
             def body(k: Array, total: Any) -> Any:
-                here = k * chunk + jnp.arange(chunk)
-                return add(total, average(rest, idx | {name: here}), chunk / size)
+                here = stride * (k * chunk + jnp.arange(chunk))
+                return add(total, average(rest, idx | {name: here}), weight)
 
-            total = lax.fori_loop(0, whole, body, (zeros, zeros))
-            if whole * chunk < size:
+            total = lax.fori_loop(0, taken, body, (zeros, zeros))
+            if pieces is None and whole * chunk < size:
                 here = jnp.arange(whole * chunk, size)
                 total = add(total, average(rest, idx | {name: here}), len(here) / size)
             return total
@@ -273,25 +315,6 @@ class Potential(Program):
         :param str who: what reads all rows.
         """
         check_all_rows(who, self.info.given, *self.arguments)
-
-    def read_ahead(self, idx: dict[str, Array]) -> Any:
-        """Rows on the host of one step or of several, ``(*steps, B)`` of each plate, in one
-        callback; None where there are none. :meth:`with_rows` takes those of a step."""
-        return read_ahead(self.arguments, self._sizes, idx)
-
-    def with_rows(self, idx: dict[str, Array], rows: Any = None) -> Self:
-        """The same with the rows ``idx`` on the host read in one callback, or read before."""
-        rows = self.read_ahead(idx) if rows is None and self.reads_ahead else rows
-        if rows is None:
-            return self
-        other = copy.copy(self)
-        other.arguments = with_rows(self.arguments, self._sizes, idx, rows)
-        other.reads_ahead = False
-        return other
-
-    @property
-    def _sizes(self) -> dict[str, int]:
-        return {name: size for name, (size, _) in self.plates.items()}
 
     def first_rows(self) -> dict[str, Array]:
         """Rows ``0 .. B-1`` of every plate: a batch where any will do."""

@@ -22,6 +22,7 @@ from numpyro.handlers import block, seed
 
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.operations import pieces
 from numpyro_ext._model.potential import Potential, Program
 from numpyro_ext._model.read import (
     frames,
@@ -47,8 +48,6 @@ __all__ = [
 
 LARGEST_NOISE = 0.5
 """Nats of noise over minibatches up to which a proxy is near enough."""
-BLOCK = 10_000
-"""Rows of which the log likelihoods at the center are computed at once."""
 SAME, SAME_IN_A_STEP = 1e-4, 3e-2
 """Root mean squares by which the log likelihoods l of the same rows may differ, in units of 1 +
 |l|; in a step, which is another program, and whose matrices a GPU multiplies in fewer digits."""
@@ -269,10 +268,11 @@ class TaylorProxy:
         # Evaluated now, also where a step is being traced.
         with jax.ensure_compile_time_eval(), block(), jax.default_matmul_precision("highest"):
             z = self.unravel(self.location)
-            each = jax.jit(lambda i: program.rows_log_lik(z, {self.plate: i}))
-            starts = range(0, self.size, BLOCK)
-            blocks = [each(jnp.arange(k, min(k + BLOCK, self.size))) for k in starts]
-            here = np.concatenate(jax.device_get(blocks))
+            each = jax.jit(
+                lambda i: program.with_rows({self.plate: i}).rows_log_lik(z, {self.plate: i})
+            )
+            passed = pieces(self.size, program.piece_size, "comparing the rows")
+            here = np.concatenate(jax.device_get([each(i) for i in passed]))
         before = np.asarray(self.rows)
         if not _agree(here, before, SAME):
             off = ~(np.abs(here - before) <= SAME * (1 + np.abs(before)))

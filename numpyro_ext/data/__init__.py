@@ -2,5 +2,6 @@
 
 from numpyro_ext.data.batches import Batches
 from numpyro_ext.data.host_array import HostArray
+from numpyro_ext.data.shuffled import shuffled_copy
 
-__all__ = ["Batches", "HostArray"]
+__all__ = ["Batches", "HostArray", "shuffled_copy"]

@@ -8,7 +8,7 @@ import numpy as np
 
 from numpyro_ext.data._rows import HostRows, Rows, Same, is_on_host, is_rows, read_together
 
-__all__ = ["read_ahead", "with_rows"]
+__all__ = ["bytes_of_rows", "read_ahead", "with_rows"]
 
 _MOST_BYTES = 2**28
 """The size up to which rows are read ahead of the steps that take them."""
@@ -56,6 +56,12 @@ def _of_plates(tree: Any, sizes: dict[str, int]) -> dict[str, list[HostRows]]:
         if plate is not None and x.parts is None:
             by_plate.setdefault(plate, []).append(x)
     return by_plate
+
+
+def bytes_of_rows(tree: Any, sizes: dict[str, int]) -> int:
+    """The bytes of whatever is read from the host for one row of each plate; 0 if nothing is."""
+    by_plate = _of_plates(tree, sizes) if is_on_host(tree) else {}
+    return sum(x.bytes_of_a_row for xs in by_plate.values() for x in xs)
 
 
 def read_ahead(tree: Any, sizes: dict[str, int], indices: dict[str, Array]) -> list[Rows] | None:

@@ -68,7 +68,8 @@ class ControlVariate:
 
     :param dict center: constrained values of all latent sites, such as ``guide.median(params)`` of
         an ``AutoDelta``; values of deterministic sites are left out.
-    :param int chunk_size: rows per piece in which the gradient of all rows is computed.
+    :param int chunk_size: rows per piece in which the gradient of all rows is computed; None for
+        10,000, or about four megabytes of rows that are read from the host.
 
     **Reference:** *Control Variates for Stochastic Gradient MCMC*, Jack Baker, Paul Fearnhead,
     Emily B. Fox, Christopher Nemeth (Statistics and Computing, 2019)
@@ -80,9 +81,9 @@ class ControlVariate:
         >>> kernel = SGLD(normal_mean, 1e-4, gradient=ControlVariate({"z": 3.0}))
     """
 
-    def __init__(self, center: Sites, *, chunk_size: int = 10_000) -> None:
+    def __init__(self, center: Sites, *, chunk_size: int | None = None) -> None:
         self._center = center
-        self._chunk_size = check_count("chunk_size", chunk_size)
+        self._chunk_size = None if chunk_size is None else check_count("chunk_size", chunk_size)
 
     def init(self, z: Sites, potential: Potential) -> Anchor:
         potential.check_all_rows("ControlVariate")
@@ -112,7 +113,8 @@ class SVRG:
 
     :param int refresh_every: transitions between two gradients of all rows; about :math:`N/B`
         halves the speed.
-    :param int chunk_size: rows per piece in which the gradient of all rows is computed.
+    :param int chunk_size: rows per piece in which the gradient of all rows is computed; None for
+        10,000, or about four megabytes of rows that are read from the host.
 
     **Reference:** *Variance Reduction in Stochastic Gradient Langevin Dynamics*, Avinava Dubey,
     Sashank J. Reddi, Barnabas Poczos, Alexander J. Smola, Eric P. Xing, Sinead A. Williamson
@@ -124,9 +126,9 @@ class SVRG:
         >>> kernel = SGLD(lambda: None, 1e-3, gradient=SVRG(100))
     """
 
-    def __init__(self, refresh_every: int, *, chunk_size: int = 10_000) -> None:
+    def __init__(self, refresh_every: int, *, chunk_size: int | None = None) -> None:
         self._refresh_every = check_count("refresh_every", refresh_every)
-        self._chunk_size = check_count("chunk_size", chunk_size)
+        self._chunk_size = None if chunk_size is None else check_count("chunk_size", chunk_size)
 
     def init(self, z: Sites, potential: Potential) -> Anchor:
         potential.check_all_rows("SVRG")

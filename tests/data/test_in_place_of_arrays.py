@@ -138,10 +138,10 @@ def test_no_more_than_a_piece_is_read_at_once():
         rows.append(len(x))
         return x
 
-    y = HostArray(np.tile(Y, 100), transform=count)
-    x = HostArray(np.tile(X, (100, 1)))
+    y = HostArray(np.tile(Y, 400), transform=count)
+    x = HostArray(np.tile(X, (400, 1)))
     chains(SGHMC(model), (x, y), "sequential", 1)
-    assert max(rows) == 10_000 < len(y)
+    assert max(rows) == 50_000 < len(y)
 
 
 def test_a_chain_that_goes_on_has_its_own_rows():
