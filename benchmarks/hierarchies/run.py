@@ -2,10 +2,10 @@
 swapped name, beside NUTS.
 
 The models are in `models.py`; the methods, columns and options those of
-`benchmarks/newcomers/run.py`, but particles are 350, since the models have up to 302 numbers. The
-truth is NUTS in `references.tsv`, two chains of 1,000 + 2,000 draws on
-the same posterior in the coordinates in which it mixes best; `--reference` makes it again for
-`--model`.
+`benchmarks/newcomers/run.py`, but NUTS is timed with `--ratio` alone, and particles are 350, since
+the models have up to 302 numbers. The truth is NUTS in `references.tsv`, two chains of 1,000 +
+2,000 draws on the same posterior in the coordinates in which it mixes best; `--reference` makes it
+again for `--model`.
 """
 
 import argparse
@@ -59,13 +59,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=METHODS, choices=newcomers.METHODS)
     parser.add_argument("--out", type=Path, default=Path("out/hierarchies"))
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ratio", action="store_true", help="time NUTS too")
     parser.add_argument("--reference", action="store_true", help="make the truth and fit nothing")
     args = parser.parse_args()
     if args.reference:
         for name in args.model:
             write_reference(name)
     else:
-        newcomers.table(args.model, args.only, args.out, args.seed)
+        newcomers.table(args.model, args.only, args.out, args.seed, args.ratio)
 
 
 if __name__ == "__main__":

@@ -147,7 +147,8 @@ def nuts_seconds(name: str, out: Path) -> float:
 def with_ratio(name: str, method: str, out: Path, seed: int, of_nuts: float) -> Line:
     made, seconds = in_a_process(name, method, out, seed)
     line = Line(*made)
-    return line._replace(text=f"{line.text} | {seconds / of_nuts:.2f} |")
+    cell = "" if np.isnan(of_nuts) else f"{seconds / of_nuts:.2f}"
+    return line._replace(text=f"{line.text} | {cell} |")
 
 
 def one(name: str, method: str, out: Path, seed: int) -> Any:
@@ -173,12 +174,13 @@ def report_truth(folder: Path, name: str, truth: Truth) -> None:
     sys.stdout.flush()
 
 
-def table(models: list[str], methods: list[str], out: Path, seed: int) -> None:
+def table(models: list[str], methods: list[str], out: Path, seed: int, ratio: bool = True) -> None:
+    """Print it; without ``ratio`` the last column is empty, and NUTS is not timed."""
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     lines = []
     for name in models:
         MODELS[name]().truth(out, name)
-        of_nuts = nuts_seconds(name, out)
+        of_nuts = nuts_seconds(name, out) if ratio else np.nan
         for method in methods:
             label = f"{name} {method}" + (f" {seed}" if seed > 1 else "")
             row = partial(with_ratio, name, method, out, seed, of_nuts)

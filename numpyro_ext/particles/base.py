@@ -65,14 +65,15 @@ class Lost(NamedTuple):
 
     @classmethod
     def of(cls, log_p: Array, *derivatives: Array | None) -> "Lost":
-        """The particles whose log density is NaN, or one of whose derivatives is not finite.
+        """The particles whose log density is NaN, or one of whose derivatives has a square that is
+        not finite, which the sums over particles and coordinates are made of.
 
         Where that holds of all, none is lost, and the step itself is not finite.
         """
         where, m = jnp.isnan(log_p), log_p.shape[0]
         for g in derivatives:
             if g is not None:
-                where |= ~jnp.all(jnp.isfinite(g).reshape(m, -1), axis=1)
+                where |= ~jnp.all(jnp.isfinite(g * g).reshape(m, -1), axis=1)
         where &= ~jnp.all(where)
         others = jnp.argsort(where, stable=True)
         turn = (jnp.cumsum(where) - 1) % (m - jnp.sum(where))

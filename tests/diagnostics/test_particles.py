@@ -135,3 +135,18 @@ def test_particles_that_keep_the_shares_of_their_start_say_so():
 def test_shares_that_short_chains_leave_open_are_not_called_right():
     """Chains cross now and then, and gradients say that all is well."""
     assert not diagnosed(two_modes_at(3.5), 70, 30, 3.5).ok
+
+
+@pytest.mark.slow
+def test_particles_that_are_lost_are_said_to_be_wrong():
+    """At 200 the exponential of the site is no number, nor is the gradient there."""
+
+    def model():
+        numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        numpyro.factor("exact", 0.0)
+
+    svi = SVI(model, AutoParticles(model, 40, init_from=None), optax.adam(0.1), RegularizedSVGD())
+    params = svi.get_params(svi.init(random.key(0)))
+    quantiles = dist.Normal().icdf((jnp.arange(40) + 0.5) / 40)
+    params["auto_particles"] = jnp.where(quantiles > 1.5, 200.0, quantiles)[:, None]
+    assert not diagnose(svi, params, model_args=()).ok

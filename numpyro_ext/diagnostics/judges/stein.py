@@ -81,7 +81,10 @@ def discrepancy(context: FitContext) -> list[Row]:
     if not context.has_gradient:
         return []
     x, score, *_ = context.points
-    chosen = equally_spaced(len(x), POINTS)
+    fine = np.flatnonzero(np.all(np.isfinite(x) & np.isfinite(score), axis=1))
+    if len(fine) < 2:
+        return []
+    chosen = fine[equally_spaced(len(fine), POINTS)]
     ksd = float(squared_ksd(x[chosen], score[chosen], statistic="v"))
     verdict = "for comparison with other runs of this model; smaller is better."
     return [Row("squared KSD", ksd, None, "", None, verdict)]
@@ -105,8 +108,9 @@ def particle_facts(found: Points) -> Facts:
     worst = worst_of(ratios, IMPLIED_RATIO)
     x, g = (np.asarray(y, np.float64) for y in found[:2])
     # The shift is the root of b^T C b / d, b the mean gradient and C the covariance of the points.
-    slope = np.mean((x - x.mean(0)) * ((x - x.mean(0)) @ g.mean(0))[:, None], 0)
-    error = np.std(g @ slope) / (math.sqrt(len(x)) * len(ratios) * max(float(shift), 1e-30))
+    with np.errstate(invalid="ignore", over="ignore"):  # of lost particles
+        slope = np.mean((x - x.mean(0)) * ((x - x.mean(0)) @ g.mean(0))[:, None], 0)
+        error = np.std(g @ slope) / (math.sqrt(len(x)) * len(ratios) * max(float(shift), 1e-30))
     return Facts(
         num_latents=len(ratios),
         implied_sd_ratio=float(ratios[worst]),
