@@ -239,14 +239,14 @@ class TaylorExpansion:
             return log_lik(x), grad(x), hessian
 
         # Totals in double precision: float32 would round a sum of many rows to its own digits.
-        values, grad, hessian = [], np.zeros(len(x)), np.zeros(())
+        # Of rows larger than memory, what is kept of each row is the most that there is: once.
+        value, grad, hessian = np.empty(self.size, x.dtype), np.zeros(len(x)), np.zeros(())
         for idx in pieces(self.size, self.block_size, "expanding the rows"):
             with jax.default_matmul_precision("highest"):
                 each, g, H = jax.device_get(sums(x, idx))
             grad = grad + g
             hessian = hessian + (0.0 if H is None else H)
-            values.append(each)
-        value = np.concatenate(values)
+            value[np.asarray(idx)] = each
         if not all(np.all(np.isfinite(part)) for part in (value, grad, hessian)):
             raise ValueError(
                 "the log likelihood or its derivatives are not finite at the center; give another"
