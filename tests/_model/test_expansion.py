@@ -38,8 +38,8 @@ def model_param(w, i):
 
 
 def two_plates(w, i):
-    with numpyro.plate("columns", 4, subsample_size=2, dim=-2):
-        numpyro.sample("y", dist.Normal(w, 1.0), obs=jnp.zeros((2, 2)))
+    with numpyro.plate("columns", 4, subsample_size=2, dim=-2) as j:
+        numpyro.sample("y", dist.Normal(w, 1.0), obs=jnp.zeros((4, 99))[j[:, None], i])
 
 
 def noisy_row(w, i):

@@ -44,7 +44,7 @@ def fitted():
         (lambda r: diagnose(r), TypeError, "pass the SVI, and this as result="),
         (lambda r: diagnose(SVI_OF), ValueError, "does not keep its parameters: pass result="),
         (lambda r: diagnose(SVI_OF.guide, r), TypeError, "pass the SVI of this guide"),
-        (lambda r: diagnose(NUTS(regression)), TypeError, "the MCMC that this kernel was given to"),
+        (lambda r: diagnose(NUTS(regression)), TypeError, "pass the MCMC of this kernel"),
         (
             lambda r: diagnose(MCMC(NUTS(regression), num_warmup=1, num_samples=1)),
             ValueError,
