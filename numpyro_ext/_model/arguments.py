@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 import inspect
+import operator
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ __all__ = [
     "Arguments",
     "check_frames",
     "indexed",
+    "is_same",
     "is_traced",
     "refuse_words",
     "split_arguments",
@@ -31,6 +33,12 @@ _NUMBERS = "biufc"
 def is_traced(tree: Any) -> bool:
     """Return whether a leaf has no numbers yet, as under ``jax.jit``."""
     return any(isinstance(x, Tracer) for x in jax.tree.leaves(tree))
+
+
+def is_same(before: Any, now: Any) -> bool:
+    """Return whether two trees have the very same leaves."""
+    (old, structure), (new, same) = map(jax.tree.flatten, (before, now))
+    return structure == same and all(map(operator.is_, old, new))
 
 
 class _Indexed(np.ndarray):

@@ -6,7 +6,7 @@ import jax
 from jax import Array
 import numpy as np
 
-from numpyro_ext.data._rows import HostRows, Rows, Same, is_on_host, is_rows, read_together
+from numpyro_ext.data._rows import HostRows, Rows, Same, is_rows, read_together, rows_among
 
 __all__ = ["bytes_of_rows", "read_ahead", "with_rows"]
 
@@ -51,7 +51,7 @@ def _of_plates(tree: Any, sizes: dict[str, int]) -> dict[str, list[HostRows]]:
     """The rows on the host that are as many as a plate has, by the first such plate; those that are
     spread over devices stay where they are."""
     by_plate: dict[str, list[HostRows]] = {}
-    for x in dict.fromkeys(filter(is_rows, jax.tree.leaves(tree, is_leaf=is_rows))):
+    for x in dict.fromkeys(rows_among(tree)):
         plate = next((name for name, size in sizes.items() if size == len(x)), None)
         if plate is not None and x.parts is None:
             by_plate.setdefault(plate, []).append(x)
@@ -60,7 +60,7 @@ def _of_plates(tree: Any, sizes: dict[str, int]) -> dict[str, list[HostRows]]:
 
 def bytes_of_rows(tree: Any, sizes: dict[str, int]) -> int:
     """The bytes of whatever is read from the host for one row of each plate; 0 if nothing is."""
-    by_plate = _of_plates(tree, sizes) if is_on_host(tree) else {}
+    by_plate = _of_plates(tree, sizes)
     return sum(x.bytes_of_a_row for xs in by_plate.values() for x in xs)
 
 
@@ -70,7 +70,7 @@ def read_ahead(tree: Any, sizes: dict[str, int], indices: dict[str, Array]) -> l
 
     :param dict sizes: the number of rows of each plate.
     """
-    by_plate = _of_plates(tree, sizes) if is_on_host(tree) else {}
+    by_plate = _of_plates(tree, sizes)
     num_bytes = sum(
         indices[name].size * x.bytes_of_a_row for name, xs in by_plate.items() for x in xs
     )

@@ -114,16 +114,12 @@ class HostRows(abc.ABC):
     def _read_part(self, parts: Parts, row: Any, device: Any, index: Any) -> Rows:
         """The rows which the device with that number along the mesh axis reads; 0 for others."""
         mine, index = parts.of(int(np.reshape(device, -1)[0]), np.asarray(index))
-        rows = self.read_as(row, index[mine]) if mine.any() else None
-
-        def placed(shape: Any, k: int) -> np.ndarray:
-            x = np.zeros((*index.shape, *shape.shape), shape.dtype)
-            if rows is not None:
-                x[mine] = jax.tree.leaves(rows)[k]
-            return x
-
-        leaves, tree = jax.tree.flatten(row)
-        return jax.tree.unflatten(tree, [placed(x, k) for k, x in enumerate(leaves)])
+        placed = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), read_shapes(row, index))
+        if mine.any():
+            rows = jax.tree.leaves(self.read_as(row, index[mine]))
+            for x, own in zip(jax.tree.leaves(placed), rows, strict=True):
+                x[mine] = own
+        return placed
 
     def read_as(self, row: Any, index: np.ndarray) -> Rows:
         """Rows with the dtypes that the program expects, which its ``x64`` has set."""
@@ -173,14 +169,19 @@ def is_rows(x: Any) -> bool:
     return isinstance(x, HostRows)
 
 
+def rows_among(tree: Any) -> list[HostRows]:
+    """The rows on the host among the arguments of a model."""
+    return list(filter(is_rows, jax.tree.leaves(tree, is_leaf=is_rows)))
+
+
 def is_on_host(tree: Any) -> bool:
     """Return whether there are rows on the host among the arguments of a model."""
-    return any(map(is_rows, jax.tree.leaves(tree, is_leaf=is_rows)))
+    return bool(rows_among(tree))
 
 
 def is_stream(tree: Any) -> bool:
     """Return whether there are rows among the arguments of a model that cannot be chosen."""
-    return any(is_rows(x) and x.is_stream for x in jax.tree.leaves(tree, is_leaf=is_rows))
+    return any(x.is_stream for x in rows_among(tree))
 
 
 class Same:

@@ -220,8 +220,8 @@ def predictive_uncertainty(
         ['0.6109', '0.5091', '0.1017']
     """
     if is_fit(probs):
-        found = predictions_of_fit(FitRequest(probs, result, **of_a_fit), labelled=False)
-        p = classes_of(found)[0]
+        predicted = predictions_of_fit(FitRequest(probs, result, **of_a_fit), labelled=False)
+        p = classes_of(predicted)[0]
     else:
         _refuse_arguments(result, of_a_fit)
         p = np.asarray(probs, np.float64)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-import operator
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -31,7 +30,7 @@ from numpyro_ext._checks import (
     check_positive,
     summary,
 )
-from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.arguments import is_same, is_traced
 from numpyro_ext._model.checks import check_rows, read_global
 from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.losses import reported
@@ -283,12 +282,16 @@ class GradientChain(Chain):
             return *self.potential.value_and_grad(z, idx), state
         return self.gradient.estimate(rng_key, i, z, idx, self.potential, state)
 
+    def draw_rows(self, rng_key: Array, counters: Any) -> tuple[dict[str, Array], Any]:
+        """One minibatch of every plate, and the counters of the passes after it."""
+        kernel, plates = self.kernel, self.potential.plates
+        return draw_indices(rng_key, counters, plates, kernel.sharding, kernel.minibatch)
+
     def new_batch(self, rng_key: Array) -> dict[str, Array]:
         """One batch of the law of the chain's batches, apart from its passes over the data."""
         key_plates, key_index = random.split(rng_key)
         plates = start_plates(key_plates, self.potential.plates, self.kernel.minibatch)
-        how = self.kernel.sharding, self.kernel.minibatch
-        return draw_indices(key_index, plates, self.potential.plates, *how)[0]
+        return self.draw_rows(key_index, plates)[0]
 
     def start(
         self, rng_key: Array, key_plates: Array, key_start: Array, z: Sites
@@ -297,7 +300,7 @@ class GradientChain(Chain):
         i, flat = jnp.zeros((), int), kernel.flatten(z)
         key_index, key_gradient, key_fields = random.split(key_start, 3)
         counters = start_plates(key_plates, plates, kernel.minibatch)
-        idx, _ = draw_indices(key_index, counters, plates, kernel.sharding, kernel.minibatch)
+        idx, _ = self.draw_rows(key_index, counters)
         gradient = jax.tree.map(jnp.asarray, self.init_gradient(z))
         U, grad, _ = self.estimate(key_gradient, i, z, idx, gradient)
         pulled = self.coordinates.pull(self.potential.info.ravel(grad))
@@ -322,16 +325,13 @@ class GradientChain(Chain):
         return state, idx, grad
 
     def batches_ahead(self, state: Any) -> Any:
-        plates, kernel = self.potential.plates, self.kernel
-
         def draw(carry: tuple[Array, Any], _: Any) -> tuple[Any, Any]:
             rng_key, key_index, _ = random.split(carry[0], 3)
-            how = kernel.sharding, kernel.minibatch
-            idx, counters = draw_indices(key_index, carry[1], plates, *how)
+            idx, counters = self.draw_rows(key_index, carry[1])
             return (rng_key, counters), (idx, counters)
 
         start = state.rng_key, state.plates
-        idx, counters = lax.scan(draw, start, length=kernel.steps_per_sample)[1]
+        idx, counters = lax.scan(draw, start, length=self.kernel.steps_per_sample)[1]
         rows = self.potential.read_ahead(idx)
         return None if rows is None else (idx, counters, rows)
 
@@ -342,8 +342,7 @@ class GradientChain(Chain):
         key_gradient, key_redraw = (random.fold_in(state.rng_key, 1000 + k) for k in range(2))
         chain = self
         if batch is None:
-            how = kernel.sharding, kernel.minibatch
-            idx, plates = draw_indices(key_index, state.plates, self.potential.plates, *how)
+            idx, plates = self.draw_rows(key_index, state.plates)
         else:
             idx, plates, rows = batch
             chain = replace(self, potential=self.potential.with_rows(idx, rows))
@@ -764,8 +763,7 @@ class ModelKernel(ResumableKernel):
 
     def has_read(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """True for the arguments that :meth:`init` has read."""
-        (before, structure), (now, same) = map(jax.tree.flatten, (self._arguments, (args, kwargs)))
-        return structure == same and all(map(operator.is_, before, now))
+        return is_same(self._arguments, (args, kwargs))
 
     def _potential_on(
         self, info: ModelInfo, params: Params, args: tuple, kwargs: dict[str, Any]

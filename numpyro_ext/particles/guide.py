@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 import math
-import operator
 from typing import Any, cast
 
 import jax
@@ -14,7 +13,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.primitives import mutable
 
 from numpyro_ext._checks import check_count, check_nonnegative
-from numpyro_ext._model.arguments import check_frames, is_traced
+from numpyro_ext._model.arguments import check_frames, is_same, is_traced
 from numpyro_ext._model.enumeration import without_summed
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._model.modes import SEARCH, InitFrom, given_modes
@@ -179,9 +178,8 @@ class AutoParticles(ContinuousGuide):
         """What :meth:`prepare` has read, if it was in this model on these very arguments."""
         if self.seen is None or model is not self.model:
             return None
-        info, seen = self.seen
-        (before, structure), (now, same) = map(jax.tree.flatten, (seen, (args, kwargs)))
-        return info if structure == same and all(map(operator.is_, before, now)) else None
+        info, arguments = self.seen
+        return info if is_same(arguments, (args, kwargs)) else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "seen": None}

@@ -324,7 +324,8 @@ def test_a_run_goes_on_after_a_loader_has_failed():
     is_down = False
     mcmc.post_warmup_state = state
     go_on()
-    assert jnp.all(jnp.isfinite(mcmc.get_samples()["w"])) and mcmc.last_state.i == 10
+    assert mcmc.last_state.i == 10  # the steps are too short to leave the state that was kept
+    np.testing.assert_allclose(mcmc.get_samples()["w"], jnp.tile(state.z["w"], (5, 1)), atol=1e-3)
 
 
 @pytest.mark.slow
