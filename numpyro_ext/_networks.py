@@ -13,8 +13,6 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-__all__ = ["ModulePair", "Network", "Pair", "as_pair"]
-
 Pair = tuple[Callable[..., Any], Callable[..., Any]]
 """``(init_fn, apply_fn)`` as in ``jax.example_libraries.stax``."""
 Network = Pair | Callable[..., Any]

@@ -23,20 +23,6 @@ else:
 
         Bool = Float = Int = _PlainArray
 
-__all__ = [
-    "Bool",
-    "Diagnosable",
-    "DiagnosableChains",
-    "Engine",
-    "Float",
-    "GradientEstimator",
-    "Int",
-    "Model",
-    "Params",
-    "Sites",
-    "Trace",
-]
-
 Model = Callable[..., Any]
 """A callable with NumPyro primitives, model or guide."""
 Params = dict[str, Any]

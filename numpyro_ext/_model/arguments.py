@@ -15,17 +15,6 @@ from numpyro.handlers import block, seed
 
 from numpyro_ext.data._rows import Same
 
-__all__ = [
-    "Arguments",
-    "check_frames",
-    "indexed",
-    "is_same",
-    "is_traced",
-    "refuse_words",
-    "split_arguments",
-    "without_handlers",
-]
-
 _NUMBERS = "biufc"
 """The kinds of dtypes of which JAX has arrays."""
 

@@ -24,6 +24,7 @@ from numpyro_ext._model.read import (
     base_distribution,
     elementwise,
     frames,
+    is_bounded,
     is_data,
     is_delta,
     latent_sites,
@@ -36,8 +37,6 @@ from numpyro_ext._model.read import (
 from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Model, Trace
 from numpyro_ext.data._rows import is_on_host
-
-__all__ = ["check_observed", "check_rows", "check_supports", "read_global", "valid_data"]
 
 # Supports of which most of the real numbers lie outside.
 _CONSTRAINED: tuple[type, ...] = (
@@ -102,7 +101,8 @@ def check_observed(trace: Trace) -> None:
     """
     for name, site in trace.items():
         if is_data(site):
-            _check_shape(name, site, trace)
+            if jnp.shape(site["value"]) != site["fn"].shape():
+                _check_shape(name, site, trace)
             _check_nan(name, site)
 
 
@@ -224,7 +224,12 @@ def read_global(
 
 
 def check_rows(
-    model: Model, args: tuple, kwargs: dict[str, Any], init_strategy: Callable[..., Any]
+    model: Model,
+    args: tuple,
+    kwargs: dict[str, Any],
+    init_strategy: Callable[..., Any],
+    *,
+    bounded: bool = True,
 ) -> None:
     """
     An error that names the observed site whose data, in any row, are NaN or outside of its support.
@@ -232,6 +237,8 @@ def check_rows(
     A minibatch holds such a row by chance only, and is traced. So the model is run once on all of
     its rows: where an argument has NaN, and where data are outside of a support, which a program of
     the data alone finds out. Data that are traced cannot be looked at.
+
+    :param bounded: :attr:`ModelInfo.bounded`; if it is not known, True.
     """
     look = partial(_look_at_rows, model, args, kwargs)
     with jax.ensure_compile_time_eval():
@@ -246,7 +253,7 @@ def check_rows(
                 " rows, and the arguments of the model hold NaN; drop these rows, or leave them out"
                 " by numpyro.handlers.mask(mask=~jnp.isnan(...))."
             )
-    if any(look(_is_outside, init_strategy).values()):
+    if bounded and any(look(_is_outside, init_strategy).values()):
         # A support may depend on latent sites, which a strategy may set.
         points = (
             look(_compare_densities, init_strategy),
@@ -296,9 +303,9 @@ def _count_nan(site: Site) -> tuple[Any, ...]:
 
 def _find_outside(site: Site) -> Array | None:
     """Which numbers, or vectors, are no inner points of the support; None if all numbers are."""
-    support = elementwise(getattr(site["fn"], "support", None))
-    if support is None or support in (constraints.real, constraints.circular, constraints.complex):
+    if not is_bounded(site):
         return None
+    support = elementwise(site["fn"].support)
     value, unmasked = jnp.asarray(site["value"]), seen(site)
     outside = jnp.logical_not(support(value))
     if support.event_dim:

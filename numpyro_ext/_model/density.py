@@ -13,20 +13,6 @@ from numpyro_ext._model.read import Site, frames, is_data, layers, sample_sites
 from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Trace
 
-__all__ = [
-    "labels_drawn",
-    "log_abs_det",
-    "log_density",
-    "log_prob",
-    "num_seen",
-    "row_log_lik",
-    "row_log_prob",
-    "scaled",
-    "scales_rooted",
-    "seen",
-    "without_mask",
-]
-
 
 def log_prob(site: Site) -> Array:
     """``log p(value)`` of a sample site, with the axes of its batch and without any scale."""

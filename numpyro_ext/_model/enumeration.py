@@ -11,8 +11,6 @@ from numpyro_ext._model.density import log_prob
 from numpyro_ext._model.read import Site, frames, sample_sites
 from numpyro_ext._typing import Model, Trace
 
-__all__ = ["parallel", "summed_log_density", "without_summed"]
-
 
 def parallel(site: dict[str, Any]) -> dict[str, Any]:
     """The mark of a site that is summed out, without which NumPyro warns."""

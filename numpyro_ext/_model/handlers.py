@@ -17,25 +17,6 @@ from numpyro_ext._model.arguments import refuse_words
 from numpyro_ext._model.minibatch import plate_indices
 from numpyro_ext._typing import Model, Trace
 
-__all__ = [
-    "drawn_once",
-    "every_row",
-    "first_rows",
-    "given_rows",
-    "inside_plates",
-    "latents_only",
-    "no_more_rows",
-    "plain_errors",
-    "refuse_mutable",
-    "refuse_noise",
-    "rows",
-    "same_plates",
-    "seed_plates",
-    "subsampled_plates",
-    "valid_plates",
-    "weighted_rows",
-]
-
 
 def _refuse_no_rows(msg: dict[str, Any]) -> None:
     """Refuse a minibatch without rows, on which NumPyro has the prior alone and says nothing."""

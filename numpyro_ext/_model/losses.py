@@ -1,18 +1,10 @@
-"""What losses share: maps over particles, steps that are not finite, which are skipped, and draws
-of weight zero, which have no gradient.
+"""What losses share: maps over particles, and steps that are not finite, which are skipped.
 
 One minibatch or one draw may overflow, and NaN in the parameters would be the end of the fit. Where
 the loss is NaN, or its gradient not finite, the gradient is zero in all parameters, and an
 ``InferenceWarning`` is raised while the program runs. The loss itself is left as it is, so that the
 losses of a run show these steps. It may be infinite with a gradient that is right, that of the
 particles whose weights are not zero.
-
-A particle far out can have a finite value and an infinite derivative: a probability that rounds to
-1, a rate that overflows. Where its weight in the bound is exactly zero, its gradient is 0 times
-infinity, which the chain rule makes NaN in all parameters of the guide. What is not finite there is
-replaced by zero. All other gradients are untouched: that of a particle which has a weight, however
-small, stays infinite, and so does that of parameters of the model, which particles share, and of
-latents that several data share where only one of these data has no weight.
 """
 
 from collections.abc import Callable
@@ -26,11 +18,7 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.read import latent_sites
-from numpyro_ext._model.units import Layout
-from numpyro_ext._typing import Params, Trace
-
-__all__ = ["change_cotangents", "finite_step", "map_over", "reported", "weightless_dropped"]
+from numpyro_ext._typing import Params
 
 _SKIPPED = (
     "the loss is NaN or its gradient not finite in a step, which leaves the parameters as they"
@@ -99,39 +87,6 @@ def _tied[T](tree: T) -> T:
     tree = jax.tree.map(jnp.asarray, tree)
     tie = jnp.sum(jnp.stack([jnp.sum(x).astype(float) for x in jax.tree.leaves(tree)]))
     return jax.tree.map(lambda x: jnp.where(True, x, tie.astype(x.dtype)), tree)
-
-
-def weightless_dropped(trace: Trace, layout: Layout) -> tuple[Trace, Array, Array]:
-    """A guide's trace for the model to see, and zeros to be added to what is computed from it:
-    ``()`` for the log density outside the unit plates, ``(*units)`` for the one of each unit.
-
-    The cotangent of a zero is the weight, which the backward pass so knows when it comes to a
-    value. A local value has no weight where its unit has none; another where no unit has one, nor
-    what is outside them.
-    """
-    seen, shared, local = dict(trace), jnp.zeros(()), jnp.zeros(layout.shape)
-    for site in latent_sites(trace):
-        value, is_local = jnp.asarray(site["value"]), layout.is_local(site)
-        if not (value.size and jnp.issubdtype(value.dtype, jnp.floating)):
-            continue
-        if value.shape != site["fn"].shape():  # a value that was substituted, not drawn
-            continue
-
-        def drop(cts: tuple, site: Any = site, is_local: bool = is_local) -> tuple:
-            ct, of_units, outside = cts
-            if is_local:
-                weightless = layout.along(site, of_units == 0)
-            else:
-                weightless = jnp.all(of_units == 0) & (outside == 0)
-            return jnp.where(weightless & ~jnp.isfinite(ct), 0.0, ct), of_units, outside
-
-        zeros = jnp.zeros(layout.shape, value.dtype), jnp.zeros((), value.dtype)
-        value, of_units, outside = change_cotangents((value, *zeros), drop)
-        local = local + of_units
-        if not is_local:
-            shared = shared + outside
-        seen[site["name"]] = {**site, "value": value}
-    return seen, shared, local
 
 
 def reported(count: Array, message: str) -> Array:

@@ -36,8 +36,6 @@ from numpyro_ext._model.read import (
 from numpyro_ext._numpyro import mask_of, replayed_trace, site_of_log_det
 from numpyro_ext._typing import Model, Sites
 
-__all__ = ["Filled", "is_masked", "masks_filled", "record_filled"]
-
 
 def is_masked(site: Site) -> bool:
     """Return whether an array masks entries of a site, which are not filled."""

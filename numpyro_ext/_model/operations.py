@@ -12,17 +12,6 @@ from jax.extend.core import jaxpr_as_fun
 import jax.numpy as jnp
 from tqdm.auto import tqdm
 
-__all__ = [
-    "FEW",
-    "count_operations",
-    "jit_on_data",
-    "map_blocks",
-    "pieces",
-    "progress_bar",
-    "quick_options",
-    "run_once",
-]
-
 FEW = 10**9
 """Numbers up to which a program is run in the time that it takes to optimise it."""
 

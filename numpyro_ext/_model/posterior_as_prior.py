@@ -20,8 +20,6 @@ from numpyro_ext._model.read import frames, latent_sites, sample_sites, unconstr
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext._typing import Model, Params
 
-__all__ = ["PosteriorAsPrior", "WithPrior", "posterior_as_prior"]
-
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """The unconstrained shape of each site, in the order of the flat vector."""
 

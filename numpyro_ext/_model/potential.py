@@ -33,8 +33,6 @@ from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.data._ahead import bytes_of_rows, read_ahead, with_rows
 from numpyro_ext.data._rows import is_on_host, is_stream
 
-__all__ = ["ROWS", "Potential", "Program"]
-
 ROWS = 10_000
 """Rows of an array that a pass takes at once."""
 _MOST_ROWS, _BYTES = 50_000, 2**22

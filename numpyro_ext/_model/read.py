@@ -29,43 +29,6 @@ from numpyro_ext._numpyro import mask_of, validate_model
 from numpyro_ext._typing import Model, Sites, Trace
 from numpyro_ext.data._rows import is_stream
 
-__all__ = [
-    "FILLED",
-    "Latent",
-    "ModelInfo",
-    "Site",
-    "base_distribution",
-    "call_and_trace",
-    "check_all_rows",
-    "continuous_latents",
-    "coordinate_name",
-    "depending_on",
-    "drawn_names",
-    "elementwise",
-    "frames",
-    "given_plates",
-    "has_array_mask",
-    "is_data",
-    "is_delta",
-    "latent_sites",
-    "latent_size",
-    "layers",
-    "marked_plates",
-    "model_info",
-    "not_reparameterized",
-    "plate_sizes",
-    "read_model",
-    "sample_sites",
-    "set_up",
-    "shape_trace",
-    "shapes_on_plates",
-    "shared_plates",
-    "split_auxiliary",
-    "trace_of",
-    "unconstrained_shape",
-    "unravel",
-]
-
 Site = dict[str, Any]
 """One entry of a trace."""
 
@@ -107,6 +70,12 @@ def elementwise(support: Any) -> Any:
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     return support
+
+
+def is_bounded(site: Site) -> bool:
+    """Return whether there are numbers outside of the support of a site."""
+    support = elementwise(getattr(site["fn"], "support", None))
+    return support not in (None, constraints.real, constraints.circular, constraints.complex)
 
 
 def split_auxiliary(guide_trace: Trace) -> tuple[Sites, Sites]:
@@ -273,6 +242,7 @@ class ModelInfo:
     :param dict rows: ``{site: (number, scale)}`` of the observed sites: how many log densities it
         has, and by which number they are scaled; NaN where that is not one number.
     :param bool masked: True if an array masks entries of a latent site.
+    :param bool bounded: True if there are numbers outside of the support of an observed site.
     """
 
     latents: dict[str, Latent]
@@ -285,6 +255,7 @@ class ModelInfo:
     nesting: int = 0
     rows: dict[str, tuple[int, float]] = field(default_factory=dict)
     masked: bool = False
+    bounded: bool = True
     given: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @cached_property
@@ -396,6 +367,7 @@ def model_info(trace: Trace, *, sums: bool = False) -> ModelInfo:
         nesting=max(axes, default=0),
         rows={name: _rows_of(site) for name, site in trace.items() if is_data(site)},
         masked=any(has_array_mask(site["fn"]) for site in latent_sites(trace)),
+        bounded=any(is_bounded(site) for site in trace.values() if is_data(site)),
     )
 
 

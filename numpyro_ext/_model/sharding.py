@@ -10,8 +10,6 @@ from jax.core import Tracer
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-__all__ = ["check_batches", "num_devices", "sharding_of_rows", "spread_arrays"]
-
 
 def num_devices(sharding: NamedSharding | None) -> int:
     """The number of devices over which a batch is spread."""

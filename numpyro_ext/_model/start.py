@@ -22,15 +22,6 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, trace_of
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
-__all__ = [
-    "draw_params",
-    "draw_start",
-    "guide_start",
-    "params_in_scope",
-    "prior_center",
-    "start_near_median",
-]
-
 _HALF_WIDTHS, _TRIES = 2.0 / 4.0 ** np.arange(8), 4
 _PRIOR_DRAWS = 100
 

@@ -23,6 +23,7 @@ from numpyro_ext._model.read import (
     Site,
     frames,
     has_array_mask,
+    is_bounded,
     is_data,
     is_delta,
     latent_sites,
@@ -32,8 +33,6 @@ from numpyro_ext._model.read import (
 )
 from numpyro_ext._numpyro import validate_model
 from numpyro_ext._typing import Trace
-
-__all__ = ["Layout", "check_traces", "drawn_sites", "find_layout"]
 
 
 @register_static
@@ -50,7 +49,7 @@ class Layout:
     * ``subsampled`` - ``(plate, N, M)`` of every plate that takes a minibatch.
     * ``subsampled_latents`` - ``(site, plate)`` of latents in a subsampled plate that is no unit
       plate.
-    * ``masked`` - whether an array masks entries of a latent site of the model.
+    * ``masked, bounded`` - those of the model, as in :class:`ModelInfo`.
 
     It holds no array, so that a function which is traced for its shapes alone can return it.
     """
@@ -68,6 +67,7 @@ class Layout:
     subsampled: tuple[tuple[str, int, int], ...]
     subsampled_latents: tuple[tuple[str, str], ...]
     masked: bool
+    bounded: bool
 
     def is_local(self, site: Site) -> bool:
         return set(self.plates) <= set(frames(site))
@@ -157,6 +157,7 @@ def find_layout(
             if name in subsampled and name not in around
         ),
         masked=any(has_array_mask(site["fn"]) for site in latent_sites(model_trace)),
+        bounded=any(is_bounded(site) for site in model_trace.values() if is_data(site)),
     )
 
 

@@ -15,8 +15,6 @@ from numpyro_ext._model.read import set_up
 from numpyro_ext._numpyro import normal_of_guide, params_of_normal
 from numpyro_ext._typing import Params
 
-__all__ = ["Whitening"]
-
 
 @partial(jax.tree_util.register_dataclass, data_fields=["center", "factor"], meta_fields=[])
 @dataclass(frozen=True, eq=False)

@@ -685,7 +685,7 @@ class ModelKernel(ResumableKernel):
             self._potential = self._potential_on(self._info, self._params, model_args, kwargs)
         info = self.info
         model = given_rows(self.model, info.given)
-        check_rows(model, model_args, kwargs, self.init_strategy)
+        check_rows(model, model_args, kwargs, self.init_strategy, bounded=info.bounded)
         self.num_adapt = num_warmup * self.steps_per_sample
         if init_params is not None:
             chains = () if single else (num_chains,)

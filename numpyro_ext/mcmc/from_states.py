@@ -9,8 +9,6 @@ from numpyro.infer import MCMC
 from numpyro_ext._numpyro import mcmc_of_draws
 from numpyro_ext.mcmc.base import ModelKernel
 
-__all__ = ["mcmc_from_states"]
-
 
 def mcmc_from_states(kernel: ModelKernel, states: Any, *args: Any, **kwargs: Any) -> MCMC:
     """

@@ -12,8 +12,6 @@ from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.minibatch import draw_indices
 from numpyro_ext._model.potential import Potential
 
-__all__ = ["warn_if_sorted"]
-
 _BATCHES, _SORTED = 64, 3.0
 """With 64 batches of each kind a ratio of variances is above 3 by chance once in 10^5 times."""
 

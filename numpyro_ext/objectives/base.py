@@ -39,7 +39,7 @@ from numpyro_ext._model.handlers import (
     seed_plates,
     valid_plates,
 )
-from numpyro_ext._model.losses import finite_step, map_over, weightless_dropped
+from numpyro_ext._model.losses import finite_step, map_over
 from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.minibatch import rows_of_step
 from numpyro_ext._model.potential import Program
@@ -51,31 +51,16 @@ from numpyro_ext._model.read import (
     is_data,
     is_delta,
     latent_sites,
+    marked_plates,
     sample_sites,
     set_up,
+    shapes_on_plates,
     trace_of,
 )
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._model.units import Layout, check_traces, drawn_sites, find_layout
 from numpyro_ext._numpyro import without_rsample_stop_gradient
 from numpyro_ext._typing import Model, Params, Sites, Trace
-
-__all__ = [
-    "STEP",
-    "Draws",
-    "MapT",
-    "Objective",
-    "Order",
-    "Particle",
-    "State",
-    "alpha_at",
-    "check_alpha",
-    "count_steps",
-    "counts_steps",
-    "map_over",
-    "refuse_count",
-    "unwrap",
-]
 
 MapT = Callable[[Callable[..., Any], Any], Any]
 """``mapT(fn, xs)`` maps over the leading axis of the pytree ``xs``."""
@@ -222,7 +207,7 @@ class Draws:
         self._guide = seed_plates(guide, plate_key)
         self.guide, self.args, self.kwargs = guide, args, kwargs
         set_up(guide, args, kwargs)
-        self.layout = cast(Layout, jax.eval_shape(self._read))
+        self.layout = cast(Layout, shapes_on_plates(self._read))
         if self.layout.masked:
             self._model = seed_plates(masks_filled(model), plate_key)
         runs = substitute(model, substitute_fn=self._value_of_guide)
@@ -231,7 +216,7 @@ class Draws:
             runs = given_rows(runs, given)
             if objective.proxy is not None:
                 check_all_rows("a proxy", given, args, kwargs)
-        check_rows(runs, args, kwargs, init_to_uniform)
+        check_rows(runs, args, kwargs, init_to_uniform, bounded=self.layout.bounded)
         self.step = params.get(STEP, {"step": 0})["step"] if STEP in self.layout.mutable else None
         self.proxy = None
         if objective.proxy is not None and self.layout.subsampled:
@@ -351,7 +336,8 @@ class Draws:
     def _read(self) -> Layout:
         """The layout, from one run on shapes alone; an error if the objective does not take it."""
         objective, guide_trace = self.objective, self.guide_trace(self.keys[0])
-        model_trace = self.model_trace(self.keys[0], guide_trace)
+        with marked_plates():
+            model_trace = self.model_trace(self.keys[0], guide_trace)
         check_traces(model_trace, guide_trace, objective.per_datum, "; use VRELBO(1.)")
         layout = find_layout(model_trace, guide_trace, objective.per_datum, ", or use VRELBO")
         _refuse(objective, layout, model_trace, guide_trace)
@@ -407,9 +393,7 @@ class Particle:
 
     def __init__(self, draws: Draws, key: Array, params: Params, drawn: Trace, seen: Trace) -> None:
         self._draws, self._key, self._params = draws, key, params
-        self.guide_trace = drawn
-        # A draw whose weight is zero has no gradient, also where its derivative is infinite.
-        self._seen, *self._zeros = weightless_dropped(seen, draws.layout)
+        self.guide_trace, self._seen = drawn, seen
 
     @cached_property
     def model_trace(self) -> Trace:
@@ -447,12 +431,10 @@ class Particle:
     def _log_p(self, *, local: bool) -> Array:
         trace, proxy = self.model_trace, self._draws.proxy
         if proxy is None or not local:
-            log_p = self._draws.layout.sum_sites(sample_sites(trace), local=local)
-        else:
-            rows = {n: site["value"] for n, site in trace.items() if site["type"] == "plate"}
-            with valid_plates():
-                log_p = proxy.log_joint(trace, self._draws.program(self._key, rows).trace)
-        return log_p + self._zeros[local].astype(log_p.dtype)
+            return self._draws.layout.sum_sites(sample_sites(trace), local=local)
+        rows = {n: site["value"] for n, site in trace.items() if site["type"] == "plate"}
+        with valid_plates():
+            return proxy.log_joint(trace, self._draws.program(self._key, rows).trace)
 
     def _log_q(self, sites: Iterable[Site], *, local: bool) -> Array:
         sites = (site for site in sites if site["type"] == "sample")

@@ -13,8 +13,6 @@ from numpyro_ext._checks import check_choice, check_count, check_nonnegative, su
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.objectives.base import STEP, Order, alpha_at, counts_steps
 
-__all__ = ["KLWeightedELBO", "minibatch_kl_weights"]
-
 _BASES = Trace_ELBO, TraceMeanField_ELBO
 _KEYWORD = "kl_weight"
 

@@ -16,8 +16,6 @@ from numpyro_ext._model.read import Site, call_and_trace, frames
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 
-__all__ = ["PosteriorRegularizedELBO"]
-
 Penalty = Callable[[Array], Array]
 """A function of the expectation of a site, in its shape; what it returns is summed."""
 

@@ -13,8 +13,6 @@ from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._conjugate_gradients import solve_by_cg, takes_conjugate_gradients
 
-__all__ = ["DIRECT_UP_TO", "ridge_solve"]
-
 DIRECT_UP_TO = 4096
 """Up to this many particles a kernel matrix is factorised in one piece."""
 _RESIDUAL = 1e-3

@@ -15,8 +15,6 @@ from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Float, Model
 
-__all__ = ["check_distinct", "draw_at_modes", "modes_of_start", "warn_of_few_particles"]
-
 _PER_DIMENSION = 2  # particles of a mode, with which a field has the right spread
 
 

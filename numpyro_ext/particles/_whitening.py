@@ -10,8 +10,6 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_ext._typing import Bool, Float
 from numpyro_ext.scores._points import matmul
 
-__all__ = ["PerModeWhitening", "CovarianceWhitening"]
-
 _APART = 100.0  # times the root of the dimension, in units of a group's spread
 
 

@@ -37,8 +37,6 @@ from numpyro_ext.particles._whitening import CovarianceWhitening, PerModeWhiteni
 from numpyro_ext.scores import RBF, Linear, MatrixRBF, RadialKernel, as_kernel
 from numpyro_ext.scores._points import by_rows
 
-__all__ = ["Lost", "ParticleField", "read_for_particles"]
-
 # Up to this many particles the m x m matrices are small enough to be built at once.
 _DENSE_UP_TO = 2048
 _ROWS_AT_A_TIME = 512
@@ -282,7 +280,7 @@ class ParticleField(ELBO, ABC):
             units of the whitened coordinates if the field is preconditioned.
         """
         x, g = self.check_arrays(x, grad_log_p)
-        units = self._units(x, groups)
+        units = None if self.precondition is None else self._units(x, groups)
         y, g = (x, g) if units is None else (units.points(x), units.gradients(g))
         kernel = self.kernel.resolve(y, bandwidth)
         length = jnp.asarray(getattr(kernel, "length", jnp.nan), x.dtype)
@@ -396,7 +394,10 @@ class ParticleField(ELBO, ABC):
         # The rows of the minibatch, drawn once for all particles.
         idx = potential.draw_rows(key_minibatch)
         fresh = isinstance(rng_key, Tracer)
-        by_proxy = self.with_proxy(potential, model, args, kwargs, fresh=fresh).with_rows(idx)
+        by_proxy = potential
+        if self.proxy is not None:
+            by_proxy = self.with_proxy(potential, model, args, kwargs, fresh=fresh)
+        by_proxy = by_proxy.with_rows(idx)
         own = {n: params[n] for n in info.params if n in params}
 
         def log_prob(x: Array, own: Params) -> Array:

@@ -9,8 +9,6 @@ import jax.numpy as jnp
 from numpyro_ext.particles.base import ParticleField
 from numpyro_ext.scores._points import weighted_differences
 
-__all__ = ["Blob"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Blob(ParticleField):

@@ -12,8 +12,6 @@ from numpyro_ext._typing import Float
 from numpyro_ext.particles.base import ParticleField
 from numpyro_ext.scores import as_kernel
 
-__all__ = ["PSGHMC"]
-
 
 class PSGHMC:
     r"""Stochastic-gradient HMC of particles, with a field of the momenta in place of the noise.

@@ -37,8 +37,6 @@ from numpyro_ext.particles.regularized_svgd import RegularizedSVGD
 from numpyro_ext.particles.step import particle_step
 from numpyro_ext.scores.implied_sd import IMPLIED_RATIO, IMPLIED_SHIFT, implied_sd_ratio
 
-__all__ = ["ParVI", "ParVIState"]
-
 ParVIState = namedtuple(
     "ParVIState",
     [

@@ -8,8 +8,6 @@ from jax import Array
 from numpyro_ext.particles.base import ParticleField
 from numpyro_ext.scores import KDEScore
 
-__all__ = ["GFSD"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GFSD(ParticleField):

@@ -10,8 +10,6 @@ from numpyro_ext.particles._ridge import DIRECT_UP_TO, ridge_solve
 from numpyro_ext.particles.base import ParticleField
 from numpyro_ext.scores import SteinScore
 
-__all__ = ["GFSF"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GFSF(ParticleField):

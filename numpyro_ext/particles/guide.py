@@ -31,9 +31,6 @@ from numpyro_ext.particles._start import (
 )
 from numpyro_ext.particles.base import read_for_particles
 
-__all__ = ["AutoParticles"]
-
-
 _NO_DENSITY = "AutoParticles is a set of points and has no density"
 
 

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 
 from numpyro_ext.particles.base import ParticleField
 
-__all__ = ["RiemannianSVGD"]
-
 
 @dataclass(eq=False, repr=False)
 class _WithMetric:

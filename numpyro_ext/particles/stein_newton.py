@@ -14,8 +14,6 @@ from numpyro_ext.particles.base import ParticleField
 from numpyro_ext.scores import RBF
 from numpyro_ext.scores._points import matmul, weighted_differences
 
-__all__ = ["SteinNewton"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SteinNewton(ParticleField):

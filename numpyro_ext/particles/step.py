@@ -10,8 +10,6 @@ from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._typing import Params
 from numpyro_ext.particles._whitening import CovarianceWhitening
 
-__all__ = ["ParticleStepState", "particle_step"]
-
 
 class ParticleStepState(NamedTuple):
     """State of :func:`particle_step`."""

@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["print_particles"]
-
 
 def print_particles(samples: Any, *, prob: float = 0.9) -> None:
     r"""Print mean, standard deviation, median and an interval of each element of each site.

@@ -11,8 +11,6 @@ import numpy as np
 from numpyro_ext.particles.base import ParticleField
 from numpyro_ext.scores._points import matmul
 
-__all__ = ["SVGD"]
-
 Blocks = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
