@@ -1,8 +1,7 @@
 """The arguments of a model split into arrays, and what a compiled program takes as it is."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-import inspect
 import operator
 from typing import Any
 
@@ -11,7 +10,6 @@ from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
-from numpyro.handlers import block, seed
 
 from numpyro_ext.data._rows import Same
 
@@ -94,27 +92,6 @@ def indexed(x: Any) -> Any:
     return x
 
 
-def refuse_words(model: Any, args: tuple, kwargs: dict[str, Any], error: Exception) -> None:
-    """Name the argument with whose type a model has failed: a list of numbers, or no numbers.
-
-    A model may have such arguments for its own use, so that they are looked at after an error.
-    """
-    for name, x in _named(model, args, kwargs).items():
-        numbers = jax.tree.leaves(x) if isinstance(x, list | tuple) else []
-        if numbers and all(isinstance(n, int | float) for n in numbers):
-            raise TypeError(
-                f"the argument '{name}' of the model is a {type(x).__name__}; pass an array, as by"
-                f" jnp.array({name})."
-            ) from error
-    for name, x in _named_leaves(model, args, kwargs):
-        if _has_words(x):
-            raise TypeError(
-                f"the argument '{name}' of the model is a {type(x).__name__} of dtype"
-                f" {getattr(x, 'dtype', 'object')}, with which JAX cannot compute; pass numbers, or"
-                " codes of words, as by np.unique(x, return_inverse=True)[1]."
-            ) from error
-
-
 def _has_words(x: Any) -> bool:
     """Return whether an array, a frame or a Series has a dtype that JAX has not."""
     frame = _frame_of(x)
@@ -122,43 +99,11 @@ def _has_words(x: Any) -> bool:
     return isinstance(numbers, np.ndarray) and numbers.dtype.kind not in _NUMBERS
 
 
-def check_frames(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-    """An error that names a frame on which ``SVI.init`` would fail, which runs the model itself."""
-    names = _named_leaves(model, args, kwargs)
-    name, frame = next(((n, x) for n, x in names if _frame_of(x) is not None), ("", None))
-    if frame is None:
-        return
-    try:
-        with block():
-            seed(model, 0)(*args, **kwargs)
-    except Exception as error:
-        refuse_words(model, args, kwargs, error)
-        raise TypeError(
-            "SVI runs the model on its arguments before any guide or loss can read them, and fails"
-            f" on '{name}', a {type(frame).__name__}; pass numbers, as by {name}.to_numpy()."
-        ) from error
-
-
 def without_handlers(model: Any) -> Any:
     """The function that a user wrote, whose signature names the arguments."""
     while hasattr(model, "fn"):
         model = model.fn
     return model
-
-
-def _named(model: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a model by their names."""
-    try:
-        return inspect.signature(without_handlers(model)).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):
-        return {f"number {i + 1}": x for i, x in enumerate(args)} | kwargs
-
-
-def _named_leaves(model: Any, args: tuple, kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The arguments of a model, and what they hold, by their names."""
-    named = jax.tree_util.tree_flatten_with_path(_named(model, args, kwargs))[0]
-    for (name, *path), x in named:
-        yield f"{name.key}{jax.tree_util.keystr(tuple(path))}", x
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,17 @@ from typing import Any
 
 import jax
 from jax import Array, lax
-from jax.errors import TracerArrayConversionError
 import jax.numpy as jnp
 import numpyro
 from numpyro.distributions import Delta
 from numpyro.handlers import block, substitute
 from numpyro.primitives import Messenger
 
-from numpyro_ext._model.arguments import refuse_words
 from numpyro_ext._model.minibatch import plate_indices
 from numpyro_ext._typing import Model, Trace
 
 
-def _refuse_no_rows(msg: dict[str, Any]) -> None:
-    """Refuse a minibatch without rows, on which NumPyro has the prior alone and says nothing."""
+def _check_rows(msg: dict[str, Any]) -> None:
     size, subsample_size = msg["args"]
     if subsample_size is not None and subsample_size < 1:
         raise ValueError(
@@ -157,7 +154,7 @@ class every_row(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] != "plate":
             return
-        _refuse_no_rows(msg)
+        _check_rows(msg)
         size, subsample_size = self.plates[msg["name"]] = msg["args"]
         if subsample_size is not None and subsample_size != size:
             msg["args"] = (size, size)
@@ -321,36 +318,9 @@ class seed_plates(Messenger):
             msg["value"] = plate_indices(self.rng_key, name, *size) if drawn is None else drawn
 
 
-class plain_errors(Messenger):
-    """A sentence where a plate or its minibatch has no rows, or an argument no numbers, and what to
-    do about a NumPy array that meets a traced value, added to JAX's own error.
-
-    :param args: arguments of the model.
-    :param dict kwargs: keyword arguments of the model.
-    """
-
-    def __init__(self, fn: Model, args: tuple, kwargs: dict[str, Any]) -> None:
-        super().__init__(fn)
-        self.arguments = args, kwargs
+class refuse_no_rows(Messenger):
+    """Refuse a minibatch without rows, on which NumPyro has the prior alone and says nothing."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "plate":
-            _refuse_no_rows(msg)
-
-    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
-        super().__exit__(exc_type, exc_value, traceback)
-        # NumPyro's bare assertion, made before any handler sees the plate.
-        if isinstance(exc_value, AssertionError) and "size of plate" in str(exc_value):
-            raise ValueError(
-                "a plate of the model has no rows; pass data with at least one row, or leave the"
-                " plate out of the model where there are none."
-            ) from exc_value
-        if isinstance(exc_value, TypeError | AttributeError):
-            refuse_words(self.fn, *self.arguments, exc_value)
-        if isinstance(exc_value, TracerArrayConversionError):
-            # A note, because others ask for the kind of the error.
-            exc_value.add_note(
-                "The model indexes a NumPy array that is not one of its arguments by the indices of"
-                " a plate, as in X[idx], or gives them to a NumPy function; make X ="
-                " jnp.asarray(X) outside of the model, or use jnp in place of np."
-            )
+            _check_rows(msg)

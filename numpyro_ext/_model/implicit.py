@@ -67,11 +67,6 @@ class Implicit(dist.Distribution):
                 f" {support.event_dim}-dimensional events; event_dim must be between"
                 f" {support.event_dim} and {ndim}."
             )
-        if trajectory is not None and jnp.shape(trajectory)[1:] != jnp.shape(value):
-            raise ValueError(
-                f"trajectory has shape {jnp.shape(trajectory)}; it must be a leading axis of states"
-                f" before the shape of value, {jnp.shape(value)}."
-            )
         self.value = jnp.asarray(value)
         self.trajectory = trajectory
         self._base_support: constraints.Constraint = support

@@ -24,7 +24,7 @@ from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 
 from numpyro_ext._model.arguments import indexed
-from numpyro_ext._model.handlers import first_rows, plain_errors, subsampled_plates, valid_plates
+from numpyro_ext._model.handlers import first_rows, refuse_no_rows, subsampled_plates, valid_plates
 from numpyro_ext._numpyro import mask_of, validate_model
 from numpyro_ext._typing import Model, Sites, Trace
 from numpyro_ext.data._rows import is_stream
@@ -396,9 +396,8 @@ def drawn_names(model: Model, args: tuple, kwargs: dict[str, Any]) -> set[str]:
 
 def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
     """The trace of one run."""
-    args, named = indexed(args), indexed(kwargs or {})
-    with plain_errors(fn, args, named):
-        sites = trace(fn).get_trace(*args, **named)
+    with refuse_no_rows():
+        sites = trace(fn).get_trace(*indexed(args), **indexed(kwargs or {}))
     return {name: site for name, site in sites.items() if not name.endswith(FILLED)}
 
 

@@ -42,16 +42,6 @@ def sharding_of_rows(tree: Any, size: int) -> NamedSharding | None:
     return None
 
 
-def check_batches(plates: dict[str, tuple[int, int]], devices: int) -> None:
-    """A ``ValueError`` if a batch cannot be spread evenly over the devices."""
-    for name, (_, batch_size) in plates.items():
-        if batch_size % devices:
-            raise ValueError(
-                f"plate '{name}' has subsample_size {batch_size}; spread over {devices} devices it"
-                f" must be a multiple of {devices}."
-            )
-
-
 def spread_arrays(
     args: tuple, kwargs: dict[str, Any]
 ) -> tuple[dict[int, Array], Callable[[dict[int, Array]], tuple[tuple, dict[str, Any]]]]:

@@ -25,7 +25,6 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import check_count, check_positive
-from numpyro_ext._model.arguments import check_frames
 from numpyro_ext._model.checks import read_global
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.masked import record_filled
@@ -99,7 +98,6 @@ class AutoJoint(ContinuousGuide):
     def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
         """The latent sites of the model; an error if one is local to a subsampled plate."""
         # With a key of its own: the stream of keys stays that of AutoDiagonalNormal.
-        check_frames(self.model, args, kwargs)
         because = f"{type(self).__name__} is one distribution over all latents together"
         return read_global(self.model, args, kwargs, because=because)
 

@@ -39,7 +39,7 @@ from numpyro_ext._model.modes import Mode, Modes, check_sites
 from numpyro_ext._model.operations import quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
-from numpyro_ext._model.sharding import check_batches, num_devices, spread_arrays
+from numpyro_ext._model.sharding import num_devices, spread_arrays
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._numpyro import ResumableKernel
@@ -914,8 +914,6 @@ class SGMCMCKernel(ModelKernel):
             warn_if_sorted(potential)
         far = self.momentum is not None and not self._starts_near
         self.num_descent = self.num_adapt // 2 if far else 0
-        if self.sharding is not None:
-            check_batches(potential.plates, num_devices(self.sharding))
         if callable(self.temperature):
             at_start = jax.jit(self.temperature)(np.zeros((), np.int32))
             check_nonnegative("temperature at i = 0", at_start)

@@ -23,7 +23,6 @@ Curvature = Literal[
     "empirical_fisher", "gauss_newton", "fisher", "squared_gradient", "hessian", "reparam"
 ]
 _CURVATURES = "empirical_fisher", "gauss_newton", "fisher", "squared_gradient", "hessian", "reparam"
-_OF_ROWS = "empirical_fisher", "gauss_newton", "fisher"
 
 
 class CurvatureELBO(Objective):
@@ -206,11 +205,6 @@ class CurvatureELBO(Objective):
             raise ValueError(
                 f"{name}: the mutable sites {mutable} make a row depend on the others (BatchNorm);"
                 " use a network without them, or Trace_ELBO."
-            )
-        if self.curvature in _OF_ROWS and len(layout.plates) != 1:
-            raise ValueError(
-                f"{name}: a row is no single index of the plates {list(layout.plates)}; use one"
-                ' data plate, or curvature="reparam".'
             )
 
 

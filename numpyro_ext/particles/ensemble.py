@@ -172,11 +172,6 @@ class ParVI(MCMCKernel):
     ) -> None:
         if field is None:
             field = Blob() if isinstance(optim, PSGHMC) else RegularizedSVGD()
-        if field.needs_hessian:
-            raise TypeError(
-                f"field is {field!r}, which needs Hessians, and ParVI computes gradients only; use"
-                " it as a loss of SVI."
-            )
         if isinstance(optim, PSGHMC):
             optim.check_field(field)
         self.model = model
@@ -236,11 +231,6 @@ class ParVI(MCMCKernel):
             )
         self.num_steps = num_warmup * self.steps_per_sample
         num_particles, args, kwargs = rng_key.shape[0], model_args, model_kwargs or {}
-        if self.sharding is not None and num_particles % self.sharding.num_devices:
-            raise ValueError(
-                f"sharding has {self.sharding.num_devices} devices, which do not divide the"
-                f" {num_particles} particles (num_chains) evenly."
-            )
         rng_key, key_init, key_optim, key_minibatch = random.split(rng_key[0], 4)
         z, modes = self._start(key_init, num_particles, init_params, args, kwargs)
         z, potential = self._spread(z), self._by_proxy(args, kwargs)

@@ -13,7 +13,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.primitives import mutable
 
 from numpyro_ext._checks import check_count, check_nonnegative
-from numpyro_ext._model.arguments import check_frames, is_same, is_traced
+from numpyro_ext._model.arguments import is_same, is_traced
 from numpyro_ext._model.enumeration import without_summed
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._model.modes import SEARCH, InitFrom, given_modes
@@ -135,7 +135,6 @@ class AutoParticles(ContinuousGuide):
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[Array, Array | None, Sites]:
         """The particles at the start, at which mode each of them is, and the first one's sites."""
-        check_frames(self.model, args, kwargs)
         info = read_for_particles(self.model, args, kwargs)
         self.seen = None if is_traced((args, kwargs)) else (info, (args, kwargs))
         self.summed = bool(info.summed)
@@ -277,7 +276,5 @@ class AutoParticles(ContinuousGuide):
 
 
 def _key() -> Array:
-    key = numpyro.prng_key()
-    if key is None:
-        raise ValueError("AutoParticles draws a particle; seed it with numpyro.handlers.seed.")
+    key: Any = numpyro.prng_key()
     return key

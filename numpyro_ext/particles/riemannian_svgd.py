@@ -67,13 +67,6 @@ class RiemannianSVGD(ParticleField, _WithMetric):
     precondition: None = field(default=None, init=False)
 
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
-        d = x.shape[1]
-        shape = jax.eval_shape(self.metric_fn, x[0]).shape
-        if shape != (d, d):
-            raise ValueError(
-                f"metric_fn gives shape {shape}; it must give a ({d}, {d}) matrix for each"
-                " particle."
-            )
         inverse = lambda x: jnp.linalg.inv(self.metric_fn(x))  # noqa: E731
         g_inv = jax.vmap(inverse)(x)
         divergence = jnp.einsum("jaba->jb", jax.vmap(jax.jacfwd(inverse))(x))

@@ -14,7 +14,6 @@ import pytest
 
 from numpyro_ext._model.arguments import indexed
 from numpyro_ext.ep import EP
-from numpyro_ext.guides import AutoRealNVPNormal
 from numpyro_ext.mcmc import SGLD
 from numpyro_ext.objectives import VRELBO, taylor_proxy
 
@@ -74,18 +73,6 @@ def test_what_was_computed_of_an_array_takes_traced_indices_too():
         np.testing.assert_array_equal(one, expected)
 
 
-def test_numpy_data_that_are_no_argument_get_a_sentence():
-    """From every reader of a model; the kind of the error stays JAX's."""
-
-    def closed(batch=10):
-        groups(NUMPY, batch)
-
-    for read in (taylor_proxy, lambda model: EP(model).init(random.key(0))):
-        with pytest.raises(jax.errors.TracerArrayConversionError) as error:
-            read(closed)
-        assert "X = jnp.asarray(X) outside of the model" in error.value.__notes__[0]
-
-
 FRAME = pd.DataFrame({"group": GROUP, "y": Y}).sample(frac=1.0, random_state=1)
 
 
@@ -111,40 +98,3 @@ def test_a_frame_is_read_by_name_and_by_position():
     mcmc = MCMC(SGLD(by_columns, 1e-4), num_warmup=0, num_samples=2, progress_bar=False)
     mcmc.run(random.key(0), FRAME, batch=10, init_params={"loc": jnp.asarray(EXACT)})
     np.testing.assert_allclose(mcmc.get_samples()["loc"][-1], EXACT, atol=0.3)
-
-
-def test_an_engine_goes_on_with_other_frames():
-    engine = EP(by_columns, schedule="parallel")
-    for shift in (0.0, 0.0, 2.0):
-        frame = FRAME.assign(y=FRAME.y + shift)
-        params = engine.run(random.key(0), 20, frame, progress_bar=False).params
-        expected = EXACT + shift * 20 / (20 + 1 / 25)
-        np.testing.assert_allclose(params["auto_loc"], expected, rtol=1e-3)
-
-
-def one_mean(y):
-    loc = numpyro.sample("loc", dist.Normal(0.0, 5.0))
-    with numpyro.plate("rows", len(y)) as i:
-        numpyro.sample("y", dist.Normal(loc, 1.0), obs=y[i])
-
-
-WORDS = pd.Series(["a"] * 60)
-
-
-@pytest.mark.parametrize("data", [WORDS, WORDS.to_numpy(object), np.array(["a"] * 60)])
-def test_an_argument_of_words_is_named(data):
-    svi = SVI(one_mean, AutoRealNVPNormal(one_mean), optax.sgd(0.1), VRELBO(1.0, 2))
-    for fit in (
-        lambda: EP(one_mean).init(random.key(0), data),
-        lambda: svi.init(random.key(0), data),
-        lambda: SGLD(one_mean, 1e-3).init(random.key(0), 0, None, (data,)),
-    ):
-        with pytest.raises(TypeError, match=r"argument 'y' of the model is a .* of dtype .*codes"):
-            fit()
-
-
-def test_svi_names_a_frame_that_it_cannot_read_itself():
-    """NumPyro runs the model on the Series, and asks for rows by their labels."""
-    svi = SVI(one_mean, AutoRealNVPNormal(one_mean), optax.sgd(0.1), VRELBO(1.0, 2))
-    with pytest.raises(TypeError, match=r"fails on 'y', a Series; .*y.to_numpy\(\)"):
-        svi.init(random.key(0), pd.Series(Y, index=np.arange(60) + 7))

@@ -10,17 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, SVI, Trace_ELBO, init_to_median
-from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
+from numpyro.infer import MCMC, SVI, Trace_ELBO
 import optax
-import pytest
 
 from numpyro_ext._model.read import read_model
-from numpyro_ext.diagnostics import kernel_stein_discrepancy
-from numpyro_ext.guides import AutoRealNVPNormal
 from numpyro_ext.mcmc import SGHMC, KernelHMC
 from numpyro_ext.particles import SVGD, AutoParticles
-from numpyro_ext.scores import as_kernel
 
 SCALES = {"tilt": 0.5, "mean": np.array([3.0, 7.0]), "curve": np.array([[0.1, 0.2], [11.0, 13.0]])}
 """Standard deviations, which tell the coordinates apart."""
@@ -55,27 +50,6 @@ def test_model_info_has_the_order_of_the_model():
     assert tuple(info.latents) == ORDER
     assert ORDER != tuple(sorted(ORDER))
     assert np.array_equal(info.ravel(jax.tree.map(jnp.asarray, SCALES)), FLAT.astype(np.float32))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", [AutoDiagonalNormal, AutoMultivariateNormal])
-def test_numpyros_gaussian_guides_have_it(family):
-    """A covariance written in the flat order is the variance of each site."""
-    guide = family(model, init_loc_fn=init_to_median)
-    name = "auto_scale" if family is AutoDiagonalNormal else "auto_scale_tril"
-    scale = jnp.asarray(FLAT if family is AutoDiagonalNormal else np.diag(FLAT))
-    params = start(guide) | {name: scale}
-    many = guide.sample_posterior(random.key(1), params, sample_shape=(20_000,))
-    assert np.allclose(in_order(many, 1).std(0), FLAT, rtol=0.03)
-
-
-@pytest.mark.slow
-def test_flow_has_it():
-    guide = AutoRealNVPNormal(model, init_from=None)
-    params = start(guide)
-    latent = guide.sample_latent(random.key(1), params, 5)
-    sites = guide.sample_posterior(random.key(1), params, sample_shape=(5,))
-    assert np.allclose(in_order(sites, 1), latent, rtol=1e-5)
 
 
 def test_particles_have_it():
@@ -118,16 +92,3 @@ def test_score_estimators_are_fitted_in_it():
     kernel = KernelHMC(model, 0.1, score=Recorder(), training_samples=sites)
     kernel.init(random.key(0), 0, None, (), {})
     assert any(np.allclose(samples, x) for samples in seen)
-
-
-@pytest.mark.slow
-def test_points_of_the_stein_discrepancy_have_it():
-    """A kernel that weighs each coordinate by itself says the same of sites and of flat points."""
-
-    def kernel(x, y):
-        return jnp.exp(-(((x[:, None] - y) / FLAT) ** 2).sum(-1) / FLAT.size)
-
-    sites, x = draws(50)
-    by_sites = kernel_stein_discrepancy(sites, model=model, kernel=as_kernel(kernel))
-    by_points = kernel_stein_discrepancy(x, -(x - 1) / FLAT**2, as_kernel(kernel))
-    assert np.allclose(by_sites, by_points, rtol=1e-4)

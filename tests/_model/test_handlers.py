@@ -8,8 +8,6 @@ import numpyro
 from numpyro import handlers
 from numpyro.contrib.control_flow import cond, scan
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, SVI, Trace_ELBO
-import optax
 import pytest
 
 from numpyro_ext._model.density import log_density
@@ -24,13 +22,9 @@ from numpyro_ext._model.handlers import (
     valid_plates,
 )
 from numpyro_ext._model.read import read_model, trace_of
-from numpyro_ext.diagnostics import to_arviz
 from numpyro_ext.ep import EP
-from numpyro_ext.guides import AutoRealNVPNormal
-from numpyro_ext.mcmc import SGHMC, SGLD
-from numpyro_ext.objectives import VRELBO, taylor_proxy
-from numpyro_ext.optim import find_modes
-from numpyro_ext.particles import SVGD, AutoParticles, ParVI
+from numpyro_ext.mcmc import SGLD
+from numpyro_ext.objectives import VRELBO
 from tests._model.models import ROWS, crossed, data, straight, unordered
 
 PLATES = {"rows": (ROWS, 2)}
@@ -206,32 +200,10 @@ def of_few(y, batch):
     numpyro.sample("r", dist.Normal(0.0, 1.0))
 
 
-def chain(kernel, *args, **options):
-    mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False, **options)
-    return mcmc.run(random.key(0), *args)
-
-
-def fit(guide, loss, *args):
-    return SVI(few, guide, optax.sgd(0.1), loss).run(random.key(0), 1, *args, progress_bar=False)
-
-
 ROOMS = {
-    "kernel": lambda *args: chain(SGHMC(few), *args),
-    "kernel with a step": lambda *args: chain(SGLD(few, 0.1), *args),
-    "modes": lambda *args: find_modes(few, *args),
-    "ensemble": lambda *args: chain(
-        ParVI(few, init_from=None), *args, num_chains=3, chain_method="vectorized"
-    ),
-    "particles": lambda *args: fit(
-        AutoParticles(few, num_particles=3, init_from=None), SVGD(), *args
-    ),
-    "guide": lambda *args: fit(AutoRealNVPNormal(few, init_from=None), Trace_ELBO(), *args),
+    "kernel": lambda *args: SGLD(few, 0.1).init(random.key(0), 1, None, args),
     "objective": lambda *args: VRELBO(0.5).loss(random.key(0), {}, few, of_few, *args),
-    "proxy": lambda *args: taylor_proxy(few, *args),
     "engine": lambda *args: EP(few).run(random.key(0), 1, *args, progress_bar=False),
-    "diagnostics": lambda *args: to_arviz(
-        SVI(few, of_few, optax.sgd(0.1), Trace_ELBO()), {}, model_args=args
-    ),
 }
 
 

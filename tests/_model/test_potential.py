@@ -10,13 +10,13 @@ import numpy as np
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer.util import constrain_fn, potential_energy
+from numpyro.infer.util import potential_energy
 import pytest
 
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext._model.start import draw_params
-from tests._model.models import ORDER, ROWS, SIZE, crossed, data, straight, unordered
+from tests._model.models import ORDER, ROWS, crossed, data, straight, unordered
 
 
 def potential_of(model, *args, params=None, forward_mode=False, **kwargs):
@@ -224,16 +224,3 @@ def test_constraining_runs_the_model_only_where_it_must():
         share = jax.nn.sigmoid(z["high"] + jnp.arange(3.0))
         assert np.allclose(found["low"], jnp.exp(z["low"] + jnp.arange(3.0)), rtol=1e-5)
         assert np.allclose(found["high"], low + (5.0 - low) * share, rtol=1e-5)
-
-
-def test_constraining_replays_what_the_model_computes():
-    potential = potential_of(unordered, data(), subsample_size=2)
-    z = somewhere(potential)
-    found = potential.postprocess()(z)
-    expected = constrain_fn(
-        handlers.seed(unordered, 0), (data(),), {}, z, return_deterministic=True
-    )
-    assert close(
-        {n: found[n] for n in sorted(found)}, {n: expected[n] for n in sorted(found)}, 1e-6
-    )
-    assert sum(np.size(found[name]) for name in ORDER) == SIZE + 1

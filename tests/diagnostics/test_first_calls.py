@@ -110,11 +110,6 @@ def test_what_would_be_wrong_in_silence_is_refused(call, words):
         call(fitted().params)
 
 
-def test_an_argument_that_is_a_list_is_named():
-    with pytest.raises(TypeError, match=r"argument 'x' of the model is a list; .*jnp.array\(x\)"):
-        diagnose(SVI_OF, fitted(), model_args=(DESIGN.tolist(), Y))
-
-
 def test_data_that_hold_nan_are_named():
     y = Y.copy()
     y[3] = np.nan

@@ -1,17 +1,12 @@
 """The base of the kernels: what they take, what they refuse, and how they behave under ``MCMC``."""
 
-from functools import partial
-
 import jax
 from jax import random
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.handlers import seed
-from numpyro.infer import MCMC, init_to_value
-from numpyro.infer.autoguide import AutoDiagonalNormal
+from numpyro.infer import init_to_value
 from numpyro.infer.util import potential_energy
 import pytest
 
@@ -180,26 +175,6 @@ def test_potential_energy_is_that_of_the_draw():
         assert state.potential_energy == pytest.approx(float(exact), rel=1e-5)
 
 
-def z_before_a():
-    z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-    numpyro.sample("a", dist.Normal(jnp.sum(z), 0.5))
-
-
-def test_flat_order_is_that_of_the_model():
-    """That of NumPyro's AutoContinuous guides, and not the alphabet's."""
-    kernel = SGHMC(z_before_a, 0.1, mass={"a": 100.0, "z": jnp.array([1.0, 4.0])})
-    start = {"z": jnp.array([1.0, 2.0]), "a": jnp.array(3.0)}
-    state = kernel.init(random.key(0), 0, start, (), {})
-    flat = kernel.flatten(state.z)
-    assert flat.tolist() == [1.0, 2.0, 3.0]
-    assert kernel.ravel_sites("mass", kernel.mass).tolist() == [1.0, 4.0, 100.0]
-    guide = AutoDiagonalNormal(z_before_a, init_loc_fn=init_to_value(values=start))
-    seed(guide, 0)()
-    sites = guide._unpack_latent(jnp.arange(3.0))
-    assert {name: x.tolist() for name, x in sites.items()} == {"z": [0.0, 1.0], "a": 2.0}
-    assert kernel.unflatten(jnp.arange(3.0))["z"].tolist() == [0.0, 1.0]
-
-
 def test_gradient_may_be_taken_in_a_loop_of_the_step():
     """Two gradient steps in a JAX loop are two in a row; nothing is changed by a call."""
 
@@ -225,17 +200,6 @@ def test_gradient_may_be_taken_in_a_loop_of_the_step():
         first = state
     assert found[0] == pytest.approx(float(found[1]), rel=1e-5)
     assert found[0] != first.z["loc"]
-
-
-def test_deterministic_site_in_a_subsampled_plate():
-    def model(x):
-        loc = numpyro.sample("loc", dist.Normal(0, 10))
-        with numpyro.plate("data", len(x), subsample_size=10) as idx:
-            mean = numpyro.deterministic("mean", loc + idx)
-            numpyro.sample("x", dist.Normal(mean, 1), obs=x[idx])
-
-    draws = run(SGLD(model, 1e-3), gaussian_mean_data(), warmup=0, draws=5).get_samples()
-    assert jnp.allclose(draws["mean"], draws["loc"][:, None] + jnp.arange(10), rtol=1e-5)
 
 
 def test_model_without_minibatch_takes_the_full_gradient():
@@ -285,25 +249,6 @@ def test_a_chain_outlives_its_counter_of_transitions():
         assert old.z["loc"] == young.z["loc"]  # a constant step does not depend on the counter
 
 
-@pytest.mark.slow
-def test_resumed_chains_in_vectors_continue():
-    x = gaussian_mean_data()
-    kernel = SGLD(gaussian_mean, 1e-3, minibatch="epoch")
-    make = partial(
-        MCMC, kernel, num_warmup=0, num_chains=3, chain_method="vectorized", progress_bar=True
-    )
-    whole = make(num_samples=12)
-    whole.run(random.key(0), x)
-    part = make(num_samples=6)
-    part.run(random.key(0), x)
-    first = part.get_samples(True)["loc"]
-    part.post_warmup_state = part.last_state
-    part.run(part.last_state.rng_key, x)
-    assert part.last_state.i.tolist() == [12, 12, 12]
-    both = jnp.concatenate([first, part.get_samples(True)["loc"]], 1)
-    assert np.array_equal(both, whole.get_samples(True)["loc"])
-
-
 def test_too_large_a_step_is_reported():
     """SGLD diverges for eps h > 2: the draws stay finite and say so."""
     mcmc = run(SGLD(gaussian_mean, 1.0), gaussian_mean_data(), warmup=0, draws=60)
@@ -336,28 +281,3 @@ def test_momentum_is_drawn_anew_after_a_divergence():
         assert float(after.potential_energy) == float(before.potential_energy)
         assert float(after.r[0]) != float(before.r[0]) and bool(jnp.isfinite(after.r[0]))
         assert not bool(step(after).diverging)
-
-
-@pytest.mark.nightly
-def test_data_spread_over_two_devices():
-    """The same draws as on one device up to the order of summation."""
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    sharding = NamedSharding(mesh, PartitionSpec("data"))
-    data = linear_data()
-    spread = tuple(jax.device_put(x, sharding) for x in data)
-    one, two = SGLD(linear, 1e-3), SGLD(linear, 1e-3, sharding=sharding)
-    states = [
-        kernel.init(random.key(0), 0, None, x, {}) for kernel, x in ((one, data), (two, spread))
-    ]
-    steps = [
-        jax.jit(lambda state, data, kernel=kernel: kernel.sample(state, data, {}))
-        for kernel in (one, two)
-    ]
-    compiled = steps[1].lower(states[1], spread).compile()
-    assert "all-reduce" in compiled.as_text()
-    for _ in range(10):
-        states = [steps[0](states[0], data), steps[1](states[1], spread)]
-    for site, x in states[0].z.items():
-        assert jnp.allclose(states[1].z[site], x, rtol=1e-3, atol=1e-5)
-    with pytest.raises(ValueError, match=r"subsample_size 5; spread over 2 devices"):
-        start(partial(linear, subsample_size=5), *spread, sharding=sharding)

@@ -26,8 +26,6 @@ from tests.mcmc.models import (
     linear_data,
     linear_full,
     run,
-    slope,
-    slope_data,
     within,
 )
 
@@ -163,24 +161,6 @@ def test_gaussian_mean_law():
     within(jnp.mean(draws), 0.6978412627, (expected / 20_000 * 1.25) ** 0.5)
 
 
-@pytest.mark.slow
-def test_regression_law():
-    """Gradient noise that depends on the place. Lag-1 correlation of draws 0.8^20: error 1 %."""
-    x, y = slope_data()
-    h, vb = 301.438562, 200**2 / 10 * np.var(x**2)
-    assert np.isclose(vb, 8514.555363, rtol=1e-3)
-    eps = 0.2 / h
-    expected = 2 * eps / (1 - (1 - eps * h) ** 2 - eps**2 * vb)
-    assert np.isclose(expected, 0.0037248101, rtol=1e-3)
-    kernel = SGLD(slope, eps, gradient=ControlVariate({"w": 1.995268671}), steps_per_sample=20)
-    draws = run(kernel, x, y, draws=20_000).get_samples()["w"]
-    within(jnp.mean(draws), 1.995268671, (expected / 20_000 * 1.1) ** 0.5)
-    # The noise at a distance from the mode makes heavier tails: the error is that of the fourth
-    # moment.
-    error = float(jnp.std((draws - 1.995268671) ** 2)) / 20_000**0.5
-    within(jnp.var(draws), expected, error)
-
-
 @pytest.mark.nightly
 def test_svrg_moves_its_center_at_the_right_transitions():
     data = linear_data()
@@ -236,17 +216,6 @@ def test_chains_in_vectors_refresh_by_a_branch():
     state = kernel.init(random.split(random.key(0), 2), 0, None, data, {})
     text = str(jax.make_jaxpr(lambda state: kernel.sample(state, data, {}))(state))
     assert "cond[" in text
-
-
-def test_center_may_have_deterministic_sites():
-    center = {"w": jnp.array([1.0, 0.0]), "sigma": 0.5}
-    states = [
-        SGLD(linear, 1e-3, gradient=ControlVariate(c)).init(
-            random.key(0), 0, None, linear_data(), {}
-        )
-        for c in (center, center | {"length": 1.0})
-    ]
-    assert np.array_equal(states[0].gradient.grad["w"], states[1].gradient.grad["w"])
 
 
 def test_a_refreshed_state_has_the_gradient_of_other_data():

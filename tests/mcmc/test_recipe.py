@@ -40,24 +40,6 @@ def test_unsplit_sghmc_has_the_covariance_of_explicit_euler():
         assert abs(mean - expected) < 4 * error
 
 
-@pytest.mark.nightly
-def test_changing_diffusion_and_curl_keep_the_law():
-    """Both matrices of the reference value, on a Gaussian of unequal curvatures off the origin."""
-    h, loc = np.array([3.0, 1.0]), 0.5
-    kernel = RecipeKernel(
-        normal(h, loc=loc), 0.004, diffusion=dense, curl=curl, steps_per_sample=10
-    )
-    fns = {"z": lambda s: s.z["z"], "zz": second_moment(loc)}
-    out, _ = average(kernel, fns, 100, 40, chains=500)
-    for k in range(2):
-        mean, error = mean_and_error(out["z"][:, k])
-        assert error < 0.03
-        assert abs(mean - loc) < 4 * error + 0.005
-        mean, error = mean_and_error(out["zz"][:, k])
-        assert error < 0.05 / h[k]
-        assert abs(mean - 1 / h[k]) < 4 * error + 0.02 / h[k], (k, mean, error)
-
-
 @pytest.mark.x64
 def test_step_is_the_formula(tol):
     z, eps = jnp.array([0.7, -1.1]), 0.01

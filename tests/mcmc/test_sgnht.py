@@ -1,6 +1,5 @@
 """SGNHT finds the friction that noise of unknown size needs, as its laws say."""
 
-from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -42,44 +41,6 @@ def test_restores_the_temperature_under_unknown_noise():
     assert out["K"] == pytest.approx(T, rel=2e-3)
     assert out["xi"].shape == ()
     assert out["xi"] == pytest.approx(law_of_xi(eps, h, C, T, s2), rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("thermostat", "expected", "tolerance"),
-    [
-        ("scalar", [0.5433, 1.4567], 0.03),
-        ("per_parameter", [1.0, 1.0], 0.05),
-    ],
-)
-@pytest.mark.nightly
-def test_unequal_groups_need_thermostats_of_their_own(thermostat, expected, tolerance):
-    def model():
-        numpyro.sample("a", dist.Normal(0, 1).expand([300]).to_event(1))
-        numpyro.sample("b", dist.Normal(0, 0.5).expand([300]).to_event(1))
-
-    class Unequal(NoisyGradient):
-        def estimate(self, rng_key, i, z, idx, potential, state):
-            u, grad = potential.value_and_grad(z, idx)
-            noise = 4 * random.normal(rng_key, grad["b"].shape, grad["b"].dtype)
-            return u, grad | {"b": grad["b"] + noise}, state
-
-    kernel = SGNHT(model, 0.2, thermostat=thermostat, gradient=Unequal(None))
-    fns = {
-        "a": lambda s: s.z["a"] ** 2,
-        "b": lambda s: 4 * s.z["b"] ** 2,
-        "xi": lambda s: s.thermostat,
-    }
-    out, _ = average(kernel, fns, 6000, 1000)
-    for name, value in zip("ab", expected, strict=True):
-        mean, error = mean_and_error(out[name])
-        assert error < tolerance / 3
-        assert abs(mean - value) < tolerance, (name, mean, error)
-    if thermostat == "scalar":
-        assert out["xi"] == pytest.approx(1.8811, rel=0.01)
-    else:
-        # Each group obeys the law with its own noise.
-        for xi, (h, s2) in zip(out["xi"].reshape(2, -1), [(1, 0), (4, 16)], strict=True):
-            assert xi.mean() == pytest.approx(law_of_xi(0.2, h, 1, 1, s2), rel=0.04)
 
 
 @pytest.mark.slow

@@ -10,16 +10,13 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, SVI, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import (
-    AutoDiagonalNormal,
     AutoMultivariateNormal,
     AutoNormal,
 )
-from numpyro.infer.util import potential_energy
 import optax
 import pytest
 
 from numpyro_ext.mcmc import PSGLD, SGHMC, SGLD, Whitening
-from numpyro_ext.optim import find_modes
 
 CENTER = jnp.array([3.0, -50.0])
 FACTOR = jnp.array([[2.0, 0.0], [-30.0, 0.5]])
@@ -80,40 +77,6 @@ def test_center_and_covariance_are_those_of_a_guide_in_the_order_of_the_model(gu
     np.testing.assert_allclose(whitening.center, z.mean(0), atol=0.03 * sd.max())
     error = (factor @ factor.T - np.cov(z.T)) / np.outer(sd, sd)
     assert np.max(np.abs(error)) < 0.05
-
-
-@pytest.mark.nightly
-def test_the_whitening_of_the_heaviest_mode_is_the_laplace_approximation():
-    """The gradient vanishes there, and the covariance is the inverse of the Hessian."""
-    whitening = find_modes(regression, X, Y).whitening
-
-    def potential(x):
-        sites = {"z_slope": x[0], "b_scale": x[1], "a": x[2:]}
-        return potential_energy(regression, (X, Y), {}, sites)
-
-    whitened = jax.jit(jax.hessian(lambda xi: potential(whitening.to_z(xi))))(jnp.zeros(4))
-    np.testing.assert_allclose(whitened, np.eye(4), atol=0.02)
-    gradient = whitening.pull(jax.jit(jax.grad(potential))(whitening.center))
-    np.testing.assert_allclose(gradient, 0, atol=0.06)
-
-
-@pytest.mark.nightly
-def test_a_guide_starts_at_the_mode_with_the_covariance_there():
-    whitening = find_modes(regression, X, Y).whitening
-    dense = whitening.factor @ whitening.factor.T
-    given_others = 1 / jnp.sqrt(jnp.diagonal(jnp.linalg.inv(dense)))
-    for guide_class in (AutoMultivariateNormal, AutoDiagonalNormal, AutoNormal):
-        guide = guide_class(regression, init_loc_fn=near)
-        params = whitening.init_params(guide, X, Y)
-        begun = SVI(regression, guide, optax.adam(0.0), Trace_ELBO())
-        params = begun.run(random.key(0), 1, X, Y, init_params=params, progress_bar=False).params
-        back = Whitening.from_guide(guide, params)
-        np.testing.assert_allclose(back.center, whitening.center, rtol=1e-5)
-        factor = back.factor
-        if guide_class is AutoMultivariateNormal:
-            np.testing.assert_allclose(factor @ factor.T, dense, atol=1e-5 * float(dense.max()))
-        else:
-            np.testing.assert_allclose(factor, given_others, rtol=1e-4)
 
 
 @pytest.mark.x64

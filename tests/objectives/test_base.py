@@ -8,7 +8,6 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 from numpyro.infer import SVI
 import optax
@@ -369,21 +368,6 @@ def test_guide_plate_of_another_size():
     assert_refuses(sentence, VRELBO(), {}, model, guide, jnp.arange(200.0))
 
 
-def test_minibatch_inside_scan():
-    def model(x):
-        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-
-        def body(carry, row):
-            with numpyro.plate("data", 4, subsample_size=2):
-                numpyro.sample("x", dist.Normal(z, 1.0), obs=numpyro.subsample(row, event_dim=0))
-            return carry, None
-
-        scan(body, 0.0, x)
-
-    sentence = "plate 'data' takes a minibatch of 2 of 4 rows inside scan"
-    assert_refuses(sentence, VRELBO(), {}, model, normal_guide, jnp.ones((3, 4)))
-
-
 def test_a_guide_that_does_not_cover_the_model_and_data_with_nan():
     def empty(x):
         pass
@@ -405,23 +389,3 @@ def test_a_guide_that_does_not_cover_the_model_and_data_with_nan():
         assert_refuses("'scale' .*missing in the guide", loss, {}, model, empty, x)
         assert_refuses("'scale' has the support positive", loss, {}, model, real, x)
         assert_refuses("'x' have 1 NaN", loss, {}, model, guide, x.at[0].set(jnp.nan))
-
-
-def test_one_particle_is_not_mapped_over():
-    """As in NumPyro, where a ``vectorize_particles`` is asked from two particles on."""
-
-    def model():
-        numpyro.sample("z", dist.Normal(0.0, 1.0))
-
-    def guide():
-        numpyro.sample("z", dist.Normal(1.0, 1.0))
-
-    one = [
-        VRELBO(0.5, 1, vectorize_particles=how).loss(random.key(0), {}, model, guide)
-        for how in (True, lambda fn, xs: 1 / 0)
-    ]
-    assert one[0] == one[1]
-    with pytest.raises(ZeroDivisionError):
-        VRELBO(0.5, 2, vectorize_particles=lambda fn, xs: 1 / 0).loss(
-            random.key(0), {}, model, guide
-        )

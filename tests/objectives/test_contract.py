@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import SVI, Predictive, Trace_ELBO
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer import SVI, Trace_ELBO
 import optax
 import pytest
 
@@ -263,16 +262,3 @@ def test_weights_of_minus_infinity_leave_finite_gradients():
     assert np.isfinite(half).tolist() == list(FINITE_BY_HALF.values())
     assert np.all(none == np.inf) and np.all(np.isnan(wrong))
     assert np.all(np.isfinite(gradients[:2]))
-
-
-@pytest.mark.nightly
-def test_auto_guide_and_predictive():
-    auto = AutoNormal(model)
-    svi = SVI(model, auto, optax.adam(0.05), BBAlphaELBO(0.5, 3, vectorize_particles=False))
-    state = svi.init(random.key(0), X)
-    state, loss = jax.jit(svi.update)(state, X)
-    assert jnp.isfinite(loss)
-    params = svi.get_params(state)
-    draws = Predictive(model, guide=auto, params=params, num_samples=5)(random.key(1), X)
-    assert draws["ratio"].shape == (5,)
-    assert jnp.all(auto.sample_posterior(random.key(2), params, sample_shape=(5,))["scale"] > 0)

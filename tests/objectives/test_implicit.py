@@ -230,5 +230,3 @@ def test_bad_input_is_named():
     params = {"loc": 0.4, "scale": 0.8}
     with pytest.raises(ValueError, match="the guide has no Implicit site"):
         ImplicitELBO(4).loss(random.key(0), params, two_sites, density_guide)
-    with pytest.raises(ValueError, match=r"trajectory has shape \(3, 4\)"):
-        Implicit(jnp.zeros(2), trajectory=jnp.zeros((3, 4)))

@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.objectives import VRELBO, NestedVRELBO
-from tests.objectives.compare import NoInverse, assert_same
+from tests.objectives.compare import assert_same
 from tests.objectives.enumeration import log_normal
 from tests.objectives.models import (
     X_LOCAL,
@@ -116,21 +116,3 @@ def test_unbiased_in_the_minibatch(tol):
         full, parts = values(random.key(1), alpha)
         assert_same(jax.tree.map(lambda x: x.mean(0), parts), full, tol(2e-5, 1e-12))
         assert np.std(parts[0]) > 1
-
-
-def test_the_global_guide_needs_no_inverse():
-    def model(x=X_LOCAL):
-        w = numpyro.sample("w", dist.LogNormal(0.0, 1.0))
-        with numpyro.plate("data", len(x)):
-            z = numpyro.sample("z", dist.Normal(w, 1.0))
-            numpyro.sample("x", dist.Normal(z, 0.8), obs=x)
-
-    def guide(x=X_LOCAL):
-        c = numpyro.param("c", 0.4)
-        numpyro.sample("w", dist.TransformedDistribution(dist.Normal(c, 0.6), NoInverse()))
-        with numpyro.plate("data", len(x)):
-            numpyro.sample("z", dist.Normal(0.4 * x, 0.7))
-
-    loss = NestedVRELBO(0.3, 2, num_inner=3)
-    shape = jax.eval_shape(lambda key: loss.loss(key, {"c": 0.4}, model, guide), random.key(0))
-    assert shape.shape == ()

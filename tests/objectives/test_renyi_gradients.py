@@ -17,7 +17,6 @@ from tests.objectives.compare import NoInverse, assert_refuses
 from tests.objectives.models import (
     LOCAL_PARAMS,
     X_LOCAL,
-    floats,
     local_guide,
     local_model,
     mean_gradient,
@@ -224,28 +223,3 @@ def test_default_is_the_path_derivative_at_order_1_where_it_is_cheap(monkeypatch
 
 def loss_of(loss, params, model, guide):
     return loss.loss(random.key(0), params, model, guide)
-
-
-@pytest.mark.slow
-def test_single_runs_the_model_backwards_once():
-    """Model runs: K without and one with a backward pass, where "standard" has K with one."""
-    weight = jnp.ones((120, 120)) / 120
-
-    def model():
-        w = numpyro.param("w", weight)
-        with numpyro.plate("data", 8):
-            z = numpyro.sample("z", dist.Normal(jnp.zeros(120), 1.0).to_event(1))
-            h = jnp.tanh(jnp.tanh(jnp.tanh(z @ w) @ w) @ w)
-            numpyro.sample("x", dist.Normal(h, 1.0).to_event(1), obs=jnp.ones((8, 120)))
-
-    def guide():
-        m = numpyro.param("m", 0.0)
-        with numpyro.plate("data", 8):
-            numpyro.sample("z", dist.Normal(m + jnp.zeros(120), 1.0).to_event(1))
-
-    def flops(loss):
-        f = jax.jit(jax.grad(lambda p: loss.loss(random.key(0), p, model, guide)))
-        return f.lower({**floats({"m": 0.0}), "w": weight}).compile().cost_analysis()["flops"]
-
-    standard, single = (flops(VRELBO(0.5, 20, gradient=g)) for g in ("standard", "single"))
-    assert single < 0.5 * standard

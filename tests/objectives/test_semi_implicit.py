@@ -140,25 +140,6 @@ def test_loss_and_gradient_are_those_of_explicit_loops(tol):
     assert all(jnp.abs(leaf).max() > 0 for leaf in jax.tree.leaves(found))
 
 
-@pytest.mark.slow
-def test_options_that_change_no_number():
-    guide, params = perturbed()
-
-    @jax.jit
-    def losses(params):
-        args = (random.key(3), params, model, guide, X)
-        plain, sandwich = (
-            SemiImplicitELBO(3, 2, bound=bound).loss(*args) for bound in ("lower", "sandwich")
-        )
-        upper = SemiImplicitELBO(3, 2, bound="upper").loss(*args)
-        return plain, sandwich, upper, SemiImplicitELBO(3, 2).bounds(*args)
-
-    plain, sandwich, upper, bounds = losses(params)
-    assert_same((plain, sandwich, upper), (-bounds[0], -bounds[0], -bounds[1]), 1e-5)
-    with pytest.raises(ValueError, match="num_aux is 0; the upper bound"):
-        SemiImplicitELBO(num_aux=0).bounds(random.key(0), params, model, guide, X)
-
-
 def test_guides_that_do_not_fit_are_named():
     loss = SemiImplicitELBO(2, 2)
     auto = AutoNormal(model)

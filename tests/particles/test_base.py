@@ -127,31 +127,6 @@ def test_mean_over_minibatches_is_the_full_velocity():
     assert draws.std(0).max() > 0.1
 
 
-def test_model_is_evaluated_once_per_particle():
-    """Compile-time flops: a step costs the m gradients of the model; its parameters come along.
-
-    The count has a second evaluation that is made only where particles are lost."""
-    data = random.normal(random.key(2), (400, 50))
-
-    def regression():
-        w = numpyro.sample("w", dist.Normal().expand([50]).to_event(1))
-        slope = numpyro.param("slope", jnp.ones(50))
-        numpyro.sample("y", dist.Normal(jnp.tanh(data @ (w * slope)), 1.0), obs=jnp.ones(400))
-
-    def loss(params):
-        return SVGD().loss(random.key(0), params, regression, Given())
-
-    def log_p(w, slope):
-        return -0.5 * jnp.sum((1.0 - jnp.tanh(data @ (w * slope))) ** 2)
-
-    def flops(fn, *args):
-        return jax.jit(fn).lower(*args).compile().cost_analysis()["flops"]
-
-    params = {"points": jnp.ones((8, 50)), "slope": jnp.ones(50)}
-    gradients = flops(jax.vmap(jax.value_and_grad(log_p), (0, None)), *params.values())
-    assert flops(jax.value_and_grad(loss), params) < 2.5 * gradients
-
-
 def loss_of(model, z, field=None, guide=None):
     """The loss alone, without SVI: for errors, and for values."""
     guide = Given() if guide is None else guide

@@ -232,5 +232,3 @@ class TestMCMC:
         z = mcmc.last_state.z["w"]
         assert z.sharding.shard_shape(z.shape) == (5, 2)
         np.testing.assert_allclose(z, ensemble().last_state.z["w"], atol=1e-4)
-        with pytest.raises(ValueError, match="2 devices, which do not divide the 5 particles"):
-            mcmc.sampler.init(random.split(random.key(0), 5), 0, None, (INPUTS, TARGETS))

@@ -23,11 +23,8 @@ from numpyro_ext.particles import (
     ParVI,
     ParVIState,
     RegularizedSVGD,
-    SteinNewton,
-    print_particles,
 )
 from numpyro_ext.particles._start import warn_of_few_particles
-from numpyro_ext.scores import RBF, he_bandwidth
 from numpyro_ext.scores.implied_sd import implied_sd_ratio
 from tests.particles.fixture import DATA, STARTS, log_joint, model, potentials_of_subsets
 
@@ -107,40 +104,6 @@ def free(name, shape=()):
     return numpyro.sample(name, dist.ImproperUniform(constraints.real, (), shape))
 
 
-@pytest.mark.nightly
-def test_default_is_right_on_a_potential_function_and_comes_to_rest(capsys):
-    """Unequal scales, correlated, far from the start: no warning, and the right implied ratio."""
-
-    def potential():
-        a, b = free("a"), free("b", (1,))
-        energy = 0.5 * ((a - 30.0) / 10.0) ** 2 + 0.5 * jnp.sum((b - 0.01 * a) ** 2) / 0.1**2
-        numpyro.factor("U", -energy)
-
-    start = {"a": jnp.linspace(-1.0, 1.0, 60), "b": random.normal(random.key(1), (60, 1))}
-    kernel = ParVI(potential, init_from=None)
-    mcmc = ensemble(
-        kernel,
-        num_chains=60,
-        num_warmup=300,
-        num_samples=2,
-        init_params=start,
-        extra_fields=("implied_sd_ratio", "bandwidth"),
-    )
-    jax.effects_barrier()
-    samples = mcmc.get_samples(group_by_chain=True)
-    a, b = samples["a"], samples["b"]
-    assert a.shape == (60, 2) and b.shape == (60, 2, 1)
-    np.testing.assert_array_equal(a[:, 0], a[:, 1])
-    np.testing.assert_allclose([a.mean(), b.mean()], [30.0, 0.3], rtol=0.02)
-    np.testing.assert_allclose([a.std(), b.std()], [10.0, 0.02**0.5], rtol=0.05)
-    fields = mcmc.get_extra_fields()
-    np.testing.assert_allclose(fields["implied_sd_ratio"], 1.0, atol=0.05)
-    # sqrt(2 chi2_2's median): the median distance of whitened particles in two dimensions.
-    np.testing.assert_allclose(fields["bandwidth"], (4 * np.log(2)) ** 0.5, rtol=0.1)
-    print_particles(mcmc.get_samples())
-    assert "b[0]" in capsys.readouterr().out
-
-
 def test_particles_that_have_not_converged_are_a_warning_that_names_the_site():
     kernel = ParVI(model, RegularizedSVGD(), init_from=None)
     with pytest.warns(InferenceWarning, match="have not converged.*deviation of scale is"):
@@ -152,20 +115,6 @@ def test_few_particles_are_a_warning():
         ParVI(model, init_from=None).init(random.split(random.key(0), 3), 1)
     with pytest.warns(InferenceWarning, match="give 60 particles.*precondition=None"):
         warn_of_few_particles(2, 30)
-
-
-@pytest.mark.slow
-def test_heat_equation_bandwidth_is_searched_from_that_of_the_last_step():
-    kernel = ParVI(model, SVGD(RBF("he")), optax.sgd(0.1), init_from=None)
-    mcmc = ensemble(kernel, num_samples=2, init_params=SITES, extra_fields=("bandwidth", "z.scale"))
-    x = STARTS
-    step = partial(he_bandwidth, num_steps=1)
-    l = step(x, start=he_bandwidth(x))
-    moved = mcmc.get_extra_fields(group_by_chain=True)
-    np.testing.assert_allclose(moved["bandwidth"][:, 0], l, rtol=1e-4)
-    loc = mcmc.get_samples(group_by_chain=True)["loc"]
-    x = jnp.stack([loc[:, 0], moved["z.scale"][:, 0]], axis=1)
-    np.testing.assert_allclose(moved["bandwidth"][:, 1], step(x, start=l), rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -243,22 +192,9 @@ def test_init_params_need_no_other_start_and_gradients_are_in_the_order_of_the_m
         kernel.init(random.split(random.key(0), 4), 0)
 
 
-def test_forward_mode_differentiates_a_while_loop():
-    def loop():
-        x = numpyro.sample("x", dist.Normal(0.0, 2.0))
-        cubed = jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * x), (0, 1.0))[1]
-        numpyro.factor("cubed", -cubed)
-
-    x = jnp.array([0.5, -1.0])
-    kernel = ParVI(loop, forward_mode_differentiation=True)
-    state = kernel.init(random.split(random.key(0), 2), 1, {"x": x})
-    np.testing.assert_allclose(state.z_grad[:, 0], -x / 4.0 - 3.0 * x**2, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: ParVI(model, SteinNewton()), TypeError, "needs Hessians.*loss of SVI"),
         (
             lambda: ParVI(model, SVGD(), PSGHMC(0.1)),
             TypeError,
