@@ -64,6 +64,47 @@ def test_points_find_the_mode_from_every_start_and_are_an_ensemble():
 
 
 @pytest.mark.slow
+def test_runs_together_are_the_runs_one_after_the_other():
+    """In minibatches, whose rows every run draws by its own key."""
+
+    def minibatch(x):
+        z, scale = numpyro.sample("z", dist.Normal()), numpyro.sample("s", dist.LogNormal())
+        with numpyro.plate("N", len(x), subsample_size=2):
+            numpyro.sample("x", dist.Normal(z, scale), obs=numpyro.subsample(x, 0))
+
+    def make_svi():
+        return SVI(minibatch, AutoNormal(minibatch), optax.adam(0.1), Trace_ELBO())
+
+    alone, together = (
+        restarts(make_svi, random.key(4), 3, 7, X, vectorized=vectorized, progress_bar=bar)
+        for vectorized, bar in ((False, False), (True, True))
+    )
+    for a, b in zip(alone, together, strict=True):
+        assert a.losses.shape == b.losses.shape == (7,)
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
+            (a.params, a.losses, a.state.optim_state),
+            (b.params, b.losses, b.state.optim_state),
+        )
+    # A result is the state of a run, which goes on alone.
+    svi = make_svi()
+    svi.init(random.key(0), X)
+    assert np.isfinite(svi.update(together[1].state, X)[1])
+
+
+def test_runs_of_different_programs_are_not_run_together():
+    class KeepsItsStart(AutoNormal):
+        def __call__(self, *args, **kwargs):
+            latents = super().__call__(*args, **kwargs)
+            numpyro.factor("start", self._init_locs["z"])
+            return latents
+
+    make_svi = make(lambda model: KeepsItsStart(model))
+    with pytest.raises(ValueError, match="not one program"):
+        restarts(make_svi, random.key(0), 2, 1, X, vectorized=True, progress_bar=False)
+
+
+@pytest.mark.slow
 def test_runs_of_one_svi_begin_at_one_point_and_this_is_said():
     svi = make(AutoNormal)()
     fits = [svi.run(random.key(k), 1, X, progress_bar=False) for k in range(3)]
