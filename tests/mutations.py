@@ -75,8 +75,8 @@ scores/score_matching.py -> scores/test_score_matching.py
     b = kernel.length**4
     b = 2 * kernel.length**4
 svae/elbo.py -> svae/test_elbo.py
-    jnp.sum(scale_local * found
-    jnp.sum(found
+    jnp.sum(scale_local * guide_run
+    jnp.sum(guide_run
 svae/potentials.py -> svae/test_potentials.py
     _dot(step, matvec(J, away)) / 2
     _dot(step, matvec(J, away))

@@ -1,7 +1,8 @@
 """Exponential families: their maps between parameters, and everything that follows from them."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from types import get_original_bases
+from typing import Any, ClassVar, get_args
 
 from jax import Array
 from jax.core import Tracer
@@ -22,15 +23,14 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
     shapes in the same order, so that the product pairs them leaf by leaf. Batch dimensions lead,
     and the batch shapes of the leaves broadcast. Matrices are full, and only the symmetric part of
     a symmetric one counts: the representation is overcomplete, and gradients are symmetric.
+    Parameters outside the domain give NaN, never another number; :meth:`in_domain` tells
+    beforehand.
 
-    Everything works under ``jax.jit``, ``jax.vmap`` and reverse-mode differentiation. Parameters
-    outside the domain give NaN, never another number; :meth:`in_domain` tells beforehand.
-
-    **A family of your own.** Declare the three tuples, whose annotations
-    ``Annotated[Array, "d d symmetric"]`` carry the shapes of the leaves; name them as ``Natural``,
-    ``Mean`` and ``Standard``; say in ``domain`` what the standard parameters must satisfy; and
-    write :meth:`from_standard`, :meth:`statistics` and the methods with an underscore. Those are
-    given arrays of one floating type and of one batch shape, with symmetric matrices.
+    **A family of your own.** Subclass ``ExponentialFamily[Natural, Mean, Standard]``, with three
+    tuples whose annotations ``Annotated[Array, "d d symmetric"]`` carry the shapes of the leaves;
+    say in ``domain`` what the standard parameters must satisfy; and write :meth:`from_standard`,
+    :meth:`statistics` and the methods with an underscore. Those are given arrays of one floating
+    type and of one batch shape, with symmetric matrices.
 
     **Limits of float32.** :meth:`kl` is a difference of numbers as large as the counts in n, so
     that it needs double precision where these are above about 1e4.
@@ -47,6 +47,12 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
     """The type of the parameters that textbooks use."""
     domain: ClassVar[str]
     """The conditions on the standard parameters, in words, for the message of an error."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in get_original_bases(cls):
+            if types := get_args(base):
+                cls.Natural, cls.Mean, cls.Standard = types
 
     @classmethod
     def log_partition(cls, natural: N) -> Float[Array, "*batch"]:
@@ -179,7 +185,7 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
         """The result of ``from_standard``: checked where the values are known, NaN otherwise.
 
         :param inside: whether the standard parameters are allowed, beyond :meth:`in_domain`.
-        :param in_domain: what stands for :meth:`in_domain`, if not that method.
+        :param in_domain: takes the place of :meth:`in_domain`.
         """
         natural = canonical(natural)
         inside = inside & (cls.in_domain(natural) if in_domain is None else in_domain)

@@ -33,20 +33,14 @@ class Bernoulli(ExponentialFamily[BernoulliNatural, BernoulliMean, BernoulliStan
 
     .. math:: t(z) = z, \qquad A(n) = \log(1 + e^n), \qquad \mathrm{E}\, t = 1 / (1 + e^{-n}).
 
-    References: Wainwright and Jordan, *Graphical models, exponential families, and variational
-    inference* (2008), table 3.1.
+    References: Wainwright and Jordan (2008), table 3.1, as in :class:`ExponentialFamily`.
 
-    .. doctest::
-
-        >>> from numpyro_ext.expfam import Bernoulli
-        >>> natural = Bernoulli.from_standard(prob=0.75)
-        >>> print(f"{natural.log_odds:.4f} {Bernoulli.log_partition(natural):.4f}")
-        1.0986 1.3863
+    >>> from numpyro_ext.expfam import Bernoulli
+    >>> natural = Bernoulli.from_standard(prob=0.75)
+    >>> print(f"{natural.log_odds:.4f} {Bernoulli.log_partition(natural):.4f}")
+    1.0986 1.3863
     """
 
-    Natural = BernoulliNatural
-    Mean = BernoulliMean
-    Standard = BernoulliStandard
     domain = "a prob between 0 and 1, both excluded"
 
     @classmethod

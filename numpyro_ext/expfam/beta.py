@@ -50,26 +50,21 @@ class Beta(ExponentialFamily[BetaNatural, BetaMean, BetaStandard]):
 
     References: Minka, *Estimating a Dirichlet distribution* (2000), equations 13 to 18.
 
-    .. doctest::
-
-        >>> from numpyro_ext.expfam import Beta
-        >>> prior = Beta.from_standard(concentration1=10.0, concentration0=10.0)
-        >>> print(prior.a, prior.b)
-        9.0 9.0
-        >>> print(f"{Beta.entropy(prior):.4f}")
-        -0.7983
+    >>> from numpyro_ext.expfam import Beta
+    >>> prior = Beta.from_standard(concentration1=10.0, concentration0=10.0)
+    >>> print(prior.a, prior.b)
+    9.0 9.0
+    >>> print(f"{Beta.entropy(prior):.4f}")
+    -0.7983
     """
 
-    Natural = BetaNatural
-    Mean = BetaMean
-    Standard = BetaStandard
     domain = "a positive concentration1 and concentration0, in float32 above 6e-8"
 
     @classmethod
     def from_standard(cls, concentration1: Any, concentration0: Any) -> BetaNatural:
         """Natural parameters from the concentrations, the prior counts of ones and zeros."""
-        given = canonical(BetaStandard(concentration1, concentration0))
-        return cls._constructed(BetaNatural(*(c - 1 for c in given)))
+        concentrations = canonical(BetaStandard(concentration1, concentration0))
+        return cls._constructed(BetaNatural(*(c - 1 for c in concentrations)))
 
     @classmethod
     def statistics(cls, value: Any) -> BetaMean:

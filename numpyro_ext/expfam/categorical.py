@@ -39,23 +39,16 @@ class Categorical(ExponentialFamily[CategoricalNatural, CategoricalMean, Categor
     The representation is overcomplete: adding a number to all logits changes nothing but A. A
     category of probability exactly 0 has no finite natural parameter.
 
-    References: Wainwright and Jordan, *Graphical models, exponential families, and variational
-    inference* (2008), example 3.
+    References: Wainwright and Jordan (2008), example 3, as in :class:`ExponentialFamily`.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.expfam import Categorical
-        >>> natural = Categorical.from_standard(probs=jnp.array([0.2, 0.5, 0.3]))
-        >>> print(f"{Categorical.log_prob(natural, 2):.4f}")
-        -1.2040
-        >>> print(f"{Categorical.entropy(natural):.4f}")
-        1.0297
+    >>> from numpyro_ext.expfam import Categorical
+    >>> natural = Categorical.from_standard(probs=jnp.array([0.2, 0.5, 0.3]))
+    >>> print(f"{Categorical.log_prob(natural, 2):.4f}")
+    -1.2040
+    >>> print(f"{Categorical.entropy(natural):.4f}")
+    1.0297
     """
 
-    Natural = CategoricalNatural
-    Mean = CategoricalMean
-    Standard = CategoricalStandard
     domain = "positive probs that sum to 1"
 
     @classmethod

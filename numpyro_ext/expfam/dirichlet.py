@@ -41,31 +41,23 @@ class Dirichlet(ExponentialFamily[DirichletNatural, DirichletMean, DirichletStan
         \mathrm{E} \log \pi_k &= \psi(a_k + 1) - \psi\Big(\sum_j (a_j + 1)\Big).
 
     **The natural parameter is not the concentration**, which is a + 1: counts of data are added to
-    either, and a uniform prior has a = 0. The reverse map takes at most 50 steps of Newton's method
-    with the damping that is known to converge for barriers of this kind.
+    either, and a uniform prior has a = 0. The reverse map takes at most 50 damped Newton steps.
 
     **Limits of float32.** A concentration below 6e-8 cannot be told from 0 in a, and is refused.
     The reverse map loses digits in proportion to the sum of the concentrations, and gives NaN where
     they are as unequal as 1e-3 and 50; double precision resolves 1e-3 beside 1e6.
 
     References: Minka, *Estimating a Dirichlet distribution* (2000), equations 13 to 18; Nesterov
-    and Nemirovskii, *Interior-point polynomial algorithms in convex programming* (1994), section
-    2.2.
+    and Nemirovskii, *Interior-point polynomial algorithms* (1994), section 2.2.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.expfam import Dirichlet
-        >>> natural = Dirichlet.from_standard(concentration=jnp.array([2.0, 3.0, 5.0]))
-        >>> print(natural.a)
-        [1. 2. 4.]
-        >>> print(f"{Dirichlet.log_partition(natural):.4f}")
-        -8.9306
+    >>> from numpyro_ext.expfam import Dirichlet
+    >>> natural = Dirichlet.from_standard(concentration=jnp.array([2.0, 3.0, 5.0]))
+    >>> print(natural.a)
+    [1. 2. 4.]
+    >>> print(f"{Dirichlet.log_partition(natural):.4f}")
+    -8.9306
     """
 
-    Natural = DirichletNatural
-    Mean = DirichletMean
-    Standard = DirichletStandard
     domain = "a concentration of positive numbers, in float32 above 6e-8"
 
     @classmethod

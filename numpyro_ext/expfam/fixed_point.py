@@ -24,13 +24,6 @@ class FixedPointResult(NamedTuple):
     """True if that change was within the tolerance."""
 
 
-class _Settings(NamedTuple):
-    tol: float
-    max_iter: int
-    backward_tol: float
-    backward_max_iter: int
-
-
 def fixed_point(
     f: Callable[[Any, Any], Any],
     args: Any,
@@ -38,8 +31,6 @@ def fixed_point(
     *,
     tol: float | None = None,
     max_iter: int = 200,
-    backward_tol: float | None = None,
-    backward_max_iter: int | None = None,
 ) -> FixedPointResult:
     r"""Solve x = f(args, x) by iteration, with the derivative of the implicit function.
 
@@ -67,54 +58,44 @@ def fixed_point(
     :param args: pytree of what the gradient is taken in.
     :param init: pytree of floating arrays, the start.
     :param tol: tolerance; 1e-5 in float32 and 1e-10 in double precision by default.
-    :param max_iter: largest number of evaluations of f.
-    :param backward_tol: tolerance of the transposed iteration, and ``backward_max_iter`` its
-        largest number; those of the forward one by default.
+    :param max_iter: largest number of evaluations of f, and of transposed steps.
 
     References: Christianson, *Reverse accumulation and attractive fixed points* (1994).
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_ext.expfam import fixed_point
-        >>> def root(a):  # Newton's iteration for the square root
-        ...     return fixed_point(lambda a, x: (x + a / x) / 2, a, jnp.ones(())).value
-        >>> print(f"{root(4.0):.4f} {jax.grad(root)(4.0):.4f}")
-        2.0000 0.2500
+    >>> from numpyro_ext.expfam import fixed_point
+    >>> def root(a):  # Newton's iteration for the square root
+    ...     return fixed_point(lambda a, x: (x + a / x) / 2, a, jnp.ones(())).value
+    >>> print(f"{root(4.0):.4f} {jax.grad(root)(4.0):.4f}")
+    2.0000 0.2500
     """
     max_iter = check_count("max_iter", max_iter)
-    if backward_max_iter is not None:
-        backward_max_iter = check_count("backward_max_iter", backward_max_iter)
     init = jax.tree.map(_as_strong, init)
     if tol is None:
         double = jnp.result_type(*jax.tree.leaves(init)) == jnp.float64
         tol = 1e-10 if double else 1e-5
-    backward_tol = tol if backward_tol is None else backward_tol
     check_nonnegative("tol", tol)
-    check_nonnegative("backward_tol", backward_tol)
-    settings = _Settings(float(tol), max_iter, float(backward_tol), backward_max_iter or max_iter)
     # A custom derivative may not close over values that are differentiated.
     closed, consts = jax.closure_convert(f, args, init)
-    value, *rest = _solve(closed, settings, (args, consts), init)
+    value, *rest = _solve(closed, float(tol), max_iter, (args, consts), init)
     return FixedPointResult(value, *map(lax.stop_gradient, rest))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _solve(f: Callable, settings: _Settings, args: Any, init: Any) -> FixedPointResult:
-    return _iterate(lambda x: _call(f, args, x), init, settings.tol, settings.max_iter)
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _solve(f: Callable, tol: float, max_iter: int, args: Any, init: Any) -> FixedPointResult:
+    return _iterate(lambda x: _call(f, args, x), init, tol, max_iter)
 
 
 def _call(f: Callable, args: Any, x: Any) -> Any:
-    given, consts = args
-    return f(given, x, *consts)
+    own_args, consts = args
+    return f(own_args, x, *consts)
 
 
-def _solve_fwd(f: Callable, settings: _Settings, args: Any, init: Any) -> tuple[Any, Any]:
-    result = _solve(f, settings, args, init)
+def _solve_fwd(f: Callable, tol: float, max_iter: int, args: Any, init: Any) -> tuple[Any, Any]:
+    result = _solve(f, tol, max_iter, args, init)
     return result, (args, result.value)
 
 
-def _solve_bwd(f: Callable, settings: _Settings, saved: Any, cotangent: Any) -> tuple[Any, Any]:
+def _solve_bwd(f: Callable, tol: float, max_iter: int, saved: Any, cotangent: Any) -> tuple:
     transposed = jax.vjp(partial(_call, f), *saved)[1]
     size = _largest(cotangent[0])
     scale = jnp.where(size > 0, size, 1)
@@ -123,7 +104,7 @@ def _solve_bwd(f: Callable, settings: _Settings, saved: Any, cotangent: Any) -> 
     def step(u: Any) -> Any:
         return jax.tree.map(jnp.add, v, transposed(u)[1])
 
-    result = _iterate(step, v, settings.backward_tol, settings.backward_max_iter)
+    result = _iterate(step, v, tol, max_iter)
     # A change that is larger than v itself cannot be the tail of a series that converges.
     good = result.converged & (result.residual <= 1)
     u = jax.tree.map(lambda x, y: jnp.where(good, x, y), result.value, v)

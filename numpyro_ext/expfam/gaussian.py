@@ -60,23 +60,17 @@ class Gaussian(LocationFamily[GaussianNatural, GaussianMean, GaussianStandard]):
     :math:`\mathrm{E} x x^\top - \mathrm{E} x\, \mathrm{E} x^\top`, which loses all digits where
     the mean is 1e3 standard deviations or more.
 
-    References: Johnson et al., *Composing graphical models with neural networks for structured
-    representations and fast inference* (NIPS 2016), appendix B.
+    References: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016),
+    appendix B.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.expfam import Gaussian
-        >>> natural = Gaussian.from_standard(loc=jnp.array([1.0]), covariance_matrix=jnp.eye(1) / 4)
-        >>> print(natural.h, natural.W[0])
-        [4.] [-2.]
-        >>> print(Gaussian.mean(natural).xx)
-        [[1.25]]
+    >>> from numpyro_ext.expfam import Gaussian
+    >>> natural = Gaussian.from_standard(loc=jnp.array([1.0]), covariance_matrix=jnp.eye(1) / 4)
+    >>> print(natural.h, natural.W[0])
+    [4.] [-2.]
+    >>> print(Gaussian.mean(natural).xx)
+    [[1.25]]
     """
 
-    Natural = GaussianNatural
-    Mean = GaussianMean
-    Standard = GaussianStandard
     domain = "a finite loc and a positive definite covariance_matrix"
 
     @classmethod

@@ -84,26 +84,19 @@ class GaussianChain(
 
     References: Sarkka and Garcia-Fernandez, *Temporal parallelization of Bayesian smoothers* (IEEE
     Transactions on Automatic Control, 2021), sections III and IV; Johnson et al., *Composing
-    graphical models with neural networks for structured representations and fast inference* (NIPS
-    2016), section 4.
+    graphical models with neural networks* (NIPS 2016), section 4.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.expfam import GaussianChain
-        >>> prior = GaussianChain.from_standard(
-        ...     initial_loc=jnp.zeros(1), initial_covariance=jnp.eye(1),
-        ...     weight=0.8 * jnp.eye(1), covariance=0.3 * jnp.eye(1), num_steps=3)
-        >>> y, precision = jnp.array([[1.0], [0.5], [2.0]]), 4.0
-        >>> posterior = prior._replace(
-        ...     h=prior.h + precision * y, W=prior.W - precision / 2 * jnp.eye(1))
-        >>> print([f"{x:.3f}" for x in GaussianChain.mean(posterior).x[:, 0].tolist()])
-        ['0.880', '0.854', '1.401']
+    >>> from numpyro_ext.expfam import GaussianChain
+    >>> prior = GaussianChain.from_standard(
+    ...     initial_loc=jnp.zeros(1), initial_covariance=jnp.eye(1),
+    ...     weight=0.8 * jnp.eye(1), covariance=0.3 * jnp.eye(1), num_steps=3)
+    >>> y, precision = jnp.array([[1.0], [0.5], [2.0]]), 4.0
+    >>> posterior = prior._replace(
+    ...     h=prior.h + precision * y, W=prior.W - precision / 2 * jnp.eye(1))
+    >>> print([f"{x:.3f}" for x in GaussianChain.mean(posterior).x[:, 0].tolist()])
+    ['0.880', '0.854', '1.401']
     """
 
-    Natural = GaussianChainNatural
-    Mean = GaussianChainMean
-    Standard = GaussianChainStandard
     domain = "a positive definite initial_covariance and covariance"
     discrete = False
 

@@ -52,26 +52,21 @@ class InverseGamma(ExponentialFamily[InverseGammaNatural, InverseGammaMean, Inve
     References: Gelman et al., *Bayesian data analysis*, third edition (2013), appendix A and
     section 2.6.
 
-    .. doctest::
-
-        >>> from numpyro_ext.expfam import InverseGamma, InverseGammaNatural, multiply
-        >>> prior = InverseGamma.from_standard(concentration=3.0, rate=2.0)
-        >>> x = [1.0, -1.0, 2.0, 0.0]
-        >>> data = InverseGammaNatural(len(x) / 2, sum(one**2 for one in x) / 2)
-        >>> print(*InverseGamma.to_standard(multiply(prior, data)))
-        5.0 5.0
+    >>> from numpyro_ext.expfam import InverseGamma, InverseGammaNatural, multiply
+    >>> prior = InverseGamma.from_standard(concentration=3.0, rate=2.0)
+    >>> x = [1.0, -1.0, 2.0, 0.0]
+    >>> data = InverseGammaNatural(len(x) / 2, sum(number**2 for number in x) / 2)
+    >>> print(*InverseGamma.to_standard(multiply(prior, data)))
+    5.0 5.0
     """
 
-    Natural = InverseGammaNatural
-    Mean = InverseGammaMean
-    Standard = InverseGammaStandard
     domain = "a positive concentration and rate"
 
     @classmethod
     def from_standard(cls, concentration: Any, rate: Any) -> InverseGammaNatural:
         """Natural parameters from the concentration a and the rate b, which is the scale of v."""
-        given = canonical(InverseGammaStandard(concentration, rate))
-        return cls._constructed(InverseGammaNatural(*given))
+        standard = canonical(InverseGammaStandard(concentration, rate))
+        return cls._constructed(InverseGammaNatural(*standard))
 
     @classmethod
     def statistics(cls, value: Any) -> InverseGammaMean:

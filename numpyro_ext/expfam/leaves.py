@@ -98,13 +98,10 @@ def multiply[N](first: N, *others: N) -> N:
     Batch shapes broadcast. Statistics of data are added in the same way, which is the conjugate
     update of a prior.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.expfam import Beta, BetaNatural, multiply
-        >>> posterior = multiply(Beta.from_standard(2.0, 2.0), BetaNatural(6.0, 4.0))
-        >>> float(Beta.to_standard(posterior).concentration1)
-        8.0
+    >>> from numpyro_ext.expfam import Beta, BetaNatural, multiply
+    >>> posterior = multiply(Beta.from_standard(2.0, 2.0), BetaNatural(6.0, 4.0))
+    >>> float(Beta.to_standard(posterior).concentration1)
+    8.0
     """
     return _combined("multiply", (first, *others), 1.0)
 
@@ -116,10 +113,8 @@ def divide[N](numerator: N, denominator: N) -> N:
 
     The quotient may be improper: ask ``in_domain`` of the family before it is used as a density.
 
-    .. doctest::
-
-        >>> from numpyro_ext.expfam import Bernoulli, BernoulliNatural, divide
-        >>> print(divide(BernoulliNatural(1.5), BernoulliNatural(0.25)).log_odds)
-        1.25
+    >>> from numpyro_ext.expfam import Bernoulli, BernoulliNatural, divide
+    >>> print(divide(BernoulliNatural(1.5), BernoulliNatural(0.25)).log_odds)
+    1.25
     """
     return _combined("divide", (numerator, denominator), -1.0)

@@ -57,22 +57,16 @@ class MarkovChain(ChainFamily[MarkovChainNatural, MarkovChainMean, MarkovChainSt
     *Temporal parallelization of inference in hidden Markov models* (IEEE Transactions on Signal
     Processing, 2021), section III.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.expfam import MarkovChain
-        >>> prior = MarkovChain.from_standard(
-        ...     initial_probs=jnp.array([0.6, 0.4]),
-        ...     transition_probs=jnp.array([[0.9, 0.1], [0.2, 0.8]]), num_steps=3)
-        >>> seen = jnp.log(jnp.array([[0.5, 0.1], [0.4, 0.3], [0.2, 0.7]]))
-        >>> posterior = prior._replace(unary=prior.unary + seen)
-        >>> print([f"{p:.3f}" for p in MarkovChain.mean(posterior).probs[:, 0].tolist()])
-        ['0.832', '0.714', '0.533']
+    >>> from numpyro_ext.expfam import MarkovChain
+    >>> prior = MarkovChain.from_standard(
+    ...     initial_probs=jnp.array([0.6, 0.4]),
+    ...     transition_probs=jnp.array([[0.9, 0.1], [0.2, 0.8]]), num_steps=3)
+    >>> seen = jnp.log(jnp.array([[0.5, 0.1], [0.4, 0.3], [0.2, 0.7]]))
+    >>> posterior = prior._replace(unary=prior.unary + seen)
+    >>> print([f"{p:.3f}" for p in MarkovChain.mean(posterior).probs[:, 0].tolist()])
+    ['0.832', '0.714', '0.533']
     """
 
-    Natural = MarkovChainNatural
-    Mean = MarkovChainMean
-    Standard = MarkovChainStandard
     domain = "positive initial_probs, and positive transition_probs whose rows sum to 1"
     discrete = True
 
@@ -103,8 +97,8 @@ class MarkovChain(ChainFamily[MarkovChainNatural, MarkovChainMean, MarkovChainSt
         :param value: integers, ``(*batch, T)``.
         :param num_categories: K, which the values do not tell.
         """
-        one = nn.one_hot(jnp.asarray(value), check_count("num_categories", num_categories))
-        return MarkovChainMean(one, one[..., :-1, :, None] * one[..., 1:, None, :])
+        states = nn.one_hot(jnp.asarray(value), check_count("num_categories", num_categories))
+        return MarkovChainMean(states, states[..., :-1, :, None] * states[..., 1:, None, :])
 
     @classmethod
     def log_base_measure(cls, value: Any) -> Float[Array, "*batch"]:

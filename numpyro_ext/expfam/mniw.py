@@ -86,25 +86,19 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
     :meth:`in_domain` is False where nothing is left of it. :meth:`natural` finds a large nu from a
     difference of logarithms, to about 1e-6 nu.
 
-    References: Johnson et al., *Composing graphical models with neural networks for structured
-    representations and fast inference* (NIPS 2016), appendix D; Fox et al., *Bayesian nonparametric
-    inference of switching dynamic linear models* (2011), section III.
+    References: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016),
+    appendix D; Fox et al., *Bayesian nonparametric inference of switching dynamic linear models*
+    (2011), section III.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.expfam import MNIW, MNIWNatural, multiply
-        >>> prior = MNIW.from_standard(
-        ...     weight=jnp.zeros((1, 1)), precision=jnp.eye(1), df=3.0, scale_matrix=jnp.eye(1))
-        >>> u, x = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([[2.0], [4.0], [6.0]])
-        >>> posterior = multiply(prior, MNIWNatural(x.T @ x, x.T @ u, u.T @ u, 3.0))
-        >>> print(f"{MNIW.to_standard(posterior).weight.item():.3f}")
-        1.867
+    >>> from numpyro_ext.expfam import MNIW, MNIWNatural, multiply
+    >>> prior = MNIW.from_standard(
+    ...     weight=jnp.zeros((1, 1)), precision=jnp.eye(1), df=3.0, scale_matrix=jnp.eye(1))
+    >>> u, x = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([[2.0], [4.0], [6.0]])
+    >>> posterior = multiply(prior, MNIWNatural(x.T @ x, x.T @ u, u.T @ u, 3.0))
+    >>> print(f"{MNIW.to_standard(posterior).weight.item():.3f}")
+    1.867
     """
 
-    Natural = MNIWNatural
-    Mean = MNIWMean
-    Standard = MNIWStandard
     domain = (
         "a positive definite precision and scale_matrix, df above d - 1, and a scale_matrix that is"
         " not lost in rounding beside weight precision weight^T"
@@ -133,8 +127,8 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
     @classmethod
     def _log_partition(cls, natural: MNIWNatural) -> Array:
         _, K, nu, S = cls._to_standard(natural)
-        of_noise = Wishart.log_partition(WishartNatural(S, nu))
-        return of_noise - natural.A.shape[-1] * half_logdet(cholesky(K))
+        log_z_noise = Wishart.log_partition(WishartNatural(S, nu))
+        return log_z_noise - natural.A.shape[-1] * half_logdet(cholesky(K))
 
     @classmethod
     def _mean(cls, natural: MNIWNatural) -> MNIWMean:

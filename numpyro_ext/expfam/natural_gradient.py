@@ -33,13 +33,10 @@ def straight_through_mean(family: Family, natural: Any) -> Any:
     References: Hoffman, Blei, Wang and Paisley, *Stochastic variational inference* (JMLR 2013),
     section 2.2.
 
-    .. doctest::
-
-        >>> import jax
-        >>> from numpyro_ext.expfam import Bernoulli, BernoulliNatural, straight_through_mean
-        >>> loss = lambda n: straight_through_mean(Bernoulli, n).prob ** 2
-        >>> print(f"{jax.grad(loss)(BernoulliNatural(0.0)).log_odds:.1f}")
-        1.0
+    >>> from numpyro_ext.expfam import Bernoulli, BernoulliNatural, straight_through_mean
+    >>> loss = lambda n: straight_through_mean(Bernoulli, n).prob ** 2
+    >>> print(f"{jax.grad(loss)(BernoulliNatural(0.0)).log_odds:.1f}")
+    1.0
     """
     return _mean(family, natural)
 
@@ -61,7 +58,7 @@ _mean.defvjp(_mean_fwd, _mean_bwd)
 
 
 def straight_through_kl(family: Family, q: Any, p: Any, mean: Any) -> Array:
-    r"""KL(q || p), whose gradient in q is the natural gradient, through the mean that is given.
+    r"""KL(q || p), whose gradient in q is the natural gradient, through the mean of q.
 
     .. math:: \langle sg(q) - p, mean \rangle - A(sg(q)) + A(p),
 
@@ -74,21 +71,17 @@ def straight_through_kl(family: Family, q: Any, p: Any, mean: Any) -> Array:
     :param p: natural parameters of the prior.
     :param mean: the mean of q.
 
-    References: Hoffman, Blei, Wang and Paisley, *Stochastic variational inference* (JMLR 2013),
-    equation 15.
+    References: Hoffman et al., *Stochastic variational inference* (JMLR 2013), equation 15.
 
-    .. doctest::
-
-        >>> import jax
-        >>> from numpyro_ext.expfam import (
-        ...     Beta, BetaNatural, straight_through_kl, straight_through_mean)
-        >>> prior, data = BetaNatural(1.0, 1.0), BetaNatural(6.0, 4.0)
-        >>> def loss(q):
-        ...     mean = straight_through_mean(Beta, q)
-        ...     return straight_through_kl(Beta, q, prior, mean) - Beta.inner(data, mean)
-        >>> gradient = jax.grad(loss)(BetaNatural(2.0, 3.0))
-        >>> print(2.0 - gradient.a, 3.0 - gradient.b)
-        7.0 5.0
+    >>> from numpyro_ext.expfam import (
+    ...     Beta, BetaNatural, straight_through_kl, straight_through_mean)
+    >>> prior, data = BetaNatural(1.0, 1.0), BetaNatural(6.0, 4.0)
+    >>> def loss(q):
+    ...     mean = straight_through_mean(Beta, q)
+    ...     return straight_through_kl(Beta, q, prior, mean) - Beta.inner(data, mean)
+    >>> gradient = jax.grad(loss)(BetaNatural(2.0, 3.0))
+    >>> print(2.0 - gradient.a, 3.0 - gradient.b)
+    7.0 5.0
     """
     q = lax.stop_gradient(q)
     product = family.inner(q, mean) - family.inner(p, mean)
@@ -102,14 +95,11 @@ def natural_gradient_of(family: Family, f: Callable[[Any], Array], natural: Any)
 
     :param f: a function of the mean that returns a number.
 
-    References: Khan and Lin, *Conjugate-computation variational inference* (AISTATS 2017),
-    section 3.
+    References: Khan and Lin, *Conjugate-computation variational inference* (AISTATS 2017), sec. 3.
 
-    .. doctest::
-
-        >>> from numpyro_ext.expfam import Bernoulli, BernoulliNatural, natural_gradient_of
-        >>> gradient = natural_gradient_of(Bernoulli, lambda m: m.prob**2, BernoulliNatural(0.0))
-        >>> print(f"{gradient.log_odds:.1f}")
-        1.0
+    >>> from numpyro_ext.expfam import Bernoulli, BernoulliNatural, natural_gradient_of
+    >>> gradient = natural_gradient_of(Bernoulli, lambda m: m.prob**2, BernoulliNatural(0.0))
+    >>> print(f"{gradient.log_odds:.1f}")
+    1.0
     """
     return canonical(family.Natural(*jax.grad(f)(family.mean(natural))))

@@ -69,25 +69,19 @@ class NIW(ExponentialFamily[NIWNatural, NIWMean, NIWStandard]):
     \tfrac d2 \log 2\pi`, so that a conjugate update adds these sums. It is the :class:`MNIW` with a
     single input that is 1, and its formulas are computed there; so are its limits of float32.
 
-    References: Johnson et al., *Composing graphical models with neural networks for structured
-    representations and fast inference* (NIPS 2016), appendix D; Murphy, *Conjugate Bayesian
-    analysis of the Gaussian distribution* (2007), section 9.
+    References: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016),
+    appendix D; Murphy, *Conjugate Bayesian analysis of the Gaussian distribution* (2007), section
+    9.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.expfam import NIW, NIWNatural, multiply
-        >>> prior = NIW.from_standard(
-        ...     loc=jnp.zeros(1), kappa=1.0, df=3.0, scale_matrix=jnp.eye(1))
-        >>> x = jnp.array([[1.0], [2.0], [3.0]])
-        >>> posterior = NIW.to_standard(multiply(prior, NIWNatural(x.T @ x, x.sum(0), 3.0, 3.0)))
-        >>> print(posterior.loc, posterior.scale_matrix[0], posterior.kappa, posterior.df)
-        [1.5] [6.] 4.0 6.0
+    >>> from numpyro_ext.expfam import NIW, NIWNatural, multiply
+    >>> prior = NIW.from_standard(
+    ...     loc=jnp.zeros(1), kappa=1.0, df=3.0, scale_matrix=jnp.eye(1))
+    >>> x = jnp.array([[1.0], [2.0], [3.0]])
+    >>> posterior = NIW.to_standard(multiply(prior, NIWNatural(x.T @ x, x.sum(0), 3.0, 3.0)))
+    >>> print(posterior.loc, posterior.scale_matrix[0], posterior.kappa, posterior.df)
+    [1.5] [6.] 4.0 6.0
     """
 
-    Natural = NIWNatural
-    Mean = NIWMean
-    Standard = NIWStandard
     domain = (
         "a positive kappa, a positive definite scale_matrix, df above d - 1, and a scale_matrix"
         " that is not lost in rounding beside kappa loc loc^T"

@@ -40,21 +40,15 @@ class Poisson(ExponentialFamily[PoissonNatural, PoissonMean, PoissonStandard]):
     the statistic, so that the entropy has no closed form: it is a sum of 256 terms for rates up to
     100, and a series in the inverse rate above, to 1e-10.
 
-    References: Wainwright and Jordan, *Graphical models, exponential families, and variational
-    inference* (2008), table 3.1; Evans and Boersma, *The entropy of a Poisson distribution* (SIAM
-    Review, 1988).
+    References: Wainwright and Jordan (2008), table 3.1, as in :class:`ExponentialFamily`; Evans and
+    Boersma, *The entropy of a Poisson distribution* (SIAM Review, 1988).
 
-    .. doctest::
-
-        >>> from numpyro_ext.expfam import Poisson
-        >>> natural = Poisson.from_standard(rate=2.0)
-        >>> print(f"{Poisson.log_prob(natural, 3):.4f} {Poisson.entropy(natural):.4f}")
-        -1.7123 1.7049
+    >>> from numpyro_ext.expfam import Poisson
+    >>> natural = Poisson.from_standard(rate=2.0)
+    >>> print(f"{Poisson.log_prob(natural, 3):.4f} {Poisson.entropy(natural):.4f}")
+    -1.7123 1.7049
     """
 
-    Natural = PoissonNatural
-    Mean = PoissonMean
-    Standard = PoissonStandard
     domain = "a positive rate"
 
     @classmethod

@@ -29,8 +29,6 @@ from numpyro_ext.guides.base import (
     levels_of,
 )
 
-__all__ = ["AmortizedGuide"]
-
 
 class LocalSite(NamedTuple):
     """A latent site inside the plate: the shape of one row, in unconstrained space, and the axis
@@ -46,19 +44,13 @@ class LocalSite(NamedTuple):
 class AmortizedGuide(AutoGuide):
     """Base of the guides that make the latents of a plate from its data, by one network for all.
 
-    A subclass writes :meth:`draw_local` and :meth:`register`. Latents outside the plate are those
-    of another guide. New data need no training: call ``Predictive`` or ``sample_posterior`` with
-    other arguments of the model, also of another number of rows.
+    A subclass writes :meth:`draw_local` and :meth:`register`. Latents outside the plate come from
+    another guide. New data need no training: call ``Predictive`` or ``sample_posterior`` with other
+    arguments of the model, also with another number of rows. The arguments are those of
+    :class:`FlowGuide`.
 
     **Reference:** *Amortized inference in probabilistic reasoning*, Samuel J. Gershman,
     Noah D. Goodman (CogSci 2014)
-
-    :param model: a NumPyro model with continuous latents inside the plate.
-    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module.
-    :param str plate: name of the model's plate.
-    :param features: a function of the model's arguments; ``(M, f)``, the rows of the minibatch.
-    :param global_guide: guide of the latents outside the plate.
-    :param str prefix: the first part of the names of the guide's own sites.
     """
 
     model: Model = field(kw_only=False)
@@ -134,10 +126,7 @@ class AmortizedGuide(AutoGuide):
         sample_shape: tuple[int, ...] = (),
         **kwargs: Any,
     ) -> Sites:
-        """As :meth:`AutoJoint.sample_posterior`, for all rows.
-
-        :param args: the model's arguments, which may be other data, of another number of rows.
-        """
+        """As :meth:`AutoJoint.sample_posterior`, for all rows of the data in ``args``."""
 
         check_params(params, [f"{self.prefix}_net$params"], self)
 

@@ -16,8 +16,6 @@ from numpyro_ext._typing import Params, Sites
 from numpyro_ext.guides.base import AutoWithoutDensity, inverse_fixed_map, with_fixed_map
 from numpyro_ext.guides.networks import check_widths, conditional_mlp, flat_module, mean_and_scale
 
-__all__ = ["AutoAuxiliary"]
-
 # At 0 the auxiliary variables are without effect, which is a saddle point of the bound.
 SLOPE = 0.5
 
@@ -30,7 +28,6 @@ class AutoAuxiliary(AutoWithoutDensity):
     the guide, :math:`z = loc + scale \odot e`,
 
     .. math::
-
         a \sim N(0, I), \qquad e \mid a \sim N(\mu(a), \mathrm{diag}\, \sigma(a)^2), \qquad
         q(z) = \int q(z \mid a)\, q(a)\, da .
 
@@ -38,7 +35,6 @@ class AutoAuxiliary(AutoWithoutDensity):
     \mathrm{diag}\, s(e)^2)`, makes it tractable at a price: the bound is
 
     .. math::
-
         E[\log p^*(z) + \log r(a \mid z) - \log q(a) - \log q(z \mid a)]
         = \mathrm{ELBO}(q) - E_{q(z)}\, \mathrm{KL}(q(a \mid z) \,\|\, r(a \mid z)) .
 
@@ -48,12 +44,10 @@ class AutoAuxiliary(AutoWithoutDensity):
     normal given the one before, and the reverse model is the chain back to :math:`a_1`. The guide
     starts at the normal approximation at the mode with a reverse model that is right to 0.001.
 
-    *Where it fails.* The bound is too low by the KL of the reverse model, so that the guide prefers
-    an a that a normal distribution can tell from z: modes that need a different a for the same z
-    are lost. Gradients are noisier than those of ``AutoNormal``: take 8 particles or more and a
-    falling rate. Losses that take a gradient at given draws (``gradient="stl"`` or ``"dreg"``) are
-    refused, because :math:`\log r` has parameters. A bad reverse model makes k-hat and the bounds
-    of ``diagnose`` bad too.
+    *Where it fails.* The bound is too low by the KL of the reverse model, so modes that need a
+    different a for the same z are lost. Gradients are noisier than with ``AutoNormal``: take 8
+    particles or more and a falling rate. Losses that take a gradient at given draws
+    (``gradient="stl"`` or ``"dreg"``) are refused, because :math:`\log r` has parameters.
 
     :param int aux_dim: length of a; d if None.
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
@@ -66,24 +60,16 @@ class AutoAuxiliary(AutoWithoutDensity):
 
     The other arguments are those of :class:`AutoAtModes`.
 
-    **References:** *An auxiliary variational method*, equation 7, Felix V. Agakov, David Barber
-    (ICONIP 2004); *Hierarchical variational models*, equation 5, Rajesh Ranganath, Dustin Tran,
-    David M. Blei (ICML 2016)
+    **References:** *An auxiliary variational method*, equation 7, Agakov and Barber (ICONIP 2004);
+    *Hierarchical variational models*, equation 5, Ranganath et al. (ICML 2016)
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro_ext.guides import AutoAuxiliary
-        >>> def model():
-        ...     x = numpyro.sample("x", dist.Normal(0, 1))
-        ...     numpyro.sample("y", dist.Normal(x, 0.3))
-        >>> guide = AutoAuxiliary(model, init_from=None)  # was: AutoNormal(model)
-        >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
-        >>> result = svi.run(jax.random.key(0), 2000, progress_bar=False)
-        >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(1000,))
-        >>> bool(jax.numpy.corrcoef(draws["x"], draws["y"])[0, 1] > 0.7)  # AutoNormal has 0
-        True
+    >>> from numpyro_ext.guides import AutoAuxiliary
+    >>> guide = AutoAuxiliary(model, init_from=None)  # was: AutoNormal(model)
+    >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
+    >>> result = svi.run(jax.random.key(0), 2000, progress_bar=False)
+    >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(1000,))
+    >>> bool(jax.numpy.corrcoef(draws["x"], draws["y"])[0, 1] > 0.7)  # AutoNormal has 0
+    True
     """
 
     aux_dim: int | None = None
@@ -133,11 +119,11 @@ class AutoAuxiliary(AutoWithoutDensity):
         loc, scale, fixed = self.loc_and_scale()
         z = inverse_fixed_map(z, fixed)
         num_aux = self.aux_dim or self.latent_dim
-        given, pair, log_r = (z - loc) / scale, self.reverse_network, jnp.zeros(())
+        before, pair, log_r = (z - loc) / scale, self.reverse_network, jnp.zeros(())
         for i in reversed(range(self.num_layers)):
-            normal = self._normal(f"reverse__{i}", pair, given, num_aux)
+            normal = self._normal(f"reverse__{i}", pair, before, num_aux)
             log_r = log_r + normal.log_prob(aux[i]).sum(-1)
-            given, pair = aux[i], None
+            before, pair = aux[i], None
         return log_r
 
     def _normal(self, name: str, network: Network | None, x: Array, out_dim: int) -> Normal:

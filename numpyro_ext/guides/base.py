@@ -35,19 +35,6 @@ from numpyro_ext._model.start import guide_start
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Model, Params, Sites
 
-__all__ = [
-    "AutoAtModes",
-    "AutoJoint",
-    "AutoWithoutDensity",
-    "apply_fixed_map",
-    "check_model",
-    "check_params",
-    "draws_of",
-    "inverse_fixed_map",
-    "levels_of",
-    "with_fixed_map",
-]
-
 NUM_QUANTILE_DRAWS = 10_000
 
 
@@ -97,7 +84,7 @@ class AutoJoint(ContinuousGuide):
 
     def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
         """The latent sites of the model; an error if one is local to a subsampled plate."""
-        # With a key of its own: the stream of keys stays that of AutoDiagonalNormal.
+        # With a key apart, so that the draws keep the keys of AutoDiagonalNormal.
         because = f"{type(self).__name__} is one distribution over all latents together"
         return read_global(self.model, args, kwargs, because=because)
 
@@ -187,14 +174,12 @@ class AutoJoint(ContinuousGuide):
 @dataclass(kw_only=True, eq=False, repr=False)
 class AutoAtModes(AutoJoint):
     r"""Base of the guides that begin at the modes of their posterior.
-
     At ``svi.init`` the guide searches for the modes of the posterior on the arguments of that call,
     by :func:`~numpyro_ext.optim.find_modes`. Its last layer is the fixed map :math:`z = c + A x` of
     the heaviest one, with the parameters ``{prefix}_center`` and ``{prefix}_root``, which have no
     gradient. What is trained lies inside, where the posterior is near N(0, I), so that a learning
-    rate means the same for every model. The map is part of the parameters: it is resumed, pickled
-    and passed on with them; mask it where there is weight decay. The search takes some seconds,
-    most of them compilation, and up to 8,000 minibatches and 1,200 gradients of all rows.
+    rate means the same for every model. The map is resumed, pickled and passed on with the other
+    parameters; mask it where there is weight decay.
 
     It begins at N(init_loc, init_scale^2 I) instead, as NumPyro's guides do, if ``init_loc_fn`` or
     ``init_scale`` is given or ``init_from`` is None; under ``forward_mode_differentiation``; for
@@ -202,9 +187,8 @@ class AutoAtModes(AutoJoint):
     the arguments are traced or the search fails.
 
     :param init_from: ``"search"``; or a result of ``find_modes``, ``(guide, params)`` of a fitted
-        ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoMultivariateNormal``,
-        ``AutoLowRankMultivariateNormal`` or ``AutoLaplaceApproximation`` on the same model, or a
-        ``taylor_proxy`` of it at its mode, in place of the search; or None.
+        normal guide of NumPyro on the same model, or a ``taylor_proxy`` of it at its mode, in place
+        of the search; or None.
 
     The other arguments are those of :class:`AutoJoint`.
     """
@@ -302,16 +286,16 @@ class AutoAtModes(AutoJoint):
         if not self.is_mapped:
             return *usual, [], None
         loc, scale, mode = jnp.zeros(d), jnp.ones(d), None
-        known = self.known_map()
-        if known is None:
+        fixed = self.known_map()
+        if fixed is None:
             modes = self.modes()
             if modes is None:
                 (loc, scale), x, A = usual, jnp.zeros(d), jnp.eye(d)
             else:
                 mode = modes.heaviest
                 x, A = mode.center, self.units(mode)
-            known = self.new_map(x, A)
-        return loc, scale, [fixed_map(*known)], mode
+            fixed = self.new_map(x, A)
+        return loc, scale, [fixed_map(*fixed)], mode
 
     def units(self, mode: Mode) -> Array:
         """The factor of the fixed map, or its diagonal."""

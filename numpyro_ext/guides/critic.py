@@ -1,7 +1,4 @@
-"""A critic beside a guide: a network with which the loss estimates a ratio or a score.
-
-Mescheder, Nowozin, Geiger, "Adversarial variational Bayes" (ICML 2017).
-"""
+"""A critic beside a guide: a network with which the loss estimates a ratio or a score."""
 
 from collections.abc import Callable, Sequence
 import math
@@ -20,8 +17,6 @@ from numpyro_ext._typing import Model, Params
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.guides.wrapper import GuideWrapper
 
-__all__ = ["with_critic"]
-
 
 def with_critic(
     guide: Model,
@@ -35,15 +30,13 @@ def with_critic(
     r"""A guide that carries a critic: a network for the losses that train one.
 
     The result is called like ``guide`` and registers one parameter more, ``{name}$params``, the
-    vector of all weights of the network. Everything else, such as ``sample_posterior`` or
-    ``median``, is that of ``guide``, an Auto guide or one written by hand.
+    weights of the network. Everything else, such as ``sample_posterior``, it takes from ``guide``,
+    an Auto guide or one written by hand.
 
     ``DensityRatioELBO`` trains one output, a log ratio of densities; ``SteinDiscrepancy`` with
     ``kernel="critic"`` and the minimax form of ``FisherDivergence`` train a vector field, with
-    ``output_dim`` the number of unconstrained latent numbers. Other losses ignore the critic.
-
-    A critic has to keep up with the guide: give it a larger rate, as in the example, and let both
-    rates fall.
+    ``output_dim`` the number of unconstrained latent numbers. A critic has to keep up with the
+    guide: give it a larger rate, as in the example, and let both rates fall.
 
     :param guide: the guide whose draws the critic is to judge.
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from the
@@ -57,28 +50,23 @@ def with_critic(
         guide's sites. The critic then judges the latents of one datum beside its features. The
         default is ``guide.features``, if there is one.
 
-    **Reference:** *Adversarial variational Bayes: unifying variational autoencoders and generative
-    adversarial networks*, Lars Mescheder, Sebastian Nowozin, Andreas Geiger (ICML 2017), section
-    3.
+    **Reference:** *Adversarial variational Bayes*, section 3, Mescheder, Nowozin and Geiger (ICML
+    2017)
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.guides import AutoImplicit, with_critic
-        >>> from numpyro_ext.objectives import DensityRatioELBO
-        >>> def model():
-        ...     numpyro.sample("z", dist.Normal(3., 2.))
-        >>> guide = AutoImplicit(model, hidden_dims=(8,), init_from=None)
-        >>> guide = with_critic(guide, hidden_dims=(8,))
-        >>> def is_critic(params):  # by the name of the parameter
-        ...     return {name: "critic" if name == "critic$params" else "guide" for name in params}
-        >>> rates = {"critic": optax.adam(5e-2), "guide": optax.adam(2e-2)}
-        >>> svi = SVI(model, guide, optax.multi_transform(rates, is_critic), DensityRatioELBO())
-        >>> params = svi.run(jax.random.key(0), 500, progress_bar=False).params
-        >>> low, high = guide.quantiles(params, [0.16, 0.84])["z"]
-        >>> print(f"{(low + high) / 2:.0f} {(high - low) / 2:.0f}")
-        3 2
+    >>> from numpyro_ext.guides import AutoImplicit, with_critic
+    >>> from numpyro_ext.objectives import DensityRatioELBO
+    >>> def model():
+    ...     numpyro.sample("z", dist.Normal(3., 2.))
+    >>> guide = AutoImplicit(model, hidden_dims=(8,), init_from=None)
+    >>> guide = with_critic(guide, hidden_dims=(8,))
+    >>> def is_critic(params):  # by the name of the parameter
+    ...     return {name: "critic" if name == "critic$params" else "guide" for name in params}
+    >>> rates = {"critic": optax.adam(5e-2), "guide": optax.adam(2e-2)}
+    >>> svi = SVI(model, guide, optax.multi_transform(rates, is_critic), DensityRatioELBO())
+    >>> params = svi.run(jax.random.key(0), 500, progress_bar=False).params
+    >>> low, high = guide.quantiles(params, [0.16, 0.84])["z"]
+    >>> print(f"{(low + high) / 2:.0f} {(high - low) / 2:.0f}")
+    3 2
     """
     return CriticGuide(guide, network, name, hidden_dims, output_dim, features)
 

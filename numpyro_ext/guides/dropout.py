@@ -29,8 +29,6 @@ from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.guides.base import check_model, check_params, draws_of, levels_of
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
 
-__all__ = ["AutoDropout"]
-
 
 class Matrix(NamedTuple):
     """A weight matrix: the precision of its prior, in its shape, and the axis of its inputs."""
@@ -75,12 +73,11 @@ class AutoDropout(StartGiven):
     other matrix is taken as (out, in), with a warning: for ``x @ w`` give ``in_axis=-2``.
     Convolutions need ``in_axis``.
 
-    **When it fails.** The stated log density is not one (``has_density`` is False): bounds of the
-    evidence and ``pareto_khat`` are not defined for it. The KL leaves out what depends on p alone,
-    so choose p by the predictive density of held-out rows and not by the loss. The spread comes
-    from the masks alone: it is 0 at p = 1, and does not shrink as rows are added. A mask serves all
-    rows, so take ten draws or so per step, and keep the draws in prediction, as ``Predictive``
-    does. A network with dropout layers of its own needs no guide, see *How to choose*.
+    **When it fails.** The stated log density is not one (``has_density`` is False), so bounds of
+    the evidence and ``pareto_khat`` are not defined. The KL leaves out what depends on p alone:
+    choose p by the predictive density of held-out rows, not by the loss. The spread comes from the
+    masks alone: it is 0 at p = 1, and does not shrink as rows are added. A mask serves all rows, so
+    take about ten draws a step, and keep the draws in prediction, as ``Predictive`` does.
 
     :param model: a NumPyro model whose weight matrices have priors ``Normal(0, scale)`` with a
         fixed scale, read at the first call.
@@ -91,31 +88,27 @@ class AutoDropout(StartGiven):
     :param str prefix: the first part of the names of the guide's own sites.
     :param init_loc_fn: a per-site initialization function; None for ``init_to_fan_in()``.
 
-    **References:** *Dropout as a Bayesian approximation*, section 3, Yarin Gal, Zoubin Ghahramani
-    (ICML 2016); *Dropout inference in Bayesian neural networks with alpha-divergences*, equations 5
-    and 10, Yingzhen Li, Yarin Gal (ICML 2017), whose masks are those of the activations
+    **References:** *Dropout as a Bayesian approximation*, section 3, Gal and Ghahramani (ICML
+    2016); *Dropout inference in Bayesian neural networks with alpha-divergences*, equations 5 and
+    10, Li and Gal (ICML 2017), which drops activations
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI, Predictive
-        >>> from numpyro_ext.guides import AutoDropout
-        >>> from numpyro_ext.objectives import BBAlphaELBO
-        >>> def model(X, y=None):
-        ...     w0 = numpyro.sample("w0", dist.Normal(0, 1).expand([1, 20]).to_event(2))
-        ...     b0 = numpyro.sample("b0", dist.Normal(0, 1).expand([20]).to_event(1))
-        ...     w1 = numpyro.sample("w1", dist.Normal(0, 1).expand([20, 1]).to_event(2))
-        ...     with numpyro.plate("data", len(X)):
-        ...         f = (jnp.tanh(X @ w0 + b0) @ w1)[:, 0]
-        ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
-        >>> X = jnp.linspace(-2, 2, 50)[:, None]
-        >>> guide = AutoDropout(model, keep_prob={"w1": 0.9}, in_axis=-2)  # was: AutoNormal(model)
-        >>> svi = SVI(model, guide, optax.adam(1e-2), BBAlphaELBO(0.5, 10))  # was: Trace_ELBO()
-        >>> run = svi.run(jax.random.key(0), 500, X, jnp.sin(X[:, 0]), progress_bar=False)
-        >>> y = Predictive(model, guide=guide, params=run.params, num_samples=100)(
-        ...     jax.random.key(1), X)["y"]
-        >>> bool(jnp.mean((y.mean(0) - jnp.sin(X[:, 0])) ** 2) < 0.1)
-        True
+    >>> from numpyro_ext.guides import AutoDropout
+    >>> from numpyro_ext.objectives import BBAlphaELBO
+    >>> def model(X, y=None):
+    ...     w0 = numpyro.sample("w0", dist.Normal(0, 1).expand([1, 20]).to_event(2))
+    ...     b0 = numpyro.sample("b0", dist.Normal(0, 1).expand([20]).to_event(1))
+    ...     w1 = numpyro.sample("w1", dist.Normal(0, 1).expand([20, 1]).to_event(2))
+    ...     with numpyro.plate("data", len(X)):
+    ...         f = (jnp.tanh(X @ w0 + b0) @ w1)[:, 0]
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> X = jnp.linspace(-2, 2, 50)[:, None]
+    >>> guide = AutoDropout(model, keep_prob={"w1": 0.9}, in_axis=-2)  # was: AutoNormal(model)
+    >>> svi = SVI(model, guide, optax.adam(1e-2), BBAlphaELBO(0.5, 10))  # was: Trace_ELBO()
+    >>> run = svi.run(jax.random.key(0), 500, X, jnp.sin(X[:, 0]), progress_bar=False)
+    >>> y = Predictive(model, guide=guide, params=run.params, num_samples=100)(
+    ...     jax.random.key(1), X)["y"]
+    >>> bool(jnp.mean((y.mean(0) - jnp.sin(X[:, 0])) ** 2) < 0.1)
+    True
     """
 
     model: Model = field(kw_only=False)
@@ -183,22 +176,22 @@ class AutoDropout(StartGiven):
 
     def _axis(self, name: str, event_dim: int, infer: dict[str, Any]) -> int:
         """The axis of the inputs of a matrix."""
-        given = self.in_axis
-        given = given.get(name) if isinstance(given, Mapping) else given
-        given = infer.get("in_axis") if given is None else given
-        if given is None and event_dim > 2:
+        choice = self.in_axis.get(name) if isinstance(self.in_axis, Mapping) else self.in_axis
+        axis = infer.get("in_axis") if choice is None else choice
+        if axis is None and event_dim > 2:
             raise ValueError(
                 f"'{name}' has {event_dim} event dimensions; say which one holds the inputs, by"
                 f" in_axis={{'{name}': -2}} (Flax) or -{event_dim - 1} (Equinox)."
             )
-        if given is None and not name.endswith(("kernel", "weight")):
+        if axis is None and not name.endswith(("kernel", "weight")):
             message = (
                 f"AutoDropout takes '{name}' as (out, in), as in w @ x; for x @ w give"
                 " in_axis=-2, because with the wrong axis outputs are dropped (in_axis=-1 for no"
                 " warning)."
             )
             warnings.warn(InferenceWarning(message), stacklevel=2)
-        axis = (-2 if name.endswith("kernel") else -1) if given is None else given
+        if axis is None:
+            axis = -2 if name.endswith("kernel") else -1
         if -axis > event_dim:
             raise ValueError(f"in_axis of '{name}' is {axis}, but it has {event_dim} dimensions.")
         return axis
@@ -315,9 +308,9 @@ class AutoDropout(StartGiven):
         return {**{n: x for n, x in sites.items() if n in trace}, **values}
 
 
-def _values(given: Any) -> list[Any]:
-    """The value for all sites, or those by site."""
-    return list(given.values()) if isinstance(given, Mapping) else [given]
+def _values(setting: Any) -> list[Any]:
+    """The value for all sites, or the values by site."""
+    return list(setting.values()) if isinstance(setting, Mapping) else [setting]
 
 
 _PLAIN = (dist.Normal, dist.ExpandedDistribution, dist.Independent)

@@ -26,8 +26,6 @@ from numpyro_ext.guides.networks import check_widths, flat_module, masked_mlp, m
 from numpyro_ext.transforms import AffineCoupling, MaskedAffineAutoregressive
 from numpyro_ext.transforms.base import as_pytree
 
-__all__ = ["FlowGuide"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class FlowGuide(AmortizedGuide):
@@ -37,7 +35,6 @@ class FlowGuide(AmortizedGuide):
     net(x_i)`,
 
     .. math::
-
         z_i = shift_i + scale_i \odot (f_F \circ \dots \circ f_1)(e_i;\, h_i), \qquad
         e_i \sim N(0, I_L) ,
 
@@ -50,7 +47,6 @@ class FlowGuide(AmortizedGuide):
     *What it is biased by.* One network serves all rows, so that each posterior is worse than one of
     its own would be (the amortisation gap); some steps for the rows at hand close it
     (``examples/refine_amortised.py``). The local latents do not depend on draws of the global ones.
-    A flow leaves separated modes joined.
 
     :param model: a NumPyro model whose latent sites inside the plate are continuous, in no other
         plate, and of a support that is the same for all rows.
@@ -70,27 +66,23 @@ class FlowGuide(AmortizedGuide):
     :param global_guide: guide of the latents outside the plate: a class of Auto guides or a
         ``functools.partial`` of one (``AutoNormal`` by default), or a guide of your own.
 
-    **References:** *Variational inference with normalizing flows*, section 4, Danilo Jimenez
-    Rezende, Shakir Mohamed (ICML 2015); *Improving variational inference with inverse
-    autoregressive flow*, algorithm 1, Diederik P. Kingma et al. (NIPS 2016)
+    **References:** *Variational inference with normalizing flows*, section 4, Rezende and Mohamed
+    (ICML 2015); *Improving variational inference with inverse autoregressive flow*, algorithm 1,
+    Kingma et al. (NIPS 2016)
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from jax.example_libraries import stax
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro_ext.guides import FlowGuide
-        >>> def model(x):
-        ...     with numpyro.plate("rows", len(x)):
-        ...         z = numpyro.sample("z", dist.Normal(0, 1).expand([2]).to_event(1))
-        ...         numpyro.sample("x", dist.Normal(z, 0.5).to_event(1), obs=x)
-        >>> net = stax.serial(stax.Dense(16), stax.Elu, stax.Dense(2 * 2 + 3))
-        >>> guide = FlowGuide(model, net, plate="rows", features=lambda x: x)
-        >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
-        >>> x = jax.random.normal(jax.random.key(0), (50, 2))
-        >>> params = svi.run(jax.random.key(1), 20, x, progress_bar=False).params
-        >>> guide.sample_posterior(jax.random.key(2), params, x[:7], sample_shape=(100,))["z"].shape
-        (100, 7, 2)
+    >>> from jax.example_libraries import stax
+    >>> from numpyro_ext.guides import FlowGuide
+    >>> def model(x):
+    ...     with numpyro.plate("rows", len(x)):
+    ...         z = numpyro.sample("z", dist.Normal(0, 1).expand([2]).to_event(1))
+    ...         numpyro.sample("x", dist.Normal(z, 0.5).to_event(1), obs=x)
+    >>> net = stax.serial(stax.Dense(16), stax.Elu, stax.Dense(2 * 2 + 3))
+    >>> guide = FlowGuide(model, net, plate="rows", features=lambda x: x)
+    >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
+    >>> x = jax.random.normal(jax.random.key(0), (50, 2))
+    >>> params = svi.run(jax.random.key(1), 20, x, progress_bar=False).params
+    >>> guide.sample_posterior(jax.random.key(2), params, x[:7], sample_shape=(100,))["z"].shape
+    (100, 7, 2)
     """
 
     num_flows: int = 4

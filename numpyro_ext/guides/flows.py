@@ -28,15 +28,6 @@ from numpyro_ext.guides.base import AutoAtModes
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.transforms import VectorTransform
 
-__all__ = [
-    "AutoFlowNormal",
-    "CouplingFlowNormal",
-    "QuickPositive",
-    "SkewTransform",
-    "other_halves",
-    "permute_between",
-]
-
 
 class QuickPositive(type(constraints.softplus_positive)):  # pyright: ignore[reportGeneralTypeIssues]
     """Positive numbers that an optimiser changes by three times its step, relative to their size.
@@ -57,7 +48,6 @@ class AutoFlowNormal(AutoAtModes):
     In the model's unconstrained space of dimension :math:`d`,
 
     .. math::
-
         z = loc + scale \odot (f_F \circ \dots \circ f_1)(e), \qquad e \sim N(0, I_d),
 
         \log q(z) = \log N(e; 0, I) - \sum_{i=1}^{F} \log|\det f_i'| - \sum_j \log scale_j .
@@ -78,8 +68,8 @@ class AutoFlowNormal(AutoAtModes):
 
     The other arguments are those of :class:`AutoAtModes`.
 
-    **Reference:** *Variational inference with normalizing flows*, equation 15,
-    Danilo Jimenez Rezende, Shakir Mohamed (2015)
+    **Reference:** *Variational inference with normalizing flows*, equation 15, Rezende and Mohamed
+    (ICML 2015)
     """
 
     num_flows: int = 4

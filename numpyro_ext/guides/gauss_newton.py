@@ -14,8 +14,6 @@ from numpyro_ext._model.read import Site, frames, sample_sites
 from numpyro_ext._typing import Params, Trace
 from numpyro_ext.guides.likelihoods import predictor, whitened, with_predictor
 
-__all__ = ["Linearised", "LinearisedPredictive", "Outputs"]
-
 _NUMBERS = 4_000_000
 """Numbers of a Jacobian that are in memory together."""
 _COLUMNS = 64
@@ -165,13 +163,13 @@ class Linearised:
     def draws(self, rng_key: Array, moves: Array) -> Array:
         """One draw of the site for each of the ``(S, d)`` moves of the latent vector."""
 
-        def draw(given: tuple[Array, Array]) -> Array:
-            move, rng_key = given
+        def draw(move_and_key: tuple[Array, Array]) -> Array:
+            move, rng_key = move_and_key
             value: Array = self.at(move)["fn"].sample(rng_key)
             return value
 
         keys = random.split(rng_key, len(moves))
-        return jax.jit(lambda *given: lax.map(draw, given))(moves, keys)
+        return jax.jit(lambda *pairs: lax.map(draw, pairs))(moves, keys)
 
 
 def _variances(fn: Callable[[Array], Array], v: Array, root: Array) -> Array:

@@ -34,8 +34,6 @@ from numpyro_ext.guides.networks import (
 )
 from numpyro_ext.transforms import LeapfrogTransform
 
-__all__ = ["AutoHVI"]
-
 # Far beyond what a stable step does to a velocity of unit variance.
 KICK = 10.0
 _DRAWS_AT_A_TIME = 100
@@ -48,26 +46,21 @@ class AutoHVI(AutoWithoutDensity):
     In the model's unconstrained space of dimension :math:`d`, with :math:`U(z) = -\log p^*(z)`,
 
     .. math::
-
         z_0 \sim N(loc, \mathrm{diag}\, scale^2), \qquad
         v_t \sim N(0, I), \quad (z_t, v_t') = \mathrm{leapfrog}_U(z_{t-1}, v_t)
         \quad (t = 1, \dots, T),
 
-    where a round is ``num_leapfrog`` steps of size :math:`\epsilon_t / \sqrt{M_i}` in coordinate i.
-    That is the dynamics of momenta :math:`N(0, M)` in velocities of unit variance. The map
-    from :math:`(z_0, v_1, \dots, v_T)` to :math:`(z_T, v_1', \dots, v_T')` keeps volume, so
-    with a reverse model :math:`r_t(v' \mid z_t)`, a normal distribution from a network,
+    where a round is ``num_leapfrog`` steps of size :math:`\epsilon_t / \sqrt{M_i}` in coordinate i,
+    the dynamics of momenta :math:`N(0, M)` in velocities of unit variance. The map from
+    :math:`(z_0, v_1, \dots, v_T)` to :math:`(z_T, v_1', \dots, v_T')` keeps volume, so
 
     .. math::
-
         L = E\Big[\log p^*(z_T) + \sum_t \log r_t(v_t' \mid z_t) - \log q(z_0)
         - \sum_t \log N(v_t; 0, I)\Big] \le \log p(x) .
 
     The change of a velocity, :math:`\epsilon \nabla U`, is bounded smoothly by 10 (x becomes 10
-    tanh(x / 10)), so that a start far out does not throw the draw to infinity. The map keeps volume
-    all the same.
-
-    The guide subtracts the sum of :math:`\log r_t` by the ``numpyro.factor`` site
+    tanh(x / 10)), so that a start far out does not throw the draw to infinity; the map still keeps
+    volume. The guide subtracts the sum of :math:`\log r_t` by the ``numpyro.factor`` site
     ``{prefix}_reverse``: ``Trace_ELBO`` is the bound, and other losses of a density work on the
     draw and its velocities together. A draw costs T ``num_leapfrog`` + T gradients of the model,
     and the gradient of a loss takes its second derivatives.
@@ -75,11 +68,10 @@ class AutoHVI(AutoWithoutDensity):
     *Where it fails.* The bound is too low by the KL of the reverse model: a few rounds make the
     draws of a normal distribution follow a curved or skewed posterior, and do not find modes. Take
     8 or more particles and a falling rate. Steps above twice the smallest standard deviation of the
-    posterior are unstable: make ``step_size`` smaller where the first losses are huge. With a
-    minibatch the guide follows the minibatch that the loss takes: the bound holds for its joint
-    density, whose average is not a bound on the evidence of all data, and draws are too wide. A
-    call without the data, as for predictions, takes those of the first call. NumPyro's ``AutoDAIS``
-    is the annealed relative, without a reverse model.
+    posterior are unstable: make ``step_size`` smaller where the first losses are huge. The guide
+    follows the minibatch that the loss takes: the bound then holds for its joint density, not for
+    the evidence of all data, and draws are too wide. A call without the data, as for predictions,
+    takes the data of the first call.
 
     :param int num_steps: the number T of rounds, each with a velocity of its own.
     :param int num_leapfrog: leapfrog steps in a round.
@@ -95,22 +87,15 @@ class AutoHVI(AutoWithoutDensity):
     The other arguments are those of :class:`AutoAtModes`.
 
     **Reference:** *Markov chain Monte Carlo and variational inference: bridging the gap*, equation
-    12 and algorithm 3, Tim Salimans, Diederik P. Kingma, Max Welling (ICML 2015)
+    12 and algorithm 3, Salimans, Kingma and Welling (ICML 2015)
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro_ext.guides import AutoHVI
-        >>> def model():
-        ...     x = numpyro.sample("x", dist.Normal(0, 1))
-        ...     numpyro.sample("y", dist.Normal(x, 0.3))
-        >>> guide = AutoHVI(model, init_from=None)  # was: AutoNormal(model)
-        >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
-        >>> result = svi.run(jax.random.key(0), 2000, progress_bar=False)
-        >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(1000,))
-        >>> bool(jax.numpy.corrcoef(draws["x"], draws["y"])[0, 1] > 0.5)  # AutoNormal has 0
-        True
+    >>> from numpyro_ext.guides import AutoHVI
+    >>> guide = AutoHVI(model, init_from=None)  # was: AutoNormal(model)
+    >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
+    >>> result = svi.run(jax.random.key(0), 2000, progress_bar=False)
+    >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(1000,))
+    >>> bool(jax.numpy.corrcoef(draws["x"], draws["y"])[0, 1] > 0.5)  # AutoNormal has 0
+    True
     """
 
     num_steps: int = 3
@@ -195,8 +180,8 @@ class AutoHVI(AutoWithoutDensity):
         pair = self.reverse_network or conditional_mlp(self.hidden_dims, d + T, d, 0.0)
         net = flat_module(f"{prefix}_reverse$params", pair, (d + T,))
 
-        def one_round(z: Array, given: tuple[Array, Array, Array]) -> tuple[Array, Array]:
-            v, eps, one_hot = given
+        def one_round(z: Array, parts: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+            v, eps, one_hot = parts
             eps = eps / jnp.sqrt(mass)
 
             def kick(z: Array) -> Array:

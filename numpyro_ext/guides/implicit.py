@@ -25,8 +25,6 @@ from numpyro_ext.guides.base import AutoWithoutDensity, apply_fixed_map
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.guides.transitions import LearntTransition
 
-__all__ = ["AutoImplicit"]
-
 _DRAWS_AT_A_TIME = 256
 
 
@@ -46,15 +44,15 @@ class AutoImplicit(AutoWithoutDensity):
     of :mod:`numpyro_ext.particles`: ``SVI(model, AutoImplicit(model), optim, SVGD())`` is amortised
     SVGD. A loss that needs log q, such as ``Trace_ELBO``, raises ``IntractableDensityError``.
 
-    **When it fails.** How good it is depends on the loss. With ``ImplicitELBO`` standard deviations
-    come out some per cent too small, and too large in heavy tails (``benchmarks/implicit``). There
-    is no density, so no importance weights say how far off it is. Unlike a flow, the network can
+    **When it fails.** There is no density, so no importance weights say how far off the guide is;
+    that depends on the loss. With ``ImplicitELBO`` standard deviations come out some per cent too
+    small, and too large in heavy tails (``benchmarks/implicit``). Unlike a flow, the network can
     tear the noise apart into separated modes.
 
     **Transitions.** ``transition=Langevin()`` or ``NNSampler()`` applies T steps with the model's
     gradient to the draw of the generator, on the minibatch that the loss shares with the model,
     and learns their parameters. It costs T gradients of the model for each draw, which the loss
-    differentiates again. Parameters of the model have no gradient through the steps. The methods
+    differentiates again; parameters of the model have no gradient through them. The methods
     take all rows of the data, of their arguments or of the first call; calls of the guide, as by
     ``Predictive``, follow their minibatch and spread further.
 
@@ -68,24 +66,19 @@ class AutoImplicit(AutoWithoutDensity):
 
     The other arguments are those of :class:`AutoAtModes`.
 
-    **References:** *Gradient estimators for implicit models*, Yingzhen Li, Richard E. Turner (ICLR
-    2018); *Learning to draw samples with amortized Stein variational gradient descent*, Yihao Feng,
-    Dilin Wang, Qiang Liu (UAI 2017)
+    **References:** *Gradient estimators for implicit models*, Li and Turner (ICLR 2018); *Learning
+    to draw samples with amortized Stein variational gradient descent*, Feng et al. (UAI 2017)
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.guides import AutoImplicit
-        >>> from numpyro_ext.objectives import ImplicitELBO
-        >>> def model():
-        ...     numpyro.sample("rate", dist.Gamma(3., 1.))
-        >>> guide = AutoImplicit(model, init_from=None)  # was: AutoNormal(model)
-        >>> svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO())  # was: Trace_ELBO()
-        >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
-        >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))
-        >>> bool((draws["rate"] > 0).all())
-        True
+    >>> from numpyro_ext.guides import AutoImplicit
+    >>> from numpyro_ext.objectives import ImplicitELBO
+    >>> def model():
+    ...     numpyro.sample("rate", dist.Gamma(3., 1.))
+    >>> guide = AutoImplicit(model, init_from=None)  # was: AutoNormal(model)
+    >>> svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO())  # was: Trace_ELBO()
+    >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
+    >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))
+    >>> bool((draws["rate"] > 0).all())
+    True
     """
 
     noise_dim: int | None = None
@@ -187,8 +180,8 @@ class AutoImplicit(AutoWithoutDensity):
             z, xi = start
             grad_log_p = jax.grad(lambda z: -potential(self.unpack(z), rows))
 
-            def move(z: Array, given: tuple[Any, Array]) -> tuple[Array, Array]:
-                z = step(given[0], z, grad_log_p(z), given[1])
+            def move(z: Array, parts: tuple[Any, Array]) -> tuple[Array, Array]:
+                z = step(parts[0], z, grad_log_p(z), parts[1])
                 return z, z
 
             return lax.scan(move, z, (by_step, xi))[1]

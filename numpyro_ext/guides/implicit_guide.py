@@ -14,8 +14,6 @@ from numpyro_ext._model.implicit import Implicit
 from numpyro_ext.guides.amortized import AmortizedGuide, LocalSite
 from numpyro_ext.guides.networks import flat_module
 
-__all__ = ["ImplicitGuide"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ImplicitGuide(AmortizedGuide):
@@ -24,7 +22,6 @@ class ImplicitGuide(AmortizedGuide):
     For row i of the plate, with the features :math:`x_i \in R^f`,
 
     .. math::
-
         z_i = net(x_i, e_i), \qquad e_i \sim N(0, I_{noise\_dim}) ,
 
     in unconstrained space, where :math:`z_i` holds all latent sites of the row. There is no
@@ -34,43 +31,33 @@ class ImplicitGuide(AmortizedGuide):
     *What it is biased by.* One network serves all rows (the amortisation gap), local latents do not
     depend on draws of the global ones, and the loss has a bias.
 
-    :param model: a NumPyro model whose latent sites inside the plate are continuous, in no other
-        plate, and of a support that is the same for all rows.
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from :math:`f
         + noise\_dim` inputs, features first, to one output for each unconstrained number of a row.
         Its weights are the vector ``{prefix}_net$params``.
-    :param str plate: name of the plate.
-    :param features: a function of the model's arguments, called inside the plate, that returns the
-        features of the minibatch, ``(M, f)``: ``lambda x: numpyro.subsample(x, event_dim=1)``.
     :param int noise_dim: numbers of noise per row, by default as many as latents. With fewer the
         draws would lie on a surface, on which no density exists.
-    :param global_guide: guide of the latents outside the plate: a class of Auto guides or a
-        ``functools.partial`` of one (``AutoNormal`` by default), or a guide of your own.
 
-    **References:** *Adversarial variational Bayes*, section 3.1, Lars Mescheder, Sebastian Nowozin,
-    Andreas Geiger (ICML 2017); *Gradient estimators for implicit models*, section 4.2, Yingzhen Li,
-    Richard E. Turner (ICLR 2018)
+    The other arguments are those of :class:`FlowGuide`.
 
-    .. doctest::
+    **References:** *Adversarial variational Bayes*, section 3.1, Mescheder, Nowozin and Geiger
+    (ICML 2017); *Gradient estimators for implicit models*, section 4.2, Li and Turner (ICLR 2018)
 
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from jax.example_libraries import stax
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.guides import ImplicitGuide
-        >>> from numpyro_ext.objectives import ImplicitELBO
-        >>> def model(x):
-        ...     with numpyro.plate("rows", len(x), subsample_size=10):
-        ...         z = numpyro.sample("z", dist.Normal(0, 1))
-        ...         numpyro.sample("x", dist.Normal(z, 0.5), obs=numpyro.subsample(x, event_dim=0))
-        >>> def features(x):
-        ...     return numpyro.subsample(x[:, None], event_dim=1)
-        >>> net = stax.serial(stax.Dense(16), stax.Elu, stax.Dense(1))
-        >>> guide = ImplicitGuide(model, net, plate="rows", features=features)
-        >>> svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO(20))
-        >>> x = jax.random.normal(jax.random.key(0), (50,))
-        >>> params = svi.run(jax.random.key(1), 20, x, progress_bar=False).params
-        >>> guide.sample_posterior(jax.random.key(2), params, x[:7], sample_shape=(100,))["z"].shape
-        (100, 7)
+    >>> from jax.example_libraries import stax
+    >>> from numpyro_ext.guides import ImplicitGuide
+    >>> from numpyro_ext.objectives import ImplicitELBO
+    >>> def model(x):
+    ...     with numpyro.plate("rows", len(x), subsample_size=10):
+    ...         z = numpyro.sample("z", dist.Normal(0, 1))
+    ...         numpyro.sample("x", dist.Normal(z, 0.5), obs=numpyro.subsample(x, event_dim=0))
+    >>> def features(x):
+    ...     return numpyro.subsample(x[:, None], event_dim=1)
+    >>> net = stax.serial(stax.Dense(16), stax.Elu, stax.Dense(1))
+    >>> guide = ImplicitGuide(model, net, plate="rows", features=features)
+    >>> svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO(20))
+    >>> x = jax.random.normal(jax.random.key(0), (50,))
+    >>> params = svi.run(jax.random.key(1), 20, x, progress_bar=False).params
+    >>> guide.sample_posterior(jax.random.key(2), params, x[:7], sample_shape=(100,))["z"].shape
+    (100, 7)
     """
 
     noise_dim: int | None = None

@@ -12,8 +12,6 @@ from numpyro.infer import init_to_median
 
 from numpyro_ext._model.read import elementwise
 
-__all__ = ["init_to_fan_in"]
-
 InAxis = int | Mapping[str, int] | None
 
 
@@ -32,9 +30,8 @@ def init_to_fan_in(site: dict[str, Any] | None = None, in_axis: InAxis = None) -
     because a product of factors has no gradient at 0. Numbers and constrained sites start at
     :func:`~numpyro.infer.initialization.init_to_median`.
 
-    NumPyro's default, ``init_to_uniform``, draws every weight from +-2. The outputs of a network
-    then grow by the square root of its width in each layer, and a fit of a mean-field guide ends at
-    several times the error.
+    NumPyro's default, ``init_to_uniform``, draws every weight from +-2, and the outputs of a
+    network then grow by the square root of its width in each layer.
 
     **Which axis is the input.** A site whose name ends in ``weight`` is (out, in, ...), as Equinox
     and PyTorch have it; every other matrix is (..., in, out), as the ``kernel`` of Flax and
@@ -48,22 +45,16 @@ def init_to_fan_in(site: dict[str, Any] | None = None, in_axis: InAxis = None) -
     :param in_axis: the axis of the inputs, or a dict of these by site; None goes by the name.
     :return: a ``functools.partial``, which NumPyro requires.
 
-    **Reference:** *Efficient BackProp*, section 4.6, Yann LeCun, Leon Bottou, Genevieve B. Orr,
-    Klaus-Robert Mueller, in Neural Networks: Tricks of the Trade (1998)
+    **Reference:** *Efficient BackProp*, section 4.6, LeCun, Bottou, Orr and Mueller (1998)
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, optax
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.guides import init_to_fan_in
-        >>> from numpyro_ext.targets import bayesian_mlp
-        >>> X = jnp.ones((30, 4))
-        >>> guide = AutoNormal(bayesian_mlp, init_loc_fn=init_to_fan_in(), init_scale=0.02)
-        >>> svi = SVI(bayesian_mlp, guide, optax.adam(0.01), Trace_ELBO())
-        >>> start = svi.get_params(svi.init(jax.random.key(0), X, jnp.ones(30)))
-        >>> print(f"{abs(start['w0_auto_loc']).max():.2f} {abs(start['b0_auto_loc']).max():.2f}")
-        0.50 0.00
+    >>> from numpyro_ext.guides import init_to_fan_in
+    >>> from numpyro_ext.targets import bayesian_mlp
+    >>> X = jnp.ones((30, 4))
+    >>> guide = AutoNormal(bayesian_mlp, init_loc_fn=init_to_fan_in(), init_scale=0.02)
+    >>> svi = SVI(bayesian_mlp, guide, optax.adam(0.01), Trace_ELBO())
+    >>> start = svi.get_params(svi.init(jax.random.key(0), X, jnp.ones(30)))
+    >>> print(f"{abs(start['w0_auto_loc']).max():.2f} {abs(start['b0_auto_loc']).max():.2f}")
+    0.50 0.00
     """
     if site is None:
         return partial(init_to_fan_in, in_axis=in_axis)

@@ -34,8 +34,6 @@ from numpyro_ext.guides.gauss_newton import Linearised, Outputs
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
 from numpyro_ext.guides.likelihoods import predictor
 
-__all__ = ["AutoLaplaceGGN"]
-
 LARGEST_FULL = 10_000
 """Coordinates up to which a full covariance is made."""
 
@@ -83,28 +81,24 @@ class AutoLaplaceGGN(AutoJoint):
     outputs.
 
     **References:** *Improving predictions of Bayesian neural nets via local linearization*,
-    equations 8 to 11, Alexander Immer, Maciej Korzepa, Matthias Bauer (AISTATS 2021); *Laplace
-    redux - effortless Bayesian deep learning*, Erik Daxberger et al. (NeurIPS 2021)
+    equations 8 to 11, Immer, Korzepa and Bauer (AISTATS 2021); *Laplace redux*, Daxberger et al.
+    (NeurIPS 2021)
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro_ext.guides import AutoLaplaceGGN
-        >>> def model(X, y=None):
-        ...     w0 = numpyro.sample("w0", dist.Normal(0, 1).expand([1, 10]).to_event(2))
-        ...     w1 = numpyro.sample("w1", dist.Normal(0, 1).expand([10, 1]).to_event(2))
-        ...     with numpyro.plate("data", len(X)) as rows:
-        ...         f = (jnp.tanh(X[rows] @ w0) @ w1)[:, 0]
-        ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=None if y is None else y[rows])
-        >>> X = jnp.linspace(-1, 1, 30)[:, None]
-        >>> guide = AutoLaplaceGGN(model)  # was: AutoLaplaceApproximation(model)
-        >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
-        >>> y = jnp.sin(X[:, 0])
-        >>> params = svi.run(jax.random.key(0), 1000, X, y, progress_bar=False).params
-        >>> f = guide.linearised_predictive(params, jnp.array([[0.0], [5.0]]))
-        >>> bool(f.variance[1] > 10 * f.variance[0])  # far from the data
-        True
+    >>> from numpyro_ext.guides import AutoLaplaceGGN
+    >>> def model(X, y=None):
+    ...     w0 = numpyro.sample("w0", dist.Normal(0, 1).expand([1, 10]).to_event(2))
+    ...     w1 = numpyro.sample("w1", dist.Normal(0, 1).expand([10, 1]).to_event(2))
+    ...     with numpyro.plate("data", len(X)) as rows:
+    ...         f = (jnp.tanh(X[rows] @ w0) @ w1)[:, 0]
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=None if y is None else y[rows])
+    >>> X = jnp.linspace(-1, 1, 30)[:, None]
+    >>> guide = AutoLaplaceGGN(model)  # was: AutoLaplaceApproximation(model)
+    >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
+    >>> y = jnp.sin(X[:, 0])
+    >>> params = svi.run(jax.random.key(0), 1000, X, y, progress_bar=False).params
+    >>> f = guide.linearised_predictive(params, jnp.array([[0.0], [5.0]]))
+    >>> bool(f.variance[1] > 10 * f.variance[0])  # far from the data
+    True
     """
 
     sites: Collection[str] | None = None

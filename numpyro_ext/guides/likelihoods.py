@@ -19,9 +19,6 @@ from numpyro_ext._model.density import seen
 from numpyro_ext._model.read import Site, layers
 from numpyro_ext._numpyro import mask_of
 
-__all__ = ["predictor", "whitened", "with_predictor"]
-
-
 _WITH_LOGITS = (dist.BernoulliLogits, dist.BinomialLogits, dist.CategoricalLogits)
 
 

@@ -16,8 +16,6 @@ from numpyro_ext._model.read import base_distribution, shape_trace
 from numpyro_ext._numpyro import replayed_trace
 from numpyro_ext._typing import Model, Sites, Trace
 
-__all__ = ["linear", "local_reparam"]
-
 
 def linear(x: Array, w: Array, *, site: str) -> Array:
     r"""``x @ w``, which :func:`local_reparam` replaces in training.
@@ -27,12 +25,9 @@ def linear(x: Array, w: Array, *, site: str) -> Array:
     :param str site: its name.
     :return: ``(..., out)`` or ``(...)``.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.guides import linear
-        >>> print(linear(jnp.array([[1.0, 2.0]]), jnp.array([3.0, 4.0]), site="w"))
-        [11.]
+    >>> from numpyro_ext.guides import linear
+    >>> print(linear(jnp.array([[1.0, 2.0]]), jnp.array([3.0, 4.0]), site="w"))
+    [11.]
     """
     maps = _MAPS.get()
     return x @ w if maps is None else maps.apply(jnp.asarray(x), w, site)
@@ -56,37 +51,33 @@ def local_reparam(model: Model, guide: Model) -> "LocalReparam":
     with the plain model. Only a training step, in which a loss replays the draw of the guide, has
     the noise; elsewhere the result is the model.
 
-    **When it fails.** A weight must enter the likelihood through one call of ``linear`` alone;
-    using it a second time in another way is not noticed. The row of an output must be used for that
-    row of the data alone, so no map under a convolution or an attention. Layers of Flax and Equinox
-    cannot call ``linear``.
+    **When it fails.** A weight must enter the likelihood through one call of ``linear`` alone; a
+    second use in another way is not noticed. The row of an output must be used for that row of the
+    data alone, so no map under a convolution or an attention. Layers of Flax and Equinox cannot
+    call ``linear``.
 
     :param model: a model that calls :func:`linear` inside its plate, on real sites with normal
         priors.
     :param guide: the guide that ``SVI`` is given too: ``AutoNormal`` of the plain model, or a guide
         of your own that draws these sites from ``Normal``.
 
-    **Reference:** *Variational dropout and the local reparameterization trick*, Diederik P. Kingma,
-    Tim Salimans, Max Welling (NIPS 2015), equation 6.
+    **Reference:** *Variational dropout and the local reparameterization trick*, equation 6, Kingma,
+    Salimans and Welling (NIPS 2015)
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI, TraceMeanField_ELBO
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.guides import linear, local_reparam
-        >>> def model(X, y=None):
-        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
-        ...     with numpyro.plate("data", len(X)):
-        ...         f = linear(X, w, site="w")  # was: X @ w
-        ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
-        >>> X = jax.random.normal(jax.random.key(0), (100, 3))
-        >>> y = X @ jnp.array([1.0, -2.0, 0.5])
-        >>> guide = AutoNormal(model)
-        >>> svi = SVI(local_reparam(model, guide), guide, optax.adam(0.02), TraceMeanField_ELBO())
-        >>> params = svi.run(jax.random.key(1), 1000, X, y, progress_bar=False).params
-        >>> bool(abs(params["w_auto_loc"] - jnp.array([1.0, -2.0, 0.5])).max() < 0.1)
-        True
+    >>> from numpyro.infer import TraceMeanField_ELBO
+    >>> from numpyro_ext.guides import linear, local_reparam
+    >>> def model(X, y=None):
+    ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+    ...     with numpyro.plate("data", len(X)):
+    ...         f = linear(X, w, site="w")  # was: X @ w
+    ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+    >>> X = jax.random.normal(jax.random.key(0), (100, 3))
+    >>> y = X @ jnp.array([1.0, -2.0, 0.5])
+    >>> guide = AutoNormal(model)
+    >>> svi = SVI(local_reparam(model, guide), guide, optax.adam(0.02), TraceMeanField_ELBO())
+    >>> params = svi.run(jax.random.key(1), 1000, X, y, progress_bar=False).params
+    >>> bool(abs(params["w_auto_loc"] - jnp.array([1.0, -2.0, 0.5])).max() < 0.1)
+    True
     """
     return LocalReparam(model, guide)
 

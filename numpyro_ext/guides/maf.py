@@ -8,8 +8,6 @@ from numpyro_ext.guides.flows import AutoFlowNormal
 from numpyro_ext.guides.networks import check_widths, flat_module, masked_mlp
 from numpyro_ext.transforms import MaskedAffineAutoregressive
 
-__all__ = ["AutoMAFNormal"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AutoMAFNormal(AutoFlowNormal):
@@ -19,17 +17,15 @@ class AutoMAFNormal(AutoFlowNormal):
     :class:`~numpyro_ext.transforms.autoregressive.MaskedAffineAutoregressive`,
 
     .. math::
-
         y_j = x_j e^{s_j(y_{<j})} + t_j(y_{<j}), \qquad \log|\det f_i'| = \sum_j s_j ,
 
     where one network with masked weights gives all :math:`s_j` and :math:`t_j`. The order of the
     coordinates is reversed between flows.
 
-    The density of any given point costs one pass through the networks, but a draw (and its
-    gradient) :math:`d` passes. NumPyro's ``AutoIAFNormal`` has it the other way round.
-
-    *Where it fails.* Steps are slow above some tens of dimensions. Each flow stretches a coordinate
-    by at most :math:`e^{clamp}`.
+    The density of a given point costs one pass through the networks, but a draw (and its gradient)
+    :math:`d` passes, so that steps are slow above some tens of dimensions. NumPyro's
+    ``AutoIAFNormal`` has it the other way round. Each flow stretches a coordinate by at most
+    :math:`e^{clamp}`.
 
     :param hidden_dims: widths of the hidden layers of each network (ELU).
     :param float clamp: bound of the log-scales; wider than that of the couplings, as fewer flows
@@ -38,22 +34,15 @@ class AutoMAFNormal(AutoFlowNormal):
     The other arguments are those of :class:`AutoFlowNormal`.
 
     **References:** *Masked autoregressive flow for density estimation*, equations 2-5,
-    George Papamakarios, Theo Pavlakou, Iain Murray (NIPS 2017); for the masks *MADE: masked
-    autoencoder for distribution estimation*, section 3, Mathieu Germain et al. (ICML 2015)
+    Papamakarios, Pavlakou and Murray (NIPS 2017); for the masks *MADE*, section 3, Germain et al.
+    (ICML 2015)
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro_ext.guides import AutoMAFNormal
-        >>> def model():
-        ...     x = numpyro.sample("x", dist.Normal(0, 1))
-        ...     numpyro.sample("y", dist.Normal(3 * (x**2 - 1), 1))
-        >>> guide = AutoMAFNormal(model, init_from=None)
-        >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
-        >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
-        >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))["y"].shape
-        (100,)
+    >>> from numpyro_ext.guides import AutoMAFNormal
+    >>> guide = AutoMAFNormal(banana, init_from=None)
+    >>> svi = SVI(banana, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
+    >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
+    >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(9,))["x2"].shape
+    (9,)
     """
 
     num_flows: int = 2

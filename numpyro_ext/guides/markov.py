@@ -24,8 +24,6 @@ from numpyro_ext._model.read import ModelInfo
 from numpyro_ext.guides.base import AutoAtModes
 from numpyro_ext.transforms import VectorTransform
 
-__all__ = ["AutoMarkov"]
-
 
 class Chain(NamedTuple):
     """The place of the chain in the latent vector: T, the number of time steps; D, the numbers of a
@@ -93,7 +91,6 @@ class AutoMarkov(AutoAtModes):
     unconstrained space. Then
 
     .. math::
-
         z_t = m_t + \sum_{j=1}^{order} A_{tj} (z_{t+j} - m_{t+j}) + L_t e_t, \qquad
         e_t \sim N(0, I_D),
 
@@ -122,23 +119,19 @@ class AutoMarkov(AutoAtModes):
 
     The other arguments are those of :class:`AutoAtModes`.
 
-    **Reference:** *Black box variational inference for state space models*, section 3, Evan Archer,
-    Il Memming Park, Lars Buesing, John Cunningham, Liam Paninski (ICLR workshop 2016)
+    **Reference:** *Black box variational inference for state space models*, section 3, Archer et
+    al. (ICLR workshop 2016)
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro_ext.guides import AutoMarkov
-        >>> def model(y):
-        ...     z = numpyro.sample("z", dist.GaussianRandomWalk(0.3, len(y)))
-        ...     numpyro.sample("y", dist.Normal(z, 0.5), obs=y)
-        >>> y = jnp.sin(jnp.arange(20.0))
-        >>> guide = AutoMarkov(model)  # was: AutoNormal(model)
-        >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
-        >>> params = svi.run(jax.random.key(0), 50, y, progress_bar=False).params
-        >>> guide.sample_posterior(jax.random.key(1), params, sample_shape=(100,))["z"].shape
-        (100, 20)
+    >>> from numpyro_ext.guides import AutoMarkov
+    >>> def model(y):
+    ...     z = numpyro.sample("z", dist.GaussianRandomWalk(0.3, len(y)))
+    ...     numpyro.sample("y", dist.Normal(z, 0.5), obs=y)
+    >>> y = jnp.sin(jnp.arange(20.0))
+    >>> guide = AutoMarkov(model)  # was: AutoNormal(model)
+    >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
+    >>> params = svi.run(jax.random.key(0), 50, y, progress_bar=False).params
+    >>> guide.sample_posterior(jax.random.key(1), params, sample_shape=(100,))["z"].shape
+    (100, 20)
     """
 
     sites: Sequence[str] | None = None

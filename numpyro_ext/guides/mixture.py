@@ -19,8 +19,6 @@ from numpyro_ext.guides.base import AutoAtModes
 from numpyro_ext.guides.networks import random_param
 from numpyro_ext.guides.normal_mixture import DiagonalNormalMixture, FullNormalMixture
 
-__all__ = ["AutoMixtureNormal"]
-
 SPREAD = 0.7  # of several components at one mode, whose variances are then half of it
 
 
@@ -31,7 +29,6 @@ class AutoMixtureNormal(AutoAtModes):
     In the model's unconstrained space of dimension :math:`d`,
 
     .. math::
-
         q(z) = \sum_{c=1}^{C} w_c\, N(z; m_c, S_c), \qquad w = \mathrm{softmax}(logits) .
 
     At ``svi.init`` the modes of the posterior are found, by 16 searches. Each mode has at least one
@@ -48,11 +45,10 @@ class AutoMixtureNormal(AutoAtModes):
     **Train it by** :class:`~numpyro_ext.objectives.MixtureELBO`, which evaluates the model at a
     draw of every component. A draw of the whole mixture is not a smooth function of the weights.
     With ``covariance="diag"`` the draws carry implicit gradients, also for the weights, which take
-    :math:`d` sequential steps; every loss then has an unbiased gradient. But these gradients divide
-    by the density at the draw, and between components that lie apart their variance is not finite,
-    so the weights of separated modes are hardly learnt (``python benchmarks/guides/structured.py``
-    compares the two). With ``covariance="full"`` the draws carry no gradient, and to ask for it is
-    an error.
+    :math:`d` sequential steps; every loss then has an unbiased gradient. But between components
+    that lie apart its variance is not finite, so the weights of separated modes are hardly learnt
+    (``python benchmarks/guides/structured.py`` compares the two). With ``covariance="full"`` the
+    draws carry no gradient, and to ask for it is an error.
 
     **When it fails.** The loss has local optima. A minimised ``KL(q || p)`` leaves out modes near
     which no component starts: the searches begin within 2 of 0 in unconstrained space. Components
@@ -67,25 +63,21 @@ class AutoMixtureNormal(AutoAtModes):
 
     The other arguments are those of :class:`AutoAtModes`.
 
-    **References:** *Nonparametric variational inference*, section 3, Samuel J. Gershman,
-    Matthew D. Hoffman, David M. Blei (ICML 2012); *Implicit reparameterization gradients*,
-    section 3, Michael Figurnov, Shakir Mohamed, Andriy Mnih (NeurIPS 2018)
+    **References:** *Nonparametric variational inference*, section 3, Gershman, Hoffman and Blei
+    (ICML 2012); *Implicit reparameterization gradients*, section 3, Figurnov, Mohamed and Mnih
+    (NeurIPS 2018)
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.guides import AutoMixtureNormal
-        >>> from numpyro_ext.objectives import MixtureELBO
-        >>> def model():
-        ...     z = numpyro.sample("z", dist.Normal(0, 1))
-        ...     numpyro.sample("x", dist.Normal(z**2, 0.3), obs=1.0)
-        >>> guide = AutoMixtureNormal(model, num_components=8)  # was: AutoNormal(model)
-        >>> svi = SVI(model, guide, optax.adam(2e-2), MixtureELBO())  # was: Trace_ELBO()
-        >>> params = svi.run(jax.random.key(0), 500, progress_bar=False).params
-        >>> z = guide.sample_posterior(jax.random.key(1), params, sample_shape=(1000,))["z"]
-        >>> bool(0.1 < (z > 0).mean() < 0.9)  # the modes at -1 and 1 have half of the mass each
-        True
+    >>> from numpyro_ext.guides import AutoMixtureNormal
+    >>> from numpyro_ext.objectives import MixtureELBO
+    >>> def model():
+    ...     z = numpyro.sample("z", dist.Normal(0, 1))
+    ...     numpyro.sample("x", dist.Normal(z**2, 0.3), obs=1.0)
+    >>> guide = AutoMixtureNormal(model, num_components=8)  # was: AutoNormal(model)
+    >>> svi = SVI(model, guide, optax.adam(2e-2), MixtureELBO())  # was: Trace_ELBO()
+    >>> params = svi.run(jax.random.key(0), 500, progress_bar=False).params
+    >>> z = guide.sample_posterior(jax.random.key(1), params, sample_shape=(1000,))["z"]
+    >>> bool(0.1 < (z > 0).mean() < 0.9)  # the modes at -1 and 1 have half of the mass each
+    True
     """
 
     num_components: int = 5
@@ -146,15 +138,15 @@ class AutoMixtureNormal(AutoAtModes):
         )
         if not self.is_mapped:
             return usual, None
-        start, known = usual, self.known_map()
-        if known is None:
+        start, units = usual, self.known_map()
+        if units is None:
             modes, full = self.modes(), self.covariance == "full"
             x, A = jnp.zeros((C, d)), jnp.ones((C, d))
             A = A[..., None] * jnp.eye(d) if full else A
             if modes is not None:
                 start, x, A = _at_modes(modes, C, full=full)
-            known = self.new_map(x, A)
-        return start, known
+            units = self.new_map(x, A)
+        return start, units
 
     def get_posterior(self, params: Params) -> dist.MixtureSameFamily:
         """The mixture, in unconstrained space."""

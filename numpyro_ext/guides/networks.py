@@ -1,8 +1,4 @@
-"""The networks inside guides: stax pairs that start at zero, each with its weights in a vector.
-
-Those of autoregressive flows are masked as in Germain, Gregor, Murray, Larochelle, "MADE: masked
-autoencoder for distribution estimation" (ICML 2015).
-"""
+"""The networks inside guides: stax pairs that start at zero, each with its weights in a vector."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,17 +17,6 @@ import numpyro
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._networks import ModulePair, Network, Pair
-
-__all__ = [
-    "bounded",
-    "check_widths",
-    "conditional_mlp",
-    "flat_module",
-    "masked_mlp",
-    "mean_and_scale",
-    "mlp",
-    "random_param",
-]
 
 
 def mlp(hidden_dims: Sequence[int], out_dim: int) -> Pair:

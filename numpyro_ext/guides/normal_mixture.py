@@ -1,7 +1,4 @@
-"""Mixtures of normals, whose draws have the right gradient or none.
-
-Figurnov, Mohamed, Mnih, "Implicit reparameterization gradients" (NeurIPS 2018).
-"""
+"""Mixtures of normals, whose draws have the right gradient or none."""
 
 from typing import Any
 
@@ -13,8 +10,6 @@ from jax.scipy.special import ndtr
 from jax.scipy.stats import norm
 import numpyro.distributions as dist
 
-__all__ = ["DiagonalNormalMixture", "FullNormalMixture"]
-
 LOG_SMALLEST_DENSITY = -69.0  # log 1e-30: a smaller density overflows when float32 divides by it
 
 
@@ -24,7 +19,6 @@ class DiagonalNormalMixture(dist.MixtureSameFamily):
     With :math:`F_i` the distribution function of coordinate i given those before it,
 
     .. math::
-
         F_i(z) = \sum_c w_c(z_{<i})\, \Phi\Big(\frac{z_i - m_{ci}}{s_{ci}}\Big), \qquad
         w_c(z_{<i}) \propto w_c \prod_{j<i} N(z_j; m_{cj}, s_{cj}^2) ,
 

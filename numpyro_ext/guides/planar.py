@@ -10,8 +10,6 @@ import numpyro
 from numpyro_ext.guides.flows import AutoFlowNormal
 from numpyro_ext.transforms import PlanarTransform
 
-__all__ = ["AutoPlanarNormal"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AutoPlanarNormal(AutoFlowNormal):
@@ -20,7 +18,6 @@ class AutoPlanarNormal(AutoFlowNormal):
     The flows of :class:`AutoFlowNormal` are
 
     .. math::
-
         f_i(x) = x + \hat u_i \tanh(w_i \cdot x + b_i), \qquad
         |\det f_i'| = 1 + \tanh'(w_i \cdot x + b_i)\, \hat u_i \cdot w_i ,
 
@@ -38,21 +35,14 @@ class AutoPlanarNormal(AutoFlowNormal):
     The other arguments are those of :class:`AutoFlowNormal`.
 
     **Reference:** *Variational inference with normalizing flows*, equations 10-13 and appendix A.1,
-    Danilo Jimenez Rezende, Shakir Mohamed (ICML 2015)
+    Rezende and Mohamed (ICML 2015)
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro_ext.guides import AutoPlanarNormal
-        >>> def model():
-        ...     x = numpyro.sample("x", dist.Normal(0, 1))
-        ...     numpyro.sample("y", dist.Normal(3 * (x**2 - 1), 1))
-        >>> guide = AutoPlanarNormal(model, init_from=None)
-        >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
-        >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
-        >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))["y"].shape
-        (100,)
+    >>> from numpyro_ext.guides import AutoPlanarNormal
+    >>> guide = AutoPlanarNormal(banana, init_from=None)
+    >>> svi = SVI(banana, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
+    >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
+    >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(9,))["x2"].shape
+    (9,)
     """
 
     num_flows: int = 8

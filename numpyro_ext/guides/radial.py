@@ -11,8 +11,6 @@ import numpyro
 from numpyro_ext.guides.flows import AutoFlowNormal
 from numpyro_ext.transforms import RadialTransform
 
-__all__ = ["AutoRadialNormal"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AutoRadialNormal(AutoFlowNormal):
@@ -21,7 +19,6 @@ class AutoRadialNormal(AutoFlowNormal):
     The flows of :class:`AutoFlowNormal` are
 
     .. math::
-
         f_i(x) = x + \frac{\beta_i}{\alpha_i + r} (x - c_i), \quad r = |x - c_i|, \qquad
         |\det f_i'| = \Big(1 + \frac{\beta_i}{\alpha_i + r}\Big)^{d-1}
         \Big(1 + \frac{\alpha_i \beta_i}{(\alpha_i + r)^2}\Big) ,
@@ -41,30 +38,27 @@ class AutoRadialNormal(AutoFlowNormal):
     The other arguments are those of :class:`AutoFlowNormal`.
 
     **Reference:** *Variational inference with normalizing flows*, equation 14 and appendix A.2,
-    Danilo Jimenez Rezende, Shakir Mohamed (ICML 2015)
+    Rezende and Mohamed (ICML 2015)
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro_ext.guides import AutoRadialNormal
-        >>> def model():
-        ...     numpyro.sample("x", dist.StudentT(3.0).expand([2]).to_event(1))
-        >>> guide = AutoRadialNormal(model, init_from=None)
-        >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
-        >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
-        >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))["x"].shape
-        (100, 2)
+    >>> from numpyro_ext.guides import AutoRadialNormal
+    >>> def model():
+    ...     numpyro.sample("x", dist.StudentT(3.0).expand([2]).to_event(1))
+    >>> guide = AutoRadialNormal(model, init_from=None)
+    >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
+    >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
+    >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))["x"].shape
+    (100, 2)
     """
 
     num_flows: int = 8
 
     def flow(self, i: int) -> RadialTransform:
         d = self.latent_dim
-        one = jnp.log(jnp.expm1(1.0))  # softplus of it is 1
+        inverse_softplus_of_one = jnp.log(jnp.expm1(1.0))
 
         def start(rng_key: Array) -> Array:
-            return jnp.concatenate([random.normal(rng_key, (d,)), jnp.full(2, one)])
+            center = random.normal(rng_key, (d,))
+            return jnp.concatenate([center, jnp.full(2, inverse_softplus_of_one)])
 
         parameters: Any = numpyro.param(f"{self.prefix}_radial__{i}", start)
         alpha, shifted_beta = jax.nn.softplus(parameters[d:])

@@ -6,8 +6,6 @@ from numpyro_ext._checks import check_positive
 from numpyro_ext.guides.flows import CouplingFlowNormal
 from numpyro_ext.transforms import AffineCoupling
 
-__all__ = ["AutoRealNVPNormal"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AutoRealNVPNormal(CouplingFlowNormal):
@@ -18,38 +16,30 @@ class AutoRealNVPNormal(CouplingFlowNormal):
     \rfloor` coordinates a gives log-scales :math:`s_i` and shifts :math:`t_i` for the others,
 
     .. math::
-
         f_i(a, b) = (a,\; b \odot e^{s_i(a)} + t_i(a)), \qquad \log|\det f_i'| = \sum_j s_{ij}(a) .
 
     A draw and its density cost one pass through the F networks, and so does the density of a given
     point, while NumPyro's ``AutoIAFNormal`` inverts coordinate by coordinate.
 
-    **When it fails.** The limits of every flow apply (:class:`AutoFlowNormal`). In addition each
-    coupling stretches by at most :math:`e^{clamp}`, and with a single flow half of the coordinates
-    remain normal.
+    **When it fails.** The limits of every flow apply (:class:`AutoFlowNormal`). Each coupling
+    stretches by at most :math:`e^{clamp}`, and with a single flow half of the coordinates remain
+    normal.
 
     :param float clamp: bound of the couplings' log-scales.
     :param network: as in :class:`CouplingFlowNormal`, with :math:`2 \lceil d/2 \rceil` outputs.
 
     The other arguments are those of :class:`CouplingFlowNormal` and :class:`AutoFlowNormal`.
 
-    **Reference:** *Density estimation using Real NVP*, equations 4-8, Laurent Dinh,
-    Jascha Sohl-Dickstein, Samy Bengio (ICLR 2017)
+    **Reference:** *Density estimation using Real NVP*, equations 4-8, Dinh, Sohl-Dickstein and
+    Bengio (ICLR 2017)
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro_ext.guides import AutoRealNVPNormal
-        >>> def model():
-        ...     x = numpyro.sample("x", dist.Normal(0, 1))
-        ...     numpyro.sample("y", dist.Normal(3 * (x**2 - 1), 1))
-        >>> guide = AutoRealNVPNormal(model, num_flows=2)  # was: AutoNormal(model)
-        >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
-        >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
-        >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))
-        >>> draws["y"].shape
-        (100,)
+    >>> from numpyro_ext.guides import AutoRealNVPNormal
+    >>> guide = AutoRealNVPNormal(banana, num_flows=2)  # was: AutoNormal(banana)
+    >>> svi = SVI(banana, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
+    >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
+    >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))
+    >>> draws["x2"].shape
+    (100,)
     """
 
     clamp: float = 2.0

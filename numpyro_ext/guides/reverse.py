@@ -13,8 +13,6 @@ from numpyro_ext._model.read import Site, call_and_trace, sample_sites, split_au
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.guides.wrapper import GuideWrapper
 
-__all__ = ["with_reverse"]
-
 
 def with_reverse(guide: Model, reverse: Model) -> "ReverseGuide":
     r"""A guide with auxiliary variables a, and the reverse model :math:`r(a \mid z)` of its bound.
@@ -25,7 +23,6 @@ def with_reverse(guide: Model, reverse: Model) -> "ReverseGuide":
     ``numpyro.factor`` of :math:`-\log r` for each, so that every loss of a density computes
 
     .. math::
-
         L = E[\log p(x, z) + \log r(a \mid z) - \log q(a) - \log q(z \mid a)] ,
 
     which is the ELBO of :math:`q(z) = \int q(z \mid a) q(a) da` less :math:`E_q\,
@@ -35,25 +32,21 @@ def with_reverse(guide: Model, reverse: Model) -> "ReverseGuide":
     :param reverse: a Python callable with NumPyro primitives, normalised: it has one sample site
         for each auxiliary site, and neither observed sites nor factors.
 
-    **Reference:** *Hierarchical variational models*, Rajesh Ranganath, Dustin Tran, David M. Blei
-    (ICML 2016), equation 5.
+    **Reference:** *Hierarchical variational models*, equation 5, Ranganath, Tran and Blei (ICML
+    2016)
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import Trace_ELBO
-        >>> from numpyro_ext.guides import with_reverse
-        >>> def model():
-        ...     numpyro.sample("z", dist.Normal(0.0, 1.0))
-        >>> def guide():
-        ...     a = numpyro.sample("a", dist.Normal(0.0, 1.0), infer={"is_auxiliary": True})
-        ...     numpyro.sample("z", dist.Normal(a, 0.5))
-        >>> def reverse(latents):
-        ...     numpyro.sample("a", dist.Normal(0.8 * latents["z"], 0.2**0.5))
-        >>> loss = Trace_ELBO(1000)
-        >>> kl = loss.loss(jax.random.key(0), {}, model, with_reverse(guide, reverse))
-        >>> bool(abs(kl - 0.0134) < 0.03)  # this reverse is exact, and so is the KL divergence
-        True
+    >>> from numpyro_ext.guides import with_reverse
+    >>> def model():
+    ...     numpyro.sample("z", dist.Normal(0.0, 1.0))
+    >>> def guide():
+    ...     a = numpyro.sample("a", dist.Normal(0.0, 1.0), infer={"is_auxiliary": True})
+    ...     numpyro.sample("z", dist.Normal(a, 0.5))
+    >>> def reverse(latents):
+    ...     numpyro.sample("a", dist.Normal(0.8 * latents["z"], 0.2**0.5))
+    >>> loss = Trace_ELBO(1000)
+    >>> kl = loss.loss(jax.random.key(0), {}, model, with_reverse(guide, reverse))
+    >>> bool(abs(kl - 0.0134) < 0.03)  # this reverse is exact, and so is the KL divergence
+    True
     """
     return ReverseGuide(guide, reverse)
 

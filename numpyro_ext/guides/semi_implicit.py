@@ -19,8 +19,6 @@ from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.guides.base import AutoWithoutDensity, with_fixed_map
 from numpyro_ext.guides.networks import bounded, check_widths, flat_module, mlp
 
-__all__ = ["AutoSemiImplicit"]
-
 # Of init_scale: where psi takes over the whole spread, the densities of its conditionals would
 # otherwise grow without bound.
 FLOOR = 1e-3
@@ -33,13 +31,12 @@ class AutoSemiImplicit(AutoWithoutDensity):
     In the model's unconstrained space of dimension :math:`d`,
 
     .. math::
-
         \psi &= (loc + net(\epsilon),\ scale), \quad \epsilon \sim N(0, I), \\
         z &= \psi_{loc} + scale \odot u, \quad u \sim N(0, I_d), \qquad
         q(z) = E_\psi[q(z \mid \psi)] .
 
-    The density of z is an integral, and :class:`~numpyro_ext.objectives.SemiImplicitELBO`, the loss
-    for this guide, bounds it from below and from above. Losses that need :math:`\log q` raise
+    The density of z is an integral, which :class:`~numpyro_ext.objectives.SemiImplicitELBO`, the
+    loss for this guide, bounds from below and from above. Losses that need :math:`\log q` raise
     :class:`IntractableDensityError`; losses that need only samples work too. Given enough
     :math:`\epsilon` and units the family contains every smooth density. The network starts at zero,
     so the guide starts at the normal approximation of the posterior at its mode.
@@ -47,7 +44,7 @@ class AutoSemiImplicit(AutoWithoutDensity):
     *Where it fails.* Training tends to shrink ``scale`` while the network takes over the spread,
     the more so the fewer auxiliary draws the loss has; ``scale`` stays above 0.001 of
     ``init_scale``. The bound is loose where ``scale`` is small compared with the spread of
-    :math:`\psi`, as above some tens of dimensions. ``diagnose`` judges draws alone.
+    :math:`\psi`, as above some tens of dimensions.
 
     :param int noise_dim: length of :math:`\epsilon`; d if None. Shorter noise spreads the means
         over a manifold, of which ``scale`` is the thickness.
@@ -60,24 +57,16 @@ class AutoSemiImplicit(AutoWithoutDensity):
 
     The other arguments are those of :class:`AutoAtModes`.
 
-    **Reference:** *Semi-implicit variational inference*, equations 1-4, Mingzhang Yin,
-    Mingyuan Zhou (ICML 2018)
+    **Reference:** *Semi-implicit variational inference*, equations 1-4, Yin and Zhou (ICML 2018)
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.guides import AutoSemiImplicit
-        >>> from numpyro_ext.objectives import SemiImplicitELBO
-        >>> def model():
-        ...     x = numpyro.sample("x", dist.Normal(0, 1))
-        ...     numpyro.sample("y", dist.Normal(x, 0.3))
-        >>> guide = AutoSemiImplicit(model, init_from=None)  # was: AutoNormal(model)
-        >>> svi = SVI(model, guide, optax.adam(1e-2), SemiImplicitELBO())  # was: Trace_ELBO()
-        >>> result = svi.run(jax.random.key(0), 2000, progress_bar=False)
-        >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(1000,))
-        >>> bool(jax.numpy.corrcoef(draws["x"], draws["y"])[0, 1] > 0.7)  # AutoNormal has 0
-        True
+    >>> from numpyro_ext.guides import AutoSemiImplicit
+    >>> from numpyro_ext.objectives import SemiImplicitELBO
+    >>> guide = AutoSemiImplicit(model, init_from=None)  # was: AutoNormal(model)
+    >>> svi = SVI(model, guide, optax.adam(1e-2), SemiImplicitELBO())  # was: Trace_ELBO()
+    >>> result = svi.run(jax.random.key(0), 2000, progress_bar=False)
+    >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(1000,))
+    >>> bool(jax.numpy.corrcoef(draws["x"], draws["y"])[0, 1] > 0.7)  # AutoNormal has 0
+    True
     """
 
     noise_dim: int | None = None

@@ -11,8 +11,6 @@ from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext.guides.flows import CouplingFlowNormal
 from numpyro_ext.transforms import RationalQuadraticSpline, SplineCoupling
 
-__all__ = ["AutoSplineNormal"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AutoSplineNormal(CouplingFlowNormal):
@@ -24,7 +22,6 @@ class AutoSplineNormal(CouplingFlowNormal):
     :math:`\sigma` of ``num_bins`` bins on ``[-bound, bound]``,
 
     .. math::
-
         f_i(a, b) = (a,\; \sigma_{i}(b;\, a)), \qquad
         \log|\det f_i'| = \sum_j \log \sigma_{ij}'(b_j;\, a) .
 
@@ -43,22 +40,17 @@ class AutoSplineNormal(CouplingFlowNormal):
 
     The other arguments are those of :class:`CouplingFlowNormal` and :class:`AutoFlowNormal`.
 
-    **Reference:** *Neural spline flows*, sections 3.1 and 3.2, Conor Durkan, Artur Bekasov,
-    Iain Murray, George Papamakarios (NeurIPS 2019)
+    **Reference:** *Neural spline flows*, sections 3.1 and 3.2, Durkan et al. (NeurIPS 2019)
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro_ext.guides import AutoSplineNormal
-        >>> def model():
-        ...     numpyro.sample("rate", dist.Gamma(2.0, 1.0))  # one dimension is enough
-        >>> guide = AutoSplineNormal(model, init_from=None)
-        >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
-        >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
-        >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))
-        >>> bool((draws["rate"] > 0).all())
-        True
+    >>> from numpyro_ext.guides import AutoSplineNormal
+    >>> def model():
+    ...     numpyro.sample("rate", dist.Gamma(2.0, 1.0))  # one dimension is enough
+    >>> guide = AutoSplineNormal(model, init_from=None)
+    >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
+    >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
+    >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))
+    >>> bool((draws["rate"] > 0).all())
+    True
     """
 
     num_flows: int = 4

@@ -16,8 +16,6 @@ import numpyro
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext.guides.networks import flat_module
 
-__all__ = ["Langevin", "LearntTransition", "NNSampler"]
-
 Step = Callable[[Any, Array, Array, Array], Array]
 """``(parameters of the step, z, grad log p*(z), xi) -> z``, all vectors ``(d,)``."""
 
@@ -59,16 +57,13 @@ class Langevin(LearntTransition):
 
     :param float step_size: the initial :math:`\zeta`, in units of length squared.
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist
-        >>> from numpyro_ext.guides import AutoImplicit, Langevin
-        >>> def model():
-        ...     numpyro.sample("z", dist.Normal(0., 1.))
-        >>> guide = AutoImplicit(model, transition=Langevin(5, 0.1), init_from=None)
-        >>> params = numpyro.handlers.trace(numpyro.handlers.seed(guide, 0)).get_trace()
-        >>> params["auto_log_step"]["value"].shape
-        (5, 1)
+    >>> from numpyro_ext.guides import AutoImplicit, Langevin
+    >>> def model():
+    ...     numpyro.sample("z", dist.Normal(0., 1.))
+    >>> guide = AutoImplicit(model, transition=Langevin(5, 0.1), init_from=None)
+    >>> params = numpyro.handlers.trace(numpyro.handlers.seed(guide, 0)).get_trace()
+    >>> params["auto_log_step"]["value"].shape
+    (5, 1)
     """
 
     def begin(self, prefix: str, dim: int) -> tuple[Any, Step]:
@@ -96,26 +91,22 @@ class NNSampler(LearntTransition):
         \zeta D = \zeta g + \sqrt{2\zeta}\, a, \qquad
         s = \sqrt{2\zeta}\, \mathrm{softplus}(b + \log(e - 1)).
 
-    The network starts at zero, where these are the steps of :class:`Langevin` with the step size
-    :math:`\zeta`. Since it knows neither the coordinate nor their number, its weights, under the
-    name ``{prefix}_sampler$params``, can be used for another model (pass them in ``init_params``).
-
     :param float step_size: :math:`\zeta`, in units of length squared.
     :param int hidden_dim: number of hidden units.
 
-    **Reference:** *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner,
-    ICLR 2018 (section 5.2).
+    The network starts at zero, where these are the steps of :class:`Langevin`. It knows neither the
+    coordinate nor their number, so its weights, under the name ``{prefix}_sampler$params``, serve
+    another model too (pass them in ``init_params``).
 
-    .. doctest::
+    **Reference:** *Gradient estimators for implicit models*, section 5.2, Li and Turner (ICLR 2018)
 
-        >>> import jax, numpyro, numpyro.distributions as dist
-        >>> from numpyro_ext.guides import AutoImplicit, NNSampler
-        >>> def model():
-        ...     numpyro.sample("z", dist.Normal(0., 1.))
-        >>> guide = AutoImplicit(model, transition=NNSampler(hidden_dim=20), init_from=None)
-        >>> params = numpyro.handlers.trace(numpyro.handlers.seed(guide, 0)).get_trace()
-        >>> params["auto_sampler$params"]["value"].shape  # 2 x 20 + 20 and 20 x 2 + 2
-        (102,)
+    >>> from numpyro_ext.guides import AutoImplicit, NNSampler
+    >>> def model():
+    ...     numpyro.sample("z", dist.Normal(0., 1.))
+    >>> guide = AutoImplicit(model, transition=NNSampler(hidden_dim=20), init_from=None)
+    >>> params = numpyro.handlers.trace(numpyro.handlers.seed(guide, 0)).get_trace()
+    >>> params["auto_sampler$params"]["value"].shape  # 2 x 20 + 20 and 20 x 2 + 2
+    (102,)
     """
 
     num_steps: int = 10

@@ -4,8 +4,6 @@ from typing import Any
 
 from numpyro_ext._typing import Model
 
-__all__ = ["GuideWrapper"]
-
 # The methods of the Protocols of ``_typing``, which Python looks up without ``__getattr__``.
 _PROTOCOLS = (
     "components",

@@ -41,8 +41,8 @@ def po(
     in the shape and the unit of the parameters.
 
     **When it fails.** At rest a step is 1 / (1 - decay) times the plain one, so learning rates that
-    suit plain descent are that much too large. The noise is no temperature: it perturbs the
-    particles and fades, it does not make their law wider.
+    suit plain descent are that much too large. The noise fades: it does not make the law of the
+    particles wider.
 
     :param learning_rate: :math:`\epsilon`, positive, or a schedule of the step k - 1.
     :param float decay: share of the last step that is kept, in [0, 1).
@@ -54,20 +54,16 @@ def po(
     sampling* (UAI 2018); Liu et al., *Understanding and accelerating particle-based variational
     inference* (ICML 2019), section 5.
 
-    .. doctest::
-
-        >>> import jax, optax
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.optim import po
-        >>> optim = po(0.1, decay=0.5)
-        >>> params, state = jnp.array(4.0), optim.init(jnp.array(4.0))
-        >>> for _ in range(3):
-        ...     updates, state = optim.update(2 * (params - 1), state)
-        ...     params = optax.apply_updates(params, updates)
-        ...     print(f"{params:.2f}")
-        3.40
-        2.62
-        1.91
+    >>> from numpyro_ext.optim import po
+    >>> optim = po(0.1, decay=0.5)
+    >>> params, state = jnp.array(4.0), optim.init(jnp.array(4.0))
+    >>> for _ in range(3):
+    ...     updates, state = optim.update(2 * (params - 1), state)
+    ...     params = optax.apply_updates(params, updates)
+    ...     print(f"{params:.2f}")
+    3.40
+    2.62
+    1.91
     """
     check_learning_rate(learning_rate)
     check_share("decay", decay)

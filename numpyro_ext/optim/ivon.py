@@ -33,22 +33,21 @@ def ivon(
 
     **What differs from the paper.** G is the gradient of the whole loss, so that the momentum
     averages the gradient of the prior too, which the published algorithm takes at the current mean
-    from a given precision and number of rows. Both have the same fixed points. And a step of a mean
-    is at most one standard deviation, since the draws tell of the curvature no farther than that.
-    The published start has a precision of the order of the number of rows, which serves the same
-    end; the start here knows no rows, and the first Newton steps of many rows would be long.
+    from a given precision and number of rows; both have the same fixed points. And a step of a mean
+    is at most one standard deviation, since the draws know the curvature no farther out. The
+    published start, a precision of the order of the number of rows, serves the same end.
 
     The last term of the first line keeps each precision above half of the one before, whatever the
     noise. G and C are computed from the gradients of the two leaves, so that NumPyro's
-    ``Trace_ELBO`` is enough. Rates are shares: r of a Newton step, and p of the precision.
+    ``Trace_ELBO`` is enough.
 
     Use it with ``AutoNormal`` or ``AutoDiagonalNormal``: it acts on every pair of leaves
     ``<x>_loc`` and ``<x>_scale`` of one shape, and leaves all others to ``other``. Start narrow,
     with ``init_scale=0.02``, and draw four or more particles a step.
 
     **When it fails.** If the rate is too large for parameters whose curvature is correlated, the
-    loss grows; take a smaller or a falling rate. It converges to the mean-field normal of the loss,
-    whose standard deviations are too small where parameters are correlated.
+    loss grows; take a smaller or a falling rate. Standard deviations are too small where parameters
+    are correlated, as in every mean-field normal.
 
     :param rate: r, positive, or a schedule of the number of steps.
     :param float b1: share of the averaged gradient that is kept, in [0, 1).
@@ -59,25 +58,19 @@ def ivon(
     2024), algorithm 1; Lin et al., *Handling the positive-definite constraint in the Bayesian
     learning rule* (ICML 2020).
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> import numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.optim import ivon
-        >>> def model(y):
-        ...     mu = numpyro.sample("mu", dist.Normal(0, 2))
-        ...     with numpyro.plate("data", y.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(mu, 0.5), obs=y)
-        >>> guide = AutoNormal(model, init_scale=0.02)
-        >>> svi = SVI(model, guide, ivon(0.05), Trace_ELBO(4))
-        >>> y = jnp.array([1.0, 2.0, 3.0])
-        >>> params = svi.run(jax.random.key(0), 1000, y, progress_bar=False).params
-        >>> loc, sd = params["mu_auto_loc"], params["mu_auto_scale"]
-        >>> # The posterior is N(1.959, 0.286^2), with 0.286 = (1 / 4 + 3 / 0.25)^-0.5.
-        >>> bool(abs(loc - 1.96) < 0.2), bool(abs(sd - 0.286) < 0.06)
-        (True, True)
+    >>> from numpyro_ext.optim import ivon
+    >>> def model(y):
+    ...     mu = numpyro.sample("mu", dist.Normal(0, 2))
+    ...     with numpyro.plate("data", y.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(mu, 0.5), obs=y)
+    >>> guide = AutoNormal(model, init_scale=0.02)
+    >>> svi = SVI(model, guide, ivon(0.05), Trace_ELBO(4))
+    >>> y = jnp.array([1.0, 2.0, 3.0])
+    >>> params = svi.run(jax.random.key(0), 1000, y, progress_bar=False).params
+    >>> loc, sd = params["mu_auto_loc"], params["mu_auto_scale"]
+    >>> # The posterior is N(1.959, 0.286^2), with 0.286 = (1 / 4 + 3 / 0.25)^-0.5.
+    >>> bool(abs(loc - 1.96) < 0.2), bool(abs(sd - 0.286) < 0.06)
+    (True, True)
     """
     check_learning_rate(rate)
     check_share("b1", b1)

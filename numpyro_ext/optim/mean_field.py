@@ -1,4 +1,4 @@
-r"""What optimisers of a mean-field normal share: its pairs of leaves, and their gradient.
+r"""The pairs of leaves of a mean-field normal, their gradient, and the loop of their optimisers.
 
 For the loss L of a normal with mean mu and standard deviation sd, number by number,
 
@@ -30,7 +30,7 @@ class MeanFieldState(NamedTuple):
     num_rejected: Array
     """Number of precisions that a step would have made negative, and that it left as they were."""
     normals: dict[str, Any]
-    """What the rule keeps of each pair, by the name of its mean."""
+    """The memory of the rule for each pair, by the name of its mean."""
     other: Any
     """State of the optimiser of all other parameters."""
 
@@ -49,7 +49,7 @@ class Gradient(NamedTuple):
 
 
 Rule = Callable[[Array, Gradient, Any], tuple[Array, Array, Any]]
-"""``(count, gradient, kept) -> (mean, precision, kept)`` of the next step."""
+"""``(count, gradient, memory) -> (mean, precision, memory)`` of the next step."""
 
 
 def mean_field_optimiser(
@@ -60,7 +60,7 @@ def mean_field_optimiser(
 ) -> optax.GradientTransformation:
     """A rule for the means and precisions of a mean-field normal, as an optax transformation.
 
-    :param start: ``(name, mean, precision) -> kept``, what the rule keeps from step to step.
+    :param start: ``(name, mean, precision) -> memory``, what the rule keeps from step to step.
     """
     to_sd: Any = SoftplusTransform() if scale_transform is None else scale_transform
     rest = optax.adam(1e-3) if other is None else other
@@ -118,9 +118,6 @@ def scale_of(name: str) -> str:
 
 
 def retract(precision: Array, step: Array) -> Array:
-    """``precision + step`` with the term of second order that keeps it above half of what it was.
-
-    References: Lin et al., *Handling the positive-definite constraint in the Bayesian learning
-    rule* (ICML 2020).
-    """
+    """``precision + step`` and the term of second order that keeps half of it at least (Lin et al.,
+    *Handling the positive-definite constraint in the Bayesian learning rule*, ICML 2020)."""
     return precision + step + step**2 / (2 * precision)

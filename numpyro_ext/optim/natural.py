@@ -56,22 +56,19 @@ def natural_gradient(
 
     References: Hoffman et al., *Stochastic variational inference* (JMLR 2013), equation 22.
 
-    .. doctest::
-
-        >>> import jax, optax
-        >>> from numpyro_ext.expfam import (
-        ...     Beta, BetaNatural, straight_through_kl, straight_through_mean)
-        >>> from numpyro_ext.optim import natural_gradient
-        >>> prior, data = BetaNatural(9.0, 9.0), BetaNatural(6.0, 4.0)
-        >>> def loss(q):
-        ...     mean = straight_through_mean(Beta, q)
-        ...     return straight_through_kl(Beta, q, prior, mean) - Beta.inner(data, mean)
-        >>> optim = natural_gradient(1.0, Beta.in_domain)
-        >>> q = BetaNatural(1.0, 1.0)
-        >>> updates, state = optim.update(jax.grad(loss)(q), optim.init(q), q)
-        >>> posterior = optax.apply_updates(q, updates)
-        >>> print(f"{posterior.a:.1f} {posterior.b:.1f} {loss(posterior):.3f}")
-        15.0 13.0 7.069
+    >>> from numpyro_ext.expfam import (
+    ...     Beta, BetaNatural, straight_through_kl, straight_through_mean)
+    >>> from numpyro_ext.optim import natural_gradient
+    >>> prior, data = BetaNatural(9.0, 9.0), BetaNatural(6.0, 4.0)
+    >>> def loss(q):
+    ...     mean = straight_through_mean(Beta, q)
+    ...     return straight_through_kl(Beta, q, prior, mean) - Beta.inner(data, mean)
+    >>> optim = natural_gradient(1.0, Beta.in_domain)
+    >>> q = BetaNatural(1.0, 1.0)
+    >>> updates, state = optim.update(jax.grad(loss)(q), optim.init(q), q)
+    >>> posterior = optax.apply_updates(q, updates)
+    >>> print(f"{posterior.a:.1f} {posterior.b:.1f} {loss(posterior):.3f}")
+    15.0 13.0 7.069
     """
     max_halvings = check_count("max_halvings", max_halvings, minimum=0)
     if not callable(step_size):

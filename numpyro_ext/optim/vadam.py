@@ -71,23 +71,18 @@ def vadam(
     **References:** Khan et al., *Fast and scalable Bayesian deep learning by weight-perturbation in
     Adam* (ICML 2018), algorithm 1 (right).
 
-    .. doctest::
-
-        >>> import jax
-        >>> import numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI, TraceMeanField_ELBO
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.optim import vadam
-        >>> def model(x, y):
-        ...     w = numpyro.sample("w", dist.Normal(0, 1))
-        ...     with numpyro.plate("data", 200, subsample_size=1) as idx:
-        ...         numpyro.sample("y", dist.Normal(w * x[idx], 0.5), obs=y[idx])
-        >>> x = jax.random.normal(jax.random.key(0), (200,))
-        >>> guide = AutoNormal(model, init_scale=0.5)
-        >>> svi = SVI(model, guide, vadam(0.01, num_data=200), TraceMeanField_ELBO())
-        >>> params = svi.run(jax.random.key(1), 3000, x, 2 * x, progress_bar=False).params
-        >>> bool(abs(params["w_auto_loc"] - 2) < 0.2)
-        True
+    >>> from numpyro.infer import TraceMeanField_ELBO
+    >>> from numpyro_ext.optim import vadam
+    >>> def model(x, y):
+    ...     w = numpyro.sample("w", dist.Normal(0, 1))
+    ...     with numpyro.plate("data", 200, subsample_size=1) as idx:
+    ...         numpyro.sample("y", dist.Normal(w * x[idx], 0.5), obs=y[idx])
+    >>> x = jax.random.normal(jax.random.key(0), (200,))
+    >>> guide = AutoNormal(model, init_scale=0.5)
+    >>> svi = SVI(model, guide, vadam(0.01, num_data=200), TraceMeanField_ELBO())
+    >>> params = svi.run(jax.random.key(1), 3000, x, 2 * x, progress_bar=False).params
+    >>> bool(abs(params["w_auto_loc"] - 2) < 0.2)
+    True
     """
     check_learning_rate(step_size)
     check_positive("num_data", num_data)

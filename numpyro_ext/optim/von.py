@@ -62,20 +62,17 @@ def von(
     Adam* (ICML 2018), equations 7, 8 and 16; Lin et al., *Handling the positive-definite constraint
     in the Bayesian learning rule* (ICML 2020).
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, optax
-        >>> from numpyro.distributions.transforms import ExpTransform
-        >>> from numpyro_ext.optim import von
-        >>> def loss(p):  # KL from N(mu, sd^2) to N(3, 1 / 4), with sd = exp(leaf)
-        ...     mu, log_sd = p["w_loc"], p["w_scale"]
-        ...     return 2 * ((mu - 3) ** 2 + jnp.exp(2 * log_sd)) - log_sd
-        >>> optim = von(1.0, retraction=False, scale_transform=ExpTransform())
-        >>> p = {"w_loc": jnp.array(-1.0), "w_scale": jnp.array(0.0)}
-        >>> steps, _ = optim.update(jax.grad(loss)(p), optim.init(p), p)
-        >>> p = optax.apply_updates(p, steps)
-        >>> print(f"{p['w_loc']:.3f} {jnp.exp(p['w_scale']):.3f}")
-        3.000 0.500
+    >>> from numpyro.distributions.transforms import ExpTransform
+    >>> from numpyro_ext.optim import von
+    >>> def loss(p):  # KL from N(mu, sd^2) to N(3, 1 / 4), with sd = exp(leaf)
+    ...     mu, log_sd = p["w_loc"], p["w_scale"]
+    ...     return 2 * ((mu - 3) ** 2 + jnp.exp(2 * log_sd)) - log_sd
+    >>> optim = von(1.0, retraction=False, scale_transform=ExpTransform())
+    >>> p = {"w_loc": jnp.array(-1.0), "w_scale": jnp.array(0.0)}
+    >>> steps, _ = optim.update(jax.grad(loss)(p), optim.init(p), p)
+    >>> p = optax.apply_updates(p, steps)
+    >>> print(f"{p['w_loc']:.3f} {jnp.exp(p['w_scale']):.3f}")
+    3.000 0.500
     """
     check_learning_rate(step_size)
     check_share("momentum", momentum)
@@ -90,8 +87,8 @@ def von(
         before = last.precision if natural else g.precision
         step = rho * g.of_precision + momentum * (g.precision - before)
         precision = retract(g.precision, step) if retraction else g.precision + step
-        kept = (precision > 0) | (precision != precision)  # a negative one is left as it was
-        divisor = precision * kept + g.precision * ~kept
+        allowed = (precision > 0) | (precision != precision)  # a negative one stays unchanged
+        divisor = precision * allowed + g.precision * ~allowed
         ball = momentum * before / divisor * (g.mean - last.mean)
         return g.mean - rho * g.of_mean / divisor + ball, precision, LastNormal(g.mean, g.precision)
 

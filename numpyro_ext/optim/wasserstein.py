@@ -40,33 +40,25 @@ def wag(learning_rate: optax.ScalarOrSchedule, alpha: float = 3.5) -> optax.Grad
     from half the learning rate that suits plain descent. There is no bound on the momentum: noisy
     gradients with a constant learning rate are averaged less and less. The difference y - x stands
     in for the inverse exponential map of the Wasserstein space: particle i must stay particle i.
-
-    **Conventions.** The theory requires :math:`\alpha > 3`, published settings are 2.1 to 3.6. It
-    comes last in an :func:`optax.chain`; :func:`optax.multi_transform` leaves the other parameters
-    of a model to another optimiser.
+    It comes last in an :func:`optax.chain`.
 
     :param learning_rate: :math:`\epsilon`, positive, or a schedule of the step k - 1.
-    :param float alpha: acceleration factor, at least 1.
+    :param float alpha: acceleration factor, at least 1; the theory requires more than 3.
 
     **Reference:** Liu et al., *Understanding and accelerating particle-based variational inference*
     (ICML 2019), algorithm 1.
 
-    .. doctest::
-
-        >>> import jax, numpyro, optax
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.optim import wag
-        >>> from numpyro_ext.particles import SVGD, AutoParticles
-        >>> def model():
-        ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
-        >>> optim = optax.chain(optax.scale_by_rms(decay=0.9, eps=1e-6), wag(0.001))
-        >>> guide = AutoParticles(model, 50, init_from=None)
-        >>> svi = SVI(model, guide, optim, SVGD())
-        >>> result = svi.run(jax.random.key(0), 600, progress_bar=False)
-        >>> w = guide.particles(result.params)["w"]
-        >>> bool(abs(w.mean() - 3) < 0.2), bool(abs(w.std() - 2) < 0.2)
-        (True, True)
+    >>> from numpyro_ext.optim import wag
+    >>> from numpyro_ext.particles import SVGD, AutoParticles
+    >>> def model():
+    ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
+    >>> optim = optax.chain(optax.scale_by_rms(decay=0.9, eps=1e-6), wag(0.001))
+    >>> guide = AutoParticles(model, 50, init_from=None)
+    >>> svi = SVI(model, guide, optim, SVGD())
+    >>> result = svi.run(jax.random.key(0), 600, progress_bar=False)
+    >>> w = guide.particles(result.params)["w"]
+    >>> bool(abs(w.mean() - 3) < 0.2), bool(abs(w.std() - 2) < 0.2)
+    (True, True)
     """
     check_learning_rate(learning_rate)
     check_positive("alpha", alpha)
@@ -112,17 +104,14 @@ def wnes(
     inference* (ICML 2019), algorithm 1; Zhang and Sra, *Towards Riemannian accelerated gradient
     methods* (2018).
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp, optax
-        >>> from numpyro_ext.optim import wnes
-        >>> optim = wnes(0.1, mu=1.0)
-        >>> params, state = jnp.array(4.0), optim.init(jnp.array(4.0))
-        >>> for _ in range(100):
-        ...     updates, state = optim.update(2 * (params - 1), state)
-        ...     params = optax.apply_updates(params, updates)
-        >>> print(f"{params:.2f}")
-        1.00
+    >>> from numpyro_ext.optim import wnes
+    >>> optim = wnes(0.1, mu=1.0)
+    >>> params, state = jnp.array(4.0), optim.init(jnp.array(4.0))
+    >>> for _ in range(100):
+    ...     updates, state = optim.update(2 * (params - 1), state)
+    ...     params = optax.apply_updates(params, updates)
+    >>> print(f"{params:.2f}")
+    1.00
     """
     check_learning_rate(learning_rate)
     check_nonnegative("beta", beta)
@@ -149,9 +138,8 @@ def wasserstein_eval_params(opt_state: Any, params: Any) -> Any:
     r"""The sequence x of :func:`wag` and :func:`wnes`, which is the answer, from y.
 
     The two sequences differ by :math:`O(\epsilon |v|)` and agree at rest. Continue from y, the
-    parameters that the optimiser holds, and report x. Parameters that another optimiser moves (in
-    :func:`optax.multi_transform` or :func:`optax.masked`), and those of :func:`po`, are returned as
-    they are.
+    parameters that the optimiser holds, and report x. The parameters of another optimiser (in
+    :func:`optax.multi_transform` or :func:`optax.masked`) and of :func:`po` are returned unchanged.
 
     :param opt_state: any tree that holds the state of the optimiser: that of ``optax``, the
         ``optim_state`` of an ``SVI`` state, with chains and wrappers around it.
@@ -159,21 +147,16 @@ def wasserstein_eval_params(opt_state: Any, params: Any) -> Any:
         ``SVI.run`` are so where the accelerated parameters are real, as particles are.
     :return: x, in the structure of ``params``.
 
-    .. doctest::
-
-        >>> import jax, numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.optim import wasserstein_eval_params, wnes
-        >>> from numpyro_ext.particles import SVGD, AutoParticles
-        >>> def model():
-        ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
-        >>> guide = AutoParticles(model, 20, init_from=None)
-        >>> result = SVI(model, guide, wnes(0.5), SVGD()).run(
-        ...     jax.random.key(0), 5, progress_bar=False)
-        >>> params = wasserstein_eval_params(result.state.optim_state, result.params)
-        >>> guide.particles(params)["w"].shape
-        (20,)
+    >>> from numpyro_ext.optim import wasserstein_eval_params, wnes
+    >>> from numpyro_ext.particles import SVGD, AutoParticles
+    >>> def model():
+    ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
+    >>> guide = AutoParticles(model, 20, init_from=None)
+    >>> result = SVI(model, guide, wnes(0.5), SVGD()).run(
+    ...     jax.random.key(0), 5, progress_bar=False)
+    >>> params = wasserstein_eval_params(result.state.optim_state, result.params)
+    >>> guide.particles(params)["w"].shape
+    (20,)
     """
 
     def is_state(value: Any) -> bool:

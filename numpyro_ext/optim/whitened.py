@@ -37,19 +37,16 @@ def whitened(
         ``AutoNormal``: each ``*_loc`` with its ``*_scale_tril`` or ``*_scale``.
 
     **References:** Bottou et al., *Optimization methods for large-scale machine learning* (SIAM
-    Review 2018), section 6 (a change of coordinates as a second-order method).
+    Review 2018), section 6.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, optax
-        >>> from numpyro_ext.optim import whitened
-        >>> sds = jnp.array([3e-5, 4.])
-        >>> start = {"auto_loc": jnp.array([2., -1.]), "auto_scale_tril": jnp.diag(sds)}
-        >>> optim = whitened(optax.adam(0.01), start)  # for svi.run(..., init_params=start)
-        >>> gradient = jax.tree.map(jnp.ones_like, start)
-        >>> steps, _ = optim.update(gradient, optim.init(start), start)
-        >>> print((steps["auto_loc"] / sds).round(3))
-        [-0.01 -0.01]
+    >>> from numpyro_ext.optim import whitened
+    >>> sds = jnp.array([3e-5, 4.])
+    >>> start = {"auto_loc": jnp.array([2., -1.]), "auto_scale_tril": jnp.diag(sds)}
+    >>> optim = whitened(optax.adam(0.01), start)  # for svi.run(..., init_params=start)
+    >>> gradient = jax.tree.map(jnp.ones_like, start)
+    >>> steps, _ = optim.update(gradient, optim.init(start), start)
+    >>> print((steps["auto_loc"] / sds).round(3))
+    [-0.01 -0.01]
     """
     normals = _normals(init_params)
 

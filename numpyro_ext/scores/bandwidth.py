@@ -29,23 +29,19 @@ def median_bandwidth(
         h^2 = \mathrm{med}_2 \;\text{("median\_distance")}.
 
     The first makes the RBF kernel :math:`\exp(-s \log(K+1)/\mathrm{med}_2)`, the rule of particle
-    inference. Liu and Wang (NIPS 2016, section 5) have :math:`2 h^2` for their h, and
-    :math:`\log K` for :math:`\log(K+1)`. The second is wider, and better for discrepancies.
-
-    If more than half of the pairs coincide, the mean squared distance takes the median's place; if
-    all coincide, or K = 1, the answer is 1. No gradient flows through it.
+    inference (Liu and Wang, NIPS 2016, section 5, whose h is :math:`2 h^2` with :math:`\log K`).
+    The second is wider, and better for discrepancies. If more than half of the pairs coincide, the
+    mean squared distance takes the median's place; if all coincide, or K = 1, the answer is 1. No
+    gradient flows through.
 
     :param x: ``(K, d)`` points.
     :param str rule: ``"median"`` or ``"median_distance"``.
     :param int max_particles: with more points than this, that many evenly spaced rows give the
         median; ``log(K+1)`` stays that of all.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.scores import median_bandwidth
-        >>> float(median_bandwidth(jnp.array([[0.0], [1.0], [3.0]]), rule="median_distance"))
-        2.0
+    >>> from numpyro_ext.scores import median_bandwidth
+    >>> float(median_bandwidth(jnp.array([[0.0], [1.0], [3.0]]), rule="median_distance"))
+    2.0
     """
     check_choice("rule", rule, BANDWIDTH_RULES)
     max_particles = check_count("max_particles", max_particles, minimum=2)

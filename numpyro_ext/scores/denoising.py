@@ -26,9 +26,9 @@ class DenoisingScore:
     Its optimum is the score of q convolved with :math:`N(0, \sigma^2 I)`, for :math:`N(0, s^2)`
     :math:`-x / (s^2 + \sigma^2)`: too small for every :math:`\sigma > 0`. With small
     :math:`\sigma` the noise of the loss grows as :math:`1/\sigma^2`. Trained on the same K samples
-    without end, a network of unlimited capacity becomes :class:`KDEScore` with ``RBF(sigma)``. The
-    default network is for samples of a scale near 1 around 0: whiten other samples
-    (:func:`whiten`), and divide the score by the scale.
+    without end, a large network becomes :class:`KDEScore` with ``RBF(sigma)``. The default network
+    is for samples of a scale near 1 around 0: :func:`whiten` others, and divide the score by the
+    scale.
 
     :param float sigma: :math:`\sigma`, positive, in the units of the samples.
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
@@ -36,25 +36,22 @@ class DenoisingScore:
         ``hidden_dims`` tanh units.
     :param hidden_dims: widths of the hidden layers of the default network.
 
-    **Reference:** *A connection between score matching and denoising autoencoders*, Pascal Vincent,
-    Neural Computation 2011 (equation 9 and section 4.2).
+    **Reference:** *A connection between score matching and denoising autoencoders*, equation 9 and
+    section 4.2, Vincent (Neural Computation 2011)
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, optax
-        >>> from numpyro_ext.scores import DenoisingScore
-        >>> score = DenoisingScore(0.5, hidden_dims=(16,))
-        >>> params, optim = score.init(jax.random.key(0), 1), optax.adam(0.02)
-        >>> def step(carry, key):
-        ...     params, state = carry
-        ...     x = jax.random.normal(key, (200, 1))
-        ...     grads = jax.grad(score.loss)(params, jax.random.fold_in(key, 1), x)
-        ...     updates, state = optim.update(grads, state)
-        ...     return (optax.apply_updates(params, updates), state), None
-        >>> keys = jax.random.split(jax.random.key(1), 500)
-        >>> (params, _), _ = jax.lax.scan(step, (params, optim.init(params)), keys)
-        >>> abs(score.score(params, jnp.ones((1, 1)))[0, 0] - (-0.8)) < 0.2  # of N(0, 1 + 0.5^2)
-        Array(True, dtype=bool)
+    >>> from numpyro_ext.scores import DenoisingScore
+    >>> score = DenoisingScore(0.5, hidden_dims=(16,))
+    >>> params, optim = score.init(jax.random.key(0), 1), optax.adam(0.02)
+    >>> def step(carry, key):
+    ...     params, state = carry
+    ...     x = jax.random.normal(key, (200, 1))
+    ...     grads = jax.grad(score.loss)(params, jax.random.fold_in(key, 1), x)
+    ...     updates, state = optim.update(grads, state)
+    ...     return (optax.apply_updates(params, updates), state), None
+    >>> keys = jax.random.split(jax.random.key(1), 500)
+    >>> (params, _), _ = jax.lax.scan(step, (params, optim.init(params)), keys)
+    >>> abs(score.score(params, jnp.ones((1, 1)))[0, 0] - (-0.8)) < 0.2  # of N(0, 1 + 0.5^2)
+    Array(True, dtype=bool)
     """
 
     def __init__(

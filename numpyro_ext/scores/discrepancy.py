@@ -34,13 +34,10 @@ def stein_kernel_matrix(
     :param kernel: a kernel of this package, or a function ``(n, d), (m, d) -> (n, m)``.
     :return: the symmetric ``(K, K)`` matrix.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.scores import RBF, stein_kernel_matrix
-        >>> x = jnp.array([[0.0], [1.0]])
-        >>> print(f"{stein_kernel_matrix(x, lambda x: -x, RBF(1.0))[0, 1]:.4f}")
-        -0.6065
+    >>> from numpyro_ext.scores import RBF, stein_kernel_matrix
+    >>> x = jnp.array([[0.0], [1.0]])
+    >>> print(f"{stein_kernel_matrix(x, lambda x: -x, RBF(1.0))[0, 1]:.4f}")
+    -0.6065
     """
     x, s = _with_score(x, score)
     return as_kernel(kernel).resolve(x).stein(x, x, s, s)
@@ -54,15 +51,10 @@ def squared_ksd(
     statistic: str = "u",
     block_size: int | None = None,
 ) -> Float[Array, ""]:
-    r"""The mean of :func:`stein_kernel_matrix` over all pairs (``"v"``: never negative, biased up
-    by :math:`\frac1K E\,k_0(x, x)`) or over the pairs :math:`i \ne j` (``"u"``: unbiased, and
-    negative half of the time when the samples are right).
+    """The mean of :func:`stein_kernel_matrix` over all pairs (``"v"``) or over the pairs
+    :math:`i \\ne j` (``"u"``), as in :func:`numpyro_ext.diagnostics.kernel_stein_discrepancy`.
 
-    O(K^2 d). An input that is not finite is an error, or NaN where it is traced.
-
-    :param score: the target's score: its ``(K, d)`` values at ``x``, or a callable that gives them.
-    :param kernel: defaults to ``IMQ("median_distance")``.
-    :param int block_size: rows at a time, which bounds the memory to O(K * block_size).
+    An input that is not finite is an error, or NaN where it is traced.
     """
     check_choice("statistic", statistic, ("u", "v"))
     x, s = _with_score(x, score)
@@ -88,16 +80,8 @@ def squared_mmd(
     statistic: str = "u",
     block_size: int | None = None,
 ) -> Float[Array, ""]:
-    r"""Squared maximum mean discrepancy between ``(K, d)`` and ``(n, d)`` samples.
-
-    .. math:: \mathrm{MMD}^2 = E\,k(x, x') + E\,k(y, y') - 2\,E\,k(x, y);
-
-    ``"v"`` averages all pairs (never negative, biased up), ``"u"`` leaves out the pairs of a sample
-    with itself in the first two terms (unbiased, may be negative). O((K + n)^2 d).
-
-    :param kernel: defaults to ``RBF("median_distance")``; a rule is resolved on x and y together.
-    :param int block_size: rows at a time, which bounds the memory to O((K + n) * block_size).
-    """
+    """Squared maximum mean discrepancy between ``(K, d)`` and ``(n, d)`` samples, as in
+    :func:`numpyro_ext.diagnostics.maximum_mean_discrepancy`."""
     check_choice("statistic", statistic, ("u", "v"))
     x, y = as_point_pair(x, y)
     kernel = as_kernel(RBF("median_distance") if kernel is None else kernel)
@@ -122,7 +106,7 @@ def _jitted(fn: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _compiled(fn: Callable[..., Array], kernel: BaseKernel) -> Callable[..., Array]:
-    """One program per shape for a kernel that is a pytree; a user's own kernel runs as it is."""
+    """One program per shape for a kernel that is a pytree; a user's own kernel runs eagerly."""
     return _jitted(fn) if is_pytree(kernel) else fn
 
 

@@ -41,8 +41,7 @@ def he_bandwidth(
     which has no units. It is :math:`d^2 / m` for :math:`l \to 0` and :math:`m d^2` for
     :math:`l \to \infty`. In between there is a useful minimum for d = 2 and 3 only. For d = 1 and
     d >= 5 the bandwidth shrinks until particles no longer repel each other, and an
-    ``InferenceWarning`` says so. The public code of the authors weights the sum of squares by
-    :math:`h^{2-d}` in effect.
+    ``InferenceWarning`` says so.
 
     The search makes ``num_steps`` steps in :math:`b = 1 / l^2`, from the median rule's bandwidth
     :math:`l_m`. With :math:`G = dJ/db` at :math:`b_0`, a step tries
@@ -59,16 +58,13 @@ def he_bandwidth(
     :param clip: at least 1.
     :param int max_particles: with more points than this, that many evenly spaced rows are used.
 
-    **Reference:** Liu, Zhuo, Cheng, Zhang, Zhu and Carin, *Understanding and accelerating
-    particle-based variational inference* (ICML 2019), section 5.
+    **Reference:** Liu et al., *Understanding and accelerating particle-based variational inference*
+    (ICML 2019), section 5.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.scores import he_bandwidth
-        >>> x = jnp.array([[0.0, 0.0], [1.0, 0.5], [-0.5, 2.0], [3.0, -1.0]])
-        >>> print(f"{he_bandwidth(x) ** 2:.2f}")
-        1.07
+    >>> from numpyro_ext.scores import he_bandwidth
+    >>> x = jnp.array([[0.0, 0.0], [1.0, 0.5], [-0.5, 2.0], [3.0, -1.0]])
+    >>> print(f"{he_bandwidth(x) ** 2:.2f}")
+    1.07
     """
     x = as_points("x", x)
     num_steps = check_count("num_steps", num_steps)

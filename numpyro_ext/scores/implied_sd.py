@@ -1,7 +1,7 @@
-"""Standard deviations of points compared with those of a density that is known by its score.
+"""Standard deviations of points compared with those that a density's scores imply.
 
 Reference: Liu and Wang, *Stein variational gradient descent as moment matching* (NIPS 2018): the
-Stein identity of linear functions, which gives the mean and the covariance of a Gaussian exactly.
+Stein identity of linear functions.
 """
 
 from jax import Array
@@ -36,8 +36,8 @@ def implied_sd_ratio(
     right. Scaling or moving the coordinates of points and density together changes nothing.
 
     **Limits.** On a curved density the ratio is wrong for points that have not converged; the
-    weights of separated modes do not enter, because the points of each mode are right; a single
-    outlier may change any moment. A ratio of 1 is a necessary condition, not a distance of 0.
+    weights of separated modes do not enter; a single outlier may change any moment. A ratio of 1 is
+    a necessary condition, not a distance of 0.
 
     :param x: ``(m, d)`` points, in unconstrained space if the gradients are.
     :param grad_log_p: ``(m, d)`` gradients of the log density at the points, or ``(..., m, d)``

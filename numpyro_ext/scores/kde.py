@@ -24,28 +24,24 @@ class KDEScore:
 
     in units of 1/length. With an :class:`RBF` it is computed as :math:`(\sum_k w_k x^k - y) / h^2`
     with the weights :math:`w = \mathrm{softmax}_k(-|x^k - y|^2 / (2 h^2))`, which is finite however
-    far y is from all samples; there it is the pull of the nearest sample, :math:`(x^k - y) / h^2`.
+    far y is from all samples: there it is the pull of the nearest sample.
 
     It is biased for every h > 0: with an RBF its limit for many samples is the score of q convolved
     with :math:`N(0, h^2 I)`. So it is too small, and entropy gradients made of it are badly shrunk
-    at either median rule; take :class:`SteinScore` for them. With small h it overfits, and at a
-    sample it is near 0. O(K^2 d) at the samples, O(n K d) elsewhere.
+    at either median rule; take :class:`SteinScore` for them. With small h it overfits. O(K^2 d) at
+    the samples, O(n K d) elsewhere.
 
     :param kernel: defaults to ``RBF("median_distance")``; any kernel that is positive everywhere,
         or a function ``(n, d), (m, d) -> (n, m)``. A rule is resolved on the samples, without a
         gradient.
 
-    **Reference:** *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner,
-    ICLR 2018 (section 3.4, where it is compared with the Stein estimator).
+    **Reference:** *Gradient estimators for implicit models*, section 3.4, Li and Turner (ICLR 2018)
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_ext.scores import KDEScore, RBF
-        >>> x = 2.0 * jax.random.normal(jax.random.key(0), (1000, 1))
-        >>> score = KDEScore(RBF(1.0)).fit(x)  # of N(0, 2^2 + 1), nearly
-        >>> bool(abs(score(jnp.ones((1, 1)))[0, 0] + 1 / 5) < 0.15)
-        True
+    >>> from numpyro_ext.scores import KDEScore, RBF
+    >>> x = 2.0 * jax.random.normal(jax.random.key(0), (1000, 1))
+    >>> score = KDEScore(RBF(1.0)).fit(x)  # of N(0, 2^2 + 1), nearly
+    >>> bool(abs(score(jnp.ones((1, 1)))[0, 0] + 1 / 5) < 0.15)
+    True
     """
 
     kernel: Any = None

@@ -40,21 +40,15 @@ class KernelRatio:
         without a gradient.
     :param floor: the least ratio of which a log is taken, positive.
 
-    **References:**
+    **References:** *A least-squares approach to direct importance estimation*, Kanamori, Hido and
+    Sugiyama (JMLR 2009); *Kernel implicit variational inference*, Shi, Sun and Zhu (ICLR 2018),
+    with the *reverse* ratio
 
-    1. *A least-squares approach to direct importance estimation*, Takafumi Kanamori, Shohei Hido
-       and Masashi Sugiyama, JMLR 2009.
-    2. *Kernel implicit variational inference*, Jiaxin Shi, Shengyang Sun and Jun Zhu, ICLR 2018
-       (with the *reverse* ratio).
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_ext.scores import KernelRatio
-        >>> e = jax.random.normal(jax.random.key(0), (500, 1))
-        >>> ratio = KernelRatio(1e-3).fit(0.5 + e, e)
-        >>> bool(abs(ratio(jnp.ones((1, 1)))[0] - 1.45) < 0.5)  # the truth is exp(0.5 - 0.125)
-        True
+    >>> from numpyro_ext.scores import KernelRatio
+    >>> e = jax.random.normal(jax.random.key(0), (500, 1))
+    >>> ratio = KernelRatio(1e-3).fit(0.5 + e, e)
+    >>> bool(abs(ratio(jnp.ones((1, 1)))[0] - 1.45) < 0.5)  # the truth is exp(0.5 - 0.125)
+    True
     """
 
     lam: float | Array = 1e-2

@@ -212,13 +212,10 @@ class RBF(RadialKernel):
         ``"median_distance"`` (see :func:`median_bandwidth`) and ``"he"`` (see
         :func:`he_bandwidth`), or a callable ``x -> h``.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.scores import RBF
-        >>> x = jnp.array([[0.0, 0.0], [1.0, 1.0]])
-        >>> print(f"{RBF(1.0)(x, x)[0, 1]:.4f}")
-        0.3679
+    >>> from numpyro_ext.scores import RBF
+    >>> x = jnp.array([[0.0, 0.0], [1.0, 1.0]])
+    >>> print(f"{RBF(1.0)(x, x)[0, 1]:.4f}")
+    0.3679
     """
 
     rules: ClassVar[tuple[str, ...]] = (*BANDWIDTH_RULES, "he")
@@ -244,13 +241,10 @@ class IMQ(RadialKernel):
     :param float c: the offset, positive.
     :param float beta: the power, in (-1, 0).
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.scores import IMQ
-        >>> x = jnp.array([[0.0], [2.0]])
-        >>> print(f"{IMQ(1.0)(x, x)[0, 1]:.4f}")
-        0.4472
+    >>> from numpyro_ext.scores import IMQ
+    >>> x = jnp.array([[0.0], [2.0]])
+    >>> print(f"{IMQ(1.0)(x, x)[0, 1]:.4f}")
+    0.4472
     """
 
     c: float | Array = field(default=1.0, kw_only=True)
@@ -286,13 +280,10 @@ class Cauchy(RadialKernel):
 
     :param bandwidth: the length :math:`h`, as that of :class:`RBF`, without the rule ``"he"``.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.scores import Cauchy
-        >>> x = jnp.array([[0.0], [2.0]])
-        >>> print(f"{Cauchy(1.0)(x, x)[0, 1]:.4f}")
-        0.3333
+    >>> from numpyro_ext.scores import Cauchy
+    >>> x = jnp.array([[0.0], [2.0]])
+    >>> print(f"{Cauchy(1.0)(x, x)[0, 1]:.4f}")
+    0.3333
     """
 
     def phi(self, s: Array) -> Array:
@@ -315,13 +306,10 @@ class Epanechnikov(RadialKernel):
 
     :param bandwidth: None for :math:`h = \sqrt d`, or as that of :class:`IMQ`.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.scores import Epanechnikov
-        >>> x = jnp.array([[0.0, 0.0], [0.5, 0.5]])
-        >>> print(f"{Epanechnikov()(x, x)[0, 1]:.4f}")
-        0.7500
+    >>> from numpyro_ext.scores import Epanechnikov
+    >>> x = jnp.array([[0.0, 0.0], [0.5, 0.5]])
+    >>> print(f"{Epanechnikov()(x, x)[0, 1]:.4f}")
+    0.7500
     """
 
     bandwidth: Any = None
@@ -361,14 +349,11 @@ def as_kernel(kernel: Any) -> BaseKernel:
 
     :param kernel: a :class:`BaseKernel`, or any callable ``(n, d), (m, d) -> (n, m)``.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.scores import as_kernel
-        >>> x = jnp.array([[1.0], [2.0]])
-        >>> print(as_kernel(lambda x, y: x @ y.T).cross_trace(x, x))
-        [[1. 1.]
-         [1. 1.]]
+    >>> from numpyro_ext.scores import as_kernel
+    >>> x = jnp.array([[1.0], [2.0]])
+    >>> print(as_kernel(lambda x, y: x @ y.T).cross_trace(x, x))
+    [[1. 1.]
+     [1. 1.]]
     """
     if isinstance(kernel, BaseKernel):
         return kernel

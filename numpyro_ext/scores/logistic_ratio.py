@@ -35,15 +35,12 @@ def logistic_loss(logits_num: ArrayLike, logits_den: ArrayLike) -> Float[Array, 
     :param logits_num: T at samples of the numerator, of any shape.
     :param logits_den: T at samples of the denominator.
 
-    **Reference:** *Adversarial variational Bayes*, Lars Mescheder, Sebastian Nowozin and Andreas
-    Geiger, ICML 2017 (equation 3.3 and proposition 1).
+    **Reference:** *Adversarial variational Bayes*, equation 3.3 and proposition 1, Mescheder,
+    Nowozin and Geiger (ICML 2017)
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.scores import logistic_loss
-        >>> print(f"{logistic_loss(jnp.zeros(3), jnp.zeros(5)):.4f}")
-        1.3863
+    >>> from numpyro_ext.scores import logistic_loss
+    >>> print(f"{logistic_loss(jnp.zeros(3), jnp.zeros(5)):.4f}")
+    1.3863
     """
     a, b = jnp.asarray(logits_num), jnp.asarray(logits_den)
     return jnp.mean(jax.nn.softplus(-a)) + jnp.mean(jax.nn.softplus(b))
@@ -64,16 +61,13 @@ def whiten(x: ArrayLike) -> tuple[Float[Array, "k d"], Float[Array, " d"], Float
 
     :param x: ``(K, d)`` samples.
 
-    **Reference:** *Adversarial variational Bayes*, Lars Mescheder, Sebastian Nowozin and Andreas
-    Geiger, ICML 2017 (section 3.3).
+    **Reference:** *Adversarial variational Bayes*, section 3.3, Mescheder, Nowozin and Geiger (ICML
+    2017)
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.scores import whiten
-        >>> u, loc, scale = whiten(jnp.array([[1.0], [5.0]]))
-        >>> print(u.ravel(), loc, scale)
-        [-1.  1.] [3.] [2.]
+    >>> from numpyro_ext.scores import whiten
+    >>> u, loc, scale = whiten(jnp.array([[1.0], [5.0]]))
+    >>> print(u.ravel(), loc, scale)
+    [-1.  1.] [3.] [2.]
     """
     x = as_points("x", x)
     # Twice, because the mean of numbers far from 0 is rounded as they are.
@@ -101,17 +95,14 @@ class LogisticRatio:
     :param int num_steps: Newton steps, each the best of a geometric sequence of lengths, with F
         monomials O(N F^2 + F^3) each.
 
-    **Reference:** *Density ratio estimation in machine learning*, Masashi Sugiyama, Taiji Suzuki
-    and Takafumi Kanamori, Cambridge University Press 2012 (chapter 4).
+    **Reference:** *Density ratio estimation in machine learning*, chapter 4, Sugiyama, Suzuki and
+    Kanamori (2012)
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_ext.scores import LogisticRatio
-        >>> e = jax.random.normal(jax.random.key(0), (2000, 1))
-        >>> ratio = LogisticRatio(degree=1).fit(0.5 + e, e)
-        >>> bool(abs(ratio.log_ratio(jnp.ones((1, 1)))[0] - 0.375) < 0.25)  # the truth is 0.375
-        True
+    >>> from numpyro_ext.scores import LogisticRatio
+    >>> e = jax.random.normal(jax.random.key(0), (2000, 1))
+    >>> ratio = LogisticRatio(degree=1).fit(0.5 + e, e)
+    >>> bool(abs(ratio.log_ratio(jnp.ones((1, 1)))[0] - 0.375) < 0.25)  # the truth is 0.375
+    True
     """
 
     degree: int = 2

@@ -35,13 +35,10 @@ class MatrixRBF(BaseKernel):
         :math:`Q^{1/2} x`.
     :param float factor: multiplies the bandwidth, also that of a rule.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.scores import MatrixRBF
-        >>> kernel = MatrixRBF(jnp.diag(jnp.array([4.0, 1.0])), 1.0)
-        >>> print(f"{kernel(jnp.zeros((1, 2)), jnp.array([[0.5, 1.0]]))[0, 0]:.4f}")
-        0.3679
+    >>> from numpyro_ext.scores import MatrixRBF
+    >>> kernel = MatrixRBF(jnp.diag(jnp.array([4.0, 1.0])), 1.0)
+    >>> print(f"{kernel(jnp.zeros((1, 2)), jnp.array([[0.5, 1.0]]))[0, 0]:.4f}")
+    0.3679
     """
 
     metric: Any

@@ -48,24 +48,16 @@ class ScoreMatchingScore:
     :param kernel: :class:`RBF`, :class:`Cauchy` or :class:`Epanechnikov`; defaults to
         ``RBF("median_distance")``.
 
-    **References:**
+    **References:** *Estimation of non-normalized statistical models by score matching*, theorem 1,
+    Hyvarinen (JMLR 2005); *Gradient estimators for implicit models*, appendix, Li and Turner (ICLR
+    2018), with a symmetric matrix for Epanechnikov here; *Gradient-free Hamiltonian Monte Carlo
+    with efficient kernel exponential families*, section 3, Strathmann et al. (NIPS 2015)
 
-    1. *Estimation of non-normalized statistical models by score matching*, Aapo Hyvarinen, JMLR
-       2005 (theorem 1).
-    2. *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner, ICLR 2018
-       (appendix: the closed forms for the three kernels; the matrix for the last one is symmetric
-       here, which makes it that of the minimiser).
-    3. *Gradient-free Hamiltonian Monte Carlo with efficient kernel exponential families*, Heiko
-       Strathmann et al., NIPS 2015 (section 3).
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_ext.scores import RBF, ScoreMatchingScore
-        >>> x = 2.0 * jax.random.normal(jax.random.key(0), (500, 1))
-        >>> score = ScoreMatchingScore(1.0, RBF(4.0)).fit(x)  # the truth at 1 is -1 / 4
-        >>> bool(abs(score(jnp.ones((1, 1)))[0, 0] + 1 / 4) < 0.15)
-        True
+    >>> from numpyro_ext.scores import RBF, ScoreMatchingScore
+    >>> x = 2.0 * jax.random.normal(jax.random.key(0), (500, 1))
+    >>> score = ScoreMatchingScore(1.0, RBF(4.0)).fit(x)  # the truth at 1 is -1 / 4
+    >>> bool(abs(score(jnp.ones((1, 1)))[0, 0] + 1 / 4) < 0.15)
+    True
     """
 
     eta: float | Array = 1e-2

@@ -67,10 +67,10 @@ class SteinScore:
     definite gives NaN. (:class:`Epanechnikov` needs an :math:`\eta` above the size of its most
     negative eigenvalue.)
 
-    O(K^3 + K^2 d) time and O(K^2) memory for the kernels of this package. The estimates at more
-    than 4096 samples with a positive definite kernel of the distance are found by preconditioned
-    conjugate gradients, at O(K^2 d) for an iteration and in memory of O(K); they stop at a relative
-    residual of 1e-6 or after 200 iterations; :meth:`with_residual` returns the residual.
+    O(K^3 + K^2 d) time and O(K^2) memory for the kernels of this package. More than 4096 samples
+    with a positive definite kernel of the distance are solved by preconditioned conjugate
+    gradients, at O(K^2 d) an iteration and in memory of O(K), to a relative residual of 1e-6 or for
+    200 iterations; :meth:`with_residual` returns the residual.
 
     :param float eta: the ridge, positive.
     :param kernel: defaults to ``RBF("median_distance")``; or a function of ``(n, d)`` and
@@ -79,18 +79,14 @@ class SteinScore:
     :param str statistic: ``"v"`` or ``"u"``.
     :param str form: ``"nonparametric"``, or ``"parametric"`` (RBF and Cauchy only).
 
-    **Reference:** *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner,
-    ICLR 2018 (equation 9; the predictive and the parametric estimators).
+    **Reference:** *Gradient estimators for implicit models*, equation 9, Li and Turner (ICLR 2018)
 
-    .. doctest::
-
-        >>> import jax
-        >>> from numpyro_ext.scores import SteinScore
-        >>> noise = jax.random.normal(jax.random.key(0), (200, 1))
-        >>> x = 3.0 + 2.0 * noise  # the entropy of this sampler has the gradient 1 / 2 in its scale
-        >>> score = SteinScore()(x)
-        >>> bool(abs(-(score * noise).mean() - 0.5) < 0.05)
-        True
+    >>> from numpyro_ext.scores import SteinScore
+    >>> noise = jax.random.normal(jax.random.key(0), (200, 1))
+    >>> x = 3.0 + 2.0 * noise  # the entropy of this sampler has the gradient 1 / 2 in its scale
+    >>> score = SteinScore()(x)
+    >>> bool(abs(-(score * noise).mean() - 0.5) < 0.05)
+    True
     """
 
     eta: float | Array = 1e-2
@@ -165,15 +161,12 @@ class SteinScore:
     def _coefficients(self, x: Array, kernel: Any) -> Array:
         r"""The coefficients :math:`a = (\Lambda + \eta I)^{-1} b` of the parametric form.
 
-        With the weights P of the basis (``basis_weights``; K for RBF), and elementwise products
-        with the Gram matrix X of centred x,
+        With the weights P of the basis, :math:`\Lambda` of :func:`gram_of_gradients` around
+        :math:`\tilde K` (K, for "u" without its diagonal), and elementwise products with the Gram
+        matrix X of centred x,
 
         .. math::
-            \Lambda = X \circ (P \tilde K P) + P (\tilde K \circ X) P
-                      - ((P \tilde K) \circ X) P - P ((\tilde K P) \circ X), \\
-            b = (P\, \mathrm{diag}(X)\, P + (P P) \circ X - P (P \circ X) - (P \circ X) P)\, 1,
-
-        where :math:`\tilde K` is K for "v", K without its diagonal for "u".
+            b = (P\, \mathrm{diag}(X)\, P + (P P) \circ X - P (P \circ X) - (P \circ X) P)\, 1.
         """
         s = squared_distances(x, x)
         k, p = kernel.phi(s), basis_weights(kernel, s)

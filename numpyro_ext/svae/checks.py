@@ -46,19 +46,19 @@ def check_data(y: Any) -> None:
         )
 
 
-def check_naturals(what: str, given: Mapping[str, Any], rule: LocalInference) -> None:
+def check_naturals(argument: str, naturals: Mapping[str, Any], rule: LocalInference) -> None:
     """An error that names the factor whose natural parameters are not in the domain, if known."""
-    if sorted(given) != sorted(rule.families):
+    if sorted(naturals) != sorted(rule.families):
         raise ValueError(
-            f"{what} has {sorted(given)}, but {type(rule).__name__} has the global factors"
+            f"{argument} has {sorted(naturals)}, but {type(rule).__name__} has the global factors"
             f" {sorted(rule.families)}."
         )
     for name, family in rule.families.items():
-        natural = given[name]
+        natural = naturals[name]
         inside = isinstance(natural, family.Natural) and jnp.all(family.in_domain(natural))
         if not isinstance(inside, Tracer) and not inside:
             raise ValueError(
-                f"{what}['{name}'] is no natural parameter of {family.__name__}, which requires"
+                f"{argument}['{name}'] is no natural parameter of {family.__name__}, which requires"
                 f" {family.domain}; make it by {family.__name__}.from_standard."
             )
 
@@ -90,15 +90,15 @@ def check_scales(model_trace: Trace, guide_trace: Trace) -> None:
         if name not in model_trace:
             continue
         both = {"model": model_trace[name], "guide": site}
-        for owner, one in both.items():
-            if any(mask_of(layer) is not None for layer in layers(one["fn"])):
+        for owner, traced in both.items():
+            if any(mask_of(layer) is not None for layer in layers(traced["fn"])):
                 raise ValueError(
                     f"the {owner} masks the latent site '{name}', of which SVAEELBO takes the whole"
                     " divergence; drop these rows, or use Trace_ELBO."
                 )
         ours, theirs = map(scale_of, both.values())
-        known = not isinstance(ours, Tracer) and not isinstance(theirs, Tracer)
-        if known and not np.allclose(ours, theirs, rtol=1e-5):
+        concrete = not isinstance(ours, Tracer) and not isinstance(theirs, Tracer)
+        if concrete and not np.allclose(ours, theirs, rtol=1e-5):
             raise ValueError(
                 f"the model scales the latent site '{name}' by {ours} and the guide by {theirs};"
                 " put the same numpyro.handlers.scale around the site in both, or use Trace_ELBO."
@@ -144,12 +144,12 @@ def _check_pair(
             )
     check_scales(models[0], first)
     for name, family in families.items():
-        found = sum(_total(models[0], site) for site in names[name])
+        log_p = sum(_total(models[0], site) for site in names[name])
         value = _value_of(names[name], first)
         expected = float(jnp.sum(family.log_prob(guide.prior[name], value)))
-        if not abs(found - expected) <= 1e-3 * (1 + abs(expected)):
+        if not abs(log_p - expected) <= 1e-3 * (1 + abs(expected)):
             raise ValueError(
-                f"the model's log density of {_words(names[name])} is {found:.4g}, but that of"
+                f"the model's log density of {_words(names[name])} is {log_p:.4g}, but that of"
                 f" prior['{name}'] is {expected:.4g} at the same values; prior holds natural"
                 f" parameters, which {family.__name__}.from_standard makes."
             )
@@ -178,16 +178,16 @@ def _check_locals(guide: _Guide, traces: tuple[Trace, Trace], models: list[Trace
             " dynamics, until its density is lost to rounding; check the model with fewer steps."
         )
     local = certain(rule, means[0], values)
-    found = [sum(_total(trace, site) for site in sites) for trace in models]
+    log_p = [sum(_total(trace, site) for site in sites) for trace in models]
     expected = [-float(jnp.sum(rule.local_kl(mean, local))) for mean in means]
-    if not np.all(np.isfinite([*found, *expected])):
+    if not np.all(np.isfinite([*log_p, *expected])):
         return (
-            f"the log density of {_words(sites)} at random values is {found}, and that of"
+            f"the log density of {_words(sites)} at random values is {log_p}, and that of"
             f" {type(rule).__name__} is {expected}; check the model with fewer rows and steps."
         )
-    change, wanted = found[1] - found[0], expected[1] - expected[0]
-    # Of a few steps of random dynamics that grow, float32 keeps four digits.
-    if not abs(change - wanted) <= 1e-3 * (1 + sum(map(abs, (*found, *expected)))):
+    change, wanted = log_p[1] - log_p[0], expected[1] - expected[0]
+    # After a few steps of random dynamics that grow, float32 keeps four digits.
+    if not abs(change - wanted) <= 1e-3 * (1 + sum(map(abs, (*log_p, *expected)))):
         raise ValueError(
             f"the model's log density of {_words(sites)} changes by {change:.4g} between two values"
             f" of the global variables, but that of {type(rule).__name__} by {wanted:.4g}; write"
@@ -197,8 +197,8 @@ def _check_locals(guide: _Guide, traces: tuple[Trace, Trace], models: list[Trace
 
 
 def _grows(rule: LocalInference, global_mean: Mapping[str, Any], x: Array) -> bool:
-    """Return whether a chain's variance under p(x | theta) outgrows the noise of a transition, so
-    that rounding makes its log density finite and wrong."""
+    """Return whether rounding makes the log density of a chain finite and wrong, because its
+    variance under p(x | theta) outgrows the noise of a transition."""
     if rule.local_families["x"] is not GaussianChain:
         return False
     local = rule.infer(global_mean, _nothing(x))
@@ -209,7 +209,7 @@ def _grows(rule: LocalInference, global_mean: Mapping[str, Any], x: Array) -> bo
 
 
 def _nothing(x: Array) -> GaussianPotential:
-    """The potential of data that say nothing about x."""
+    """The potential of a datum without information about x."""
     return GaussianPotential(jnp.zeros_like(x), jnp.zeros((*x.shape, x.shape[-1])))
 
 
@@ -228,8 +228,8 @@ def certain(
 def _check_known_normal(guide: _Guide, guide_trace: Trace, model_trace: Trace) -> None:
     """Compare p(x) of the model and of a rule without global variables, near draws of the guide.
 
-    The divergence of the rule from a narrow q gives its E_q log p(x); for normals that of the model
-    is the mean over 2d points at distance sqrt(d) along a root of the covariance of q.
+    From a narrow normal q the divergence of the rule gives its E_q log p(x); the model's is the
+    mean over the 2d points at distance sqrt(d) along a root of the covariance of q.
     """
     rule, (site,) = guide.local_inference, guide.site_names["x"]
     x = guide_trace[site]["value"]
@@ -240,14 +240,14 @@ def _check_known_normal(guide: _Guide, guide_trace: Trace, model_trace: Trace) -
     q = Gaussian.to_standard(local.natural["x"])
     steps = jnp.moveaxis(d**0.5 * jnp.linalg.cholesky(q.covariance_matrix), -1, 0)
     points = q.loc + jnp.concatenate([steps, -steps])
-    found = jnp.mean(log_prob({**model_trace[site], "value": points}), axis=0)
+    log_p = jnp.mean(log_prob({**model_trace[site], "value": points}), axis=0)
     log_q = negative_entropy(local.natural["x"]) - d / 2 * math.log(2 * math.pi)
     expected = log_q - rule.local_kl({}, local)
-    wrong = ~(jnp.abs(found - expected) <= 1e-3 * (1 + jnp.abs(expected)))
+    wrong = ~(jnp.abs(log_p - expected) <= 1e-3 * (1 + jnp.abs(expected)))
     if bool(jnp.any(wrong)):
         n = int(jnp.argmax(wrong))
         raise ValueError(
-            f"the model's log density of '{site}' is {float(found[n]):.4g} near x ="
+            f"the model's log density of '{site}' is {float(log_p[n]):.4g} near x ="
             f" {np.round(np.asarray(q.loc[n]), 3).tolist()}, but that of {type(rule).__name__} is"
             f" {float(expected[n]):.4g}; give both the same prior of '{site}'."
         )

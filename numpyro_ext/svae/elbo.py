@@ -46,7 +46,6 @@ class SVAEELBO(ELBO):
     For global variables :math:`\theta`, local variables (x, z) and a minibatch of B of N data,
 
     .. math::
-
         loss &= KL(q(\theta) \| p(\theta)) - \frac NB \sum_n \big(
         \mathrm{E}_{q} \log p(y_n \mid x_n) - KL_n \big), \\
         KL_n &= \mathrm{E} \log q(x_n, z_n) - \mathrm{E} \log p(x_n, z_n \mid \theta),
@@ -57,37 +56,34 @@ class SVAEELBO(ELBO):
     The gradient in the global natural parameters is minus the natural gradient,
 
     .. math::
-
         \tau_0 + \frac NB \sum_n \mathrm{E}\, t_n - \tau
         + \nabla_\mu \Big[\frac NB \sum_n (\ldots)\Big]_{\text{through local inference}},
 
     so that :func:`natural_gradient` of step 1 is the conjugate update. The last term vanishes where
-    local inference has found a stationary point of the bound. It is left out with
-    ``"explicit_only"``: a step then never leaves the domain of the parameters, and training is
-    more robust. All other parameters have ordinary gradients. At the first update of an ``SVI``
-    whose optimiser has no :func:`natural_gradient` an ``InferenceWarning`` says so.
+    local inference has found a stationary point of the bound. ``"explicit_only"`` leaves it out: a
+    step then never leaves the domain of the parameters, and training is more robust. All other
+    parameters have ordinary gradients. At the first update of an ``SVI`` whose optimiser has no
+    :func:`natural_gradient` an ``InferenceWarning`` says so.
 
     A ``numpyro.handlers.scale`` of latent sites must be the same in the model and in the guide, and
     one for all global and one for all local sites: it multiplies their divergence. Scales that are
     computed under ``jax.jit`` and differ make the loss NaN. A step whose loss is NaN or whose
-    gradient is not finite leaves the parameters as they are, and warns.
+    gradient is not finite leaves the parameters unchanged, and warns.
 
-    **When it fails.** A model whose densities of latent sites are not those that the guide stands
-    for is not noticed here, but by :meth:`SVAEGuide.check`. A parameter of the model that enters
+    **When it fails.** A model whose densities of latent sites differ from the guide's is not
+    noticed here, but by :meth:`SVAEGuide.check`. A parameter of the model that enters
     them is refused, and so are data that depend on another variable than x.
 
     :param str implicit: ``"full"`` or ``"explicit_only"``.
     :param int num_particles: number of draws of x; local inference runs once.
     :param vectorize_particles: as in NumPyro's ``Trace_ELBO``.
 
-    References: Johnson et al., *Composing graphical models with neural networks for structured
-    representations and fast inference* (NIPS 2016), section 4.
+    References: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016),
+    section 4.
 
-    .. doctest::
-
-        >>> from numpyro_ext.svae import SVAEELBO
-        >>> SVAEELBO("explicit_only").num_particles
-        1
+    >>> from numpyro_ext.svae import SVAEELBO
+    >>> SVAEELBO("explicit_only").num_particles
+    1
     """
 
     can_infer_discrete = True
@@ -113,10 +109,10 @@ class SVAEELBO(ELBO):
     ) -> dict[str, Any]:
         """The loss; with one particle, and all rows, it has the draws of ``Trace_ELBO``."""
 
-        def of(params: Params) -> tuple[Array, dict[str, Any]]:
+        def estimate(params: Params) -> tuple[Array, dict[str, Any]]:
             return self._estimate(rng_key, params, model, guide, args, kwargs)
 
-        loss, state = finite_step(of, param_map)
+        loss, state = finite_step(estimate, param_map)
         _warn_of_other_steps(guide, param_map)
         return {"loss": loss, "mutable_state": state or None}
 
@@ -135,30 +131,30 @@ class SVAEELBO(ELBO):
         running = seed_plates(_running(guide, terms), guide_key)
         run = substitute(seed(running, guide_key), data=param_map)
         with valid_plates():
-            found, guide_trace = call_and_trace(run, args, kwargs)
+            guide_run, guide_trace = call_and_trace(run, args, kwargs)
 
         def expected_log_lik(key: Array | None) -> tuple[Array, tuple[Params, Params]]:
-            drawn = guide_trace if key is None else _redraw(guide_trace, found.vectors, key)
+            drawn = guide_trace if key is None else _redraw(guide_trace, guide_run.vectors, key)
             trace = self._model_trace(model, model_key, drawn, param_map, args, kwargs)
             log_lik = sum(map(_scaled_log_prob, _observed(trace)), jnp.zeros(()))
             scales = {s["name"]: jnp.asarray(scale_of(s)) for s in latent_sites(trace)}
             return log_lik, (_mutable(trace), scales)
 
-        self._check(model, model_key, guide_trace, found, param_map, args, kwargs)
+        self._check(model, model_key, guide_trace, guide_run, param_map, args, kwargs)
         if self.num_particles == 1:
             log_lik, (state, scales) = expected_log_lik(None)
         else:
             keys = random.split(guide_key, self.num_particles)
             log_liks, rest = map_over(self.vectorize_particles, expected_log_lik, keys)
             log_lik, (state, scales) = jnp.mean(log_liks), jax.tree.map(lambda leaf: leaf[0], rest)
-        local = set(frames(guide_trace[found.vectors[0]]))
+        local = set(frames(guide_trace[guide_run.vectors[0]]))
         sites = {site["name"]: local <= set(frames(site)) for site in latent_sites(guide_trace)}
         scale_global, scale_local = (
             _common_scale([n for n, here in sites.items() if here is which], guide_trace, scales)
             for which in (False, True)
         )
-        kl_local = jnp.sum(scale_local * found.kl_local)
-        loss = scale_global * found.kl_global + kl_local - log_lik
+        kl_local = jnp.sum(scale_local * guide_run.kl_local)
+        loss = scale_global * guide_run.kl_global + kl_local - log_lik
         return loss, {**_mutable(guide_trace), **state}
 
     def _model_trace(
@@ -179,7 +175,7 @@ class SVAEELBO(ELBO):
         model: Model,
         key: Array,
         guide_trace: Trace,
-        found: GuideRun,
+        guide_run: GuideRun,
         params: Params,
         args: tuple,
         kwargs: dict[str, Any],
@@ -203,7 +199,7 @@ class SVAEELBO(ELBO):
             return {site["name"]: _scaled_log_prob(site) for site in sample_sites(trace)}
 
         values = {name: site["value"] for name, site in drawn.items()}
-        differentiated = set(found.vectors)
+        differentiated = set(guide_run.vectors)
         for name, origins in eval_provenance(log_probs, **params, **values).items():
             for origin in sorted((origins & set(params)) if name in drawn else ()):
                 raise ValueError(
@@ -222,8 +218,8 @@ def _check_plates(trace: Trace, drawn: dict[str, Site]) -> None:
     for name, (size, batch) in subsampled_plates(trace).items():
         for site in latent_sites(trace):
             around, ours = (
-                {frame.name for frame in one["cond_indep_stack"]}
-                for one in (site, drawn[site["name"]])
+                {frame.name for frame in sampled["cond_indep_stack"]}
+                for sampled in (site, drawn[site["name"]])
             )
             if name in around - ours:
                 raise ValueError(

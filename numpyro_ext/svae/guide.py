@@ -65,17 +65,15 @@ class GuideRun(NamedTuple):
 
 class SVAEGuide:
     r"""Guide in which a network gives potentials, and message passing the local posterior.
-
     .. math::
-
         q(\theta) = p(\theta \mid \tau), \qquad
         q(x_n, z_n) = \text{local inference}(\mathrm{E}_{q(\theta)} t(\theta),\,
         \psi(x; y_n, \phi)).
 
     It pairs with a model of conjugate global variables, local latents x (and z), and a likelihood
     of x alone. With :class:`SVAEELBO` the natural parameters :math:`\tau` have natural gradients;
-    elsewhere it is an ordinary guide with ordinary ones. Potentials enter q alone, so that the
-    bound holds whatever the network says.
+    with other losses ordinary ones. Potentials enter q alone, so that the bound holds whatever the
+    network returns.
 
     **Bias.** Global variables are independent of local ones under q, and z of x. So the standard
     deviations of global variables are too small wherever the data leave local ones open, as for
@@ -105,42 +103,38 @@ class SVAEGuide:
         rule by default.
     :param dict site_names: other names of the model's sites, as ``{"Sigma": "cov"}``.
 
-    References: Johnson et al., *Composing graphical models with neural networks for structured
-    representations and fast inference* (NIPS 2016), algorithm 1.
+    References: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016),
+    algorithm 1.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.expfam import NIW, Dirichlet
-        >>> from numpyro_ext.optim import natural_gradient
-        >>> from numpyro_ext.svae import (
-        ...     GMMEP, SVAEELBO, SVAEGuide, decoder_network, recognition_network)
-        >>> def model(y):
-        ...     pi = numpyro.sample("pi", dist.Dirichlet(jnp.ones(2)))
-        ...     with numpyro.plate("components", 2):
-        ...         wishart = dist.InverseWishart(3.0, scale_matrix=jnp.eye(1))
-        ...         Sigma = numpyro.sample("Sigma", wishart)
-        ...         mu = numpyro.sample("mu", dist.MultivariateNormal(jnp.zeros(1), Sigma / 0.1))
-        ...     decode = numpyro.module("decoder", decoder_network(2, hidden=(8,)), (1,))
-        ...     with numpyro.plate("data", len(y)):
-        ...         z = numpyro.sample("z", dist.Categorical(pi))
-        ...         x = numpyro.sample("x", dist.MultivariateNormal(mu[z], Sigma[z]))
-        ...         numpyro.sample("y", dist.Normal(*decode(x)).to_event(1), obs=y)
-        >>> niw = {"loc": jnp.zeros((2, 1)), "kappa": 0.1, "df": 3.0, "scale_matrix": jnp.eye(1)}
-        >>> prior = {
-        ...     "pi": Dirichlet.from_standard(concentration=jnp.ones(2)),
-        ...     "components": NIW.from_standard(**niw)}
-        >>> guide = SVAEGuide(prior, recognition_network(1, hidden=(8,)), GMMEP())
-        >>> optim = optax.multi_transform(
-        ...     {"natural": natural_gradient(0.1, guide.domain), "network": optax.adam(1e-2)},
-        ...     guide.param_labels)
-        >>> y = jnp.array([[-3.0, 3.0], [-3.1, 2.9], [3.0, -3.0], [2.9, -3.1]])
-        >>> svi = SVI(model, guide, optim, SVAEELBO("explicit_only"))
-        >>> result = svi.run(jax.random.key(0), 100, y, progress_bar=False)
-        >>> r = guide.local_posterior(result.params, y).mean["z"].probs
-        >>> bool(r[0].argmax() == r[1].argmax() != r[2].argmax() == r[3].argmax())
-        True
+    >>> from numpyro_ext.expfam import NIW, Dirichlet
+    >>> from numpyro_ext.optim import natural_gradient
+    >>> from numpyro_ext.svae import (
+    ...     GMMEP, SVAEELBO, SVAEGuide, decoder_network, recognition_network)
+    >>> def model(y):
+    ...     pi = numpyro.sample("pi", dist.Dirichlet(jnp.ones(2)))
+    ...     with numpyro.plate("components", 2):
+    ...         wishart = dist.InverseWishart(3.0, scale_matrix=jnp.eye(1))
+    ...         Sigma = numpyro.sample("Sigma", wishart)
+    ...         mu = numpyro.sample("mu", dist.MultivariateNormal(jnp.zeros(1), Sigma / 0.1))
+    ...     decode = numpyro.module("decoder", decoder_network(2, hidden=(8,)), (1,))
+    ...     with numpyro.plate("data", len(y)):
+    ...         z = numpyro.sample("z", dist.Categorical(pi))
+    ...         x = numpyro.sample("x", dist.MultivariateNormal(mu[z], Sigma[z]))
+    ...         numpyro.sample("y", dist.Normal(*decode(x)).to_event(1), obs=y)
+    >>> niw = {"loc": jnp.zeros((2, 1)), "kappa": 0.1, "df": 3.0, "scale_matrix": jnp.eye(1)}
+    >>> prior = {
+    ...     "pi": Dirichlet.from_standard(concentration=jnp.ones(2)),
+    ...     "components": NIW.from_standard(**niw)}
+    >>> guide = SVAEGuide(prior, recognition_network(1, hidden=(8,)), GMMEP())
+    >>> optim = optax.multi_transform(
+    ...     {"natural": natural_gradient(0.1, guide.domain), "network": optax.adam(1e-2)},
+    ...     guide.param_labels)
+    >>> y = jnp.array([[-3.0, 3.0], [-3.1, 2.9], [3.0, -3.0], [2.9, -3.1]])
+    >>> svi = SVI(model, guide, optim, SVAEELBO("explicit_only"))
+    >>> result = svi.run(jax.random.key(0), 100, y, progress_bar=False)
+    >>> r = guide.local_posterior(result.params, y).mean["z"].probs
+    >>> bool(r[0].argmax() == r[1].argmax() != r[2].argmax() == r[3].argmax())
+    True
     """
 
     def __init__(
@@ -241,10 +235,10 @@ class SVAEGuide:
             fn, names = family.to_distribution(natural[name]), self.site_names[name]
             fns = fn if isinstance(fn, tuple) else (fn,)
             # The conditional distribution is a function of the site before it.
-            given: Any = None
+            value: Any = None
             for site, fn in zip(names, fns, strict=True):
-                given = numpyro.sample(site, fn if given is None else fn(given))
-                sites[site] = given
+                value = numpyro.sample(site, fn if value is None else fn(value))
+                sites[site] = value
         return sites
 
     def global_natural(self, params: Params) -> dict[str, Any]:
@@ -283,14 +277,14 @@ class SVAEGuide:
         :param sample_shape: shape that is put in front.
         """
 
-        def one(key: Array) -> Sites:
+        def draw(key: Array) -> Sites:
             with block():
                 fn: Any = substitute(seed(self, key), data=params)
                 return fn(*args, **kwargs)
 
         if not sample_shape:
-            return one(rng_key)
-        draws = jax.vmap(one)(random.split(rng_key, math.prod(sample_shape)))
+            return draw(rng_key)
+        draws = jax.vmap(draw)(random.split(rng_key, math.prod(sample_shape)))
         return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
 
     def sample_globals(self, rng_key: Array, sites: Sites) -> Sites:
@@ -305,9 +299,9 @@ class SVAEGuide:
         mean = {name: family.mean(self.prior[name]) for name, family in rule.families.items()}
         values = {name: sites[self.site_names[name][0]] for name in rule.local_families}
         added = global_statistics(rule, mean, certain(rule, mean, values))
-        given = {name: multiply(self.prior[name], added[name]) for name in rule.families}
+        naturals = {name: multiply(self.prior[name], added[name]) for name in rule.families}
         with block(), seed(rng_seed=rng_key):
-            return self._sample_globals(given)
+            return self._sample_globals(naturals)
 
     def param_labels(self, params: Params) -> dict[str, str]:
         """``"natural"`` or ``"network"`` for each parameter, for ``optax.multi_transform``."""
@@ -323,14 +317,12 @@ class SVAEGuide:
         return inside
 
     def check(self, model: Model, rng_key: Array, *args: Any, **kwargs: Any) -> None:
-        """An error that names the site where the model is not the one that the guide stands for.
+        """An error that names the site where model and guide have different densities.
 
-        The model's log density at random values is compared with that of ``prior``, and with what
-        the rule of local inference takes for p(x, z | theta). A few rows are enough, and of
-        sequences a few steps: float32 loses the density of random dynamics that grow over many.
-        Scales of latent sites are compared too: leave a ``numpyro.handlers.scale`` that stands
-        around both model and guide out of this check.
-
+        The model's log density at random values is compared with ``prior``, and with the p(x, z |
+        theta) of the rule of local inference. A few rows are enough, and of sequences a few steps:
+        float32 loses the density of random dynamics that grow over many. Scales of latent sites are
+        compared too: leave out a ``numpyro.handlers.scale`` around both model and guide.
         :param args: arguments of model and guide.
         :raises ValueError: the two differ.
         """
@@ -354,9 +346,9 @@ def _is_batch(y: Array, plate: Any) -> bool:
 def _renamed(
     names: Mapping[str, tuple[str, ...]], other: Mapping[str, str]
 ) -> dict[str, tuple[str, ...]]:
-    known = {site for sites in names.values() for site in sites}
-    if not set(other) <= known:
+    sites = {site for group in names.values() for site in group}
+    if not set(other) <= sites:
         raise ValueError(
-            f"site_names renames {sorted(set(other) - known)}, but the sites are {sorted(known)}."
+            f"site_names renames {sorted(set(other) - sites)}, but the sites are {sorted(sites)}."
         )
     return {key: tuple(other.get(site, site) for site in sites) for key, sites in names.items()}

@@ -38,33 +38,27 @@ def allow_missing(recognition: Network) -> MissingNetwork:
     .. code-block:: python
 
         seen = ~jnp.isnan(y)
-        noise = dist.Normal(*decode(x)).mask(seen).to_event(1)
+        noise = dist.Normal(*decode(x)).mask(seen).to_event(1)  # a mask of single entries
         numpyro.sample("y", noise, obs=jnp.nan_to_num(y))
 
-    The mask belongs to single entries, and so in front of ``to_event``. For independent entries, as
-    here, this is the exact marginal likelihood of what was seen.
-
-    **Bias.** Missing entries must be missing at random: whether an entry is missing may depend on
-    what was seen, not on the value itself. If large values are missing more often, means are too
-    small, no matter how many data there are; a model of ``seen`` given y is needed then.
+    For independent entries, as here, this is the exact marginal likelihood of what was seen.
+    **Bias.** Entries must be missing at random: whether one is missing may depend on what was seen,
+    not on the value itself. If large values are missing more often, means are too small, however
+    many data there are; a model of ``seen`` given y is needed then.
 
     :param recognition: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, that
         returns a potential of batch shape ``y.shape[:-1]``, such as :func:`recognition_network`. It
         pickles if the network does.
     :return: the same kind of pair, for :class:`SVAEGuide`.
-
     References: Little and Rubin, *Statistical Analysis with Missing Data* (Wiley, 1987), chapter 5.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_ext.svae import allow_missing, recognition_network
-        >>> init, apply = allow_missing(recognition_network(2))
-        >>> _, params = init(jax.random.key(0), (3,))
-        >>> y = jnp.array([[1.0, jnp.nan, -2.0], [jnp.nan, jnp.nan, jnp.nan]])
-        >>> h = apply(params, y).h
-        >>> bool(jnp.isfinite(h).all()), h[1].tolist()
-        (True, [0.0, 0.0])
+    >>> from numpyro_ext.svae import allow_missing, recognition_network
+    >>> init, apply = allow_missing(recognition_network(2))
+    >>> _, params = init(jax.random.key(0), (3,))
+    >>> y = jnp.array([[1.0, jnp.nan, -2.0], [jnp.nan, jnp.nan, jnp.nan]])
+    >>> h = apply(params, y).h
+    >>> bool(jnp.isfinite(h).all()), h[1].tolist()
+    (True, [0.0, 0.0])
     """
     init, apply = as_pair(recognition, "recognition")
     # Not closures, which do not pickle.
@@ -93,11 +87,11 @@ def _apply(
     mixture = isinstance(factor, MixturePotential)
     # A factor stands for nothing where every entry that it is made of is missing.
     nothing = jnp.all(missing, axis=tuple(range(factor.h.ndim - 1 - mixture, missing.ndim)))
-    found = replace(factor, h=_zero(nothing, factor.h), W=_zero(nothing, factor.W))
-    if isinstance(found, GaussianPotential):
-        return found
-    even = -jnp.log(found.log_weights.shape[-1])
-    return replace(found, log_weights=jnp.where(nothing[..., None], even, found.log_weights))
+    masked = replace(factor, h=_zero(nothing, factor.h), W=_zero(nothing, factor.W))
+    if isinstance(masked, GaussianPotential):
+        return masked
+    even = -jnp.log(masked.log_weights.shape[-1])
+    return replace(masked, log_weights=jnp.where(nothing[..., None], even, masked.log_weights))
 
 
 def _zero(nothing: Array, x: Array) -> Array:

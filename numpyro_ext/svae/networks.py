@@ -43,14 +43,11 @@ def recognition_network(
 
     References: Johnson et al. (NIPS 2016), section 5 and its code.
 
-    .. doctest::
-
-        >>> import jax
-        >>> from numpyro_ext.svae import recognition_network
-        >>> init, apply = recognition_network(2)
-        >>> _, params = init(jax.random.key(0), (3,))
-        >>> apply(params, jax.numpy.ones((5, 3))).h.shape
-        (5, 2)
+    >>> from numpyro_ext.svae import recognition_network
+    >>> init, apply = recognition_network(2)
+    >>> _, params = init(jax.random.key(0), (3,))
+    >>> apply(params, jax.numpy.ones((5, 3))).h.shape
+    (5, 2)
     """
     d = check_count("latent_dim", latent_dim)
     C = 1 if num_components is None else check_count("num_components", num_components)
@@ -95,15 +92,12 @@ def decoder_network(
 
     References: Johnson et al. (NIPS 2016), section 5 and its code.
 
-    .. doctest::
-
-        >>> import jax
-        >>> from numpyro_ext.svae import decoder_network
-        >>> init, apply = decoder_network(3)
-        >>> _, params = init(jax.random.key(0), (2,))
-        >>> loc, scale = apply(params, jax.numpy.ones((5, 2)))
-        >>> loc.shape, bool((scale > 0).all())
-        ((5, 3), True)
+    >>> from numpyro_ext.svae import decoder_network
+    >>> init, apply = decoder_network(3)
+    >>> _, params = init(jax.random.key(0), (2,))
+    >>> loc, scale = apply(params, jax.numpy.ones((5, 2)))
+    >>> loc.shape, bool((scale > 0).all())
+    ((5, 3), True)
     """
     widths = [*hidden, 2 * obs_dim]
     return partial(_init, obs_dim, ("loc",), widths, residual, init_scale), _decode

@@ -62,15 +62,12 @@ class GaussianPotential(_Factor):
 
     References: Johnson et al. (NIPS 2016), section 4.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.expfam import Gaussian
-        >>> from numpyro_ext.svae import GaussianPotential
-        >>> psi = GaussianPotential(jnp.array([3.0]), jnp.array([[-1.0]]))
-        >>> prior = Gaussian.from_standard(loc=jnp.zeros(1), covariance_matrix=jnp.eye(1))
-        >>> print(f"{psi.tilted_moments(prior).x.item():.3f}")
-        1.000
+    >>> from numpyro_ext.expfam import Gaussian
+    >>> from numpyro_ext.svae import GaussianPotential
+    >>> psi = GaussianPotential(jnp.array([3.0]), jnp.array([[-1.0]]))
+    >>> prior = Gaussian.from_standard(loc=jnp.zeros(1), covariance_matrix=jnp.eye(1))
+    >>> print(f"{psi.tilted_moments(prior).x.item():.3f}")
+    1.000
     """
 
     h: Array
@@ -116,16 +113,13 @@ class MixturePotential(_Factor):
 
     References: So, *EP Structured Variational Auto-Encoders* (2018).
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.expfam import Gaussian
-        >>> from numpyro_ext.svae import MixturePotential
-        >>> h, W = jnp.array([[-4.0], [4.0]]), -jnp.ones((2, 1, 1))
-        >>> psi = MixturePotential(jnp.log(jnp.array([0.5, 0.5])), h, W)
-        >>> prior = Gaussian.from_standard(loc=jnp.zeros(1), covariance_matrix=jnp.eye(1))
-        >>> print(f"{abs(psi.tilted_moments(prior).x.item()):.3f}")
-        0.000
+    >>> from numpyro_ext.expfam import Gaussian
+    >>> from numpyro_ext.svae import MixturePotential
+    >>> h, W = jnp.array([[-4.0], [4.0]]), -jnp.ones((2, 1, 1))
+    >>> psi = MixturePotential(jnp.log(jnp.array([0.5, 0.5])), h, W)
+    >>> prior = Gaussian.from_standard(loc=jnp.zeros(1), covariance_matrix=jnp.eye(1))
+    >>> print(f"{abs(psi.tilted_moments(prior).x.item()):.3f}")
+    0.000
     """
 
     log_weights: Array

@@ -24,12 +24,10 @@ def crosshair() -> tuple[Array, Array]:
     The cluster of :math:`(z_i, z_{i+1})` is at (1, 0) for 00, (0, 1) for 01, (0, -1) for 10 and
     (-1, 0) for 11, with the standard deviations 0.335 along its axis and 0.087 across.
 
-    .. doctest::
-
-        >>> from numpyro_ext.targets import crosshair
-        >>> loc, covariance = crosshair()
-        >>> print(loc[0, 1], covariance[0, 1].diagonal())
-        [0. 1.] [0.0075 0.1125]
+    >>> from numpyro_ext.targets import crosshair
+    >>> loc, covariance = crosshair()
+    >>> print(loc[0, 1], covariance[0, 1].diagonal())
+    [0. 1.] [0.0075 0.1125]
     """
     loc = jnp.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, -1.0], [-1.0, 0.0]]])
     long, flat = jnp.diag(jnp.array([0.1125, 0.0075])), jnp.diag(jnp.array([0.0075, 0.1125]))
@@ -43,12 +41,9 @@ def swirl(x: Array) -> Array:
         t = \tfrac{\pi}{4} |x| - \tfrac{\pi}{2}, \qquad
         (x_1 \cos t + x_2 \sin t,\; -x_1 \sin t + x_2 \cos t) .
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.targets import swirl
-        >>> print(swirl(jnp.array([1.0, 0.0])).round(3))
-        [0.707 0.707]
+    >>> from numpyro_ext.targets import swirl
+    >>> print(swirl(jnp.array([1.0, 0.0])).round(3))
+    [0.707 0.707]
     """
     t = jnp.pi / 4 * jnp.linalg.norm(x, axis=-1) - jnp.pi / 2
     cos, sin = jnp.cos(t), jnp.sin(t)
@@ -71,12 +66,10 @@ def latent_cycle(rng_key: Array, *, num_data: int = 800, length: int = 3) -> Lat
 
     References: So, *EP Structured Variational Auto-Encoders* (2018).
 
-    .. doctest::
-
-        >>> from jax import random
-        >>> from numpyro_ext.targets import latent_cycle
-        >>> latent_cycle(random.key(0), num_data=4).y.shape
-        (4, 3, 2)
+    >>> from jax import random
+    >>> from numpyro_ext.targets import latent_cycle
+    >>> latent_cycle(random.key(0), num_data=4).y.shape
+    (4, 3, 2)
     """
     check_count("length", length, 2)
     key_pi, key_z, key_x = random.split(rng_key, 3)

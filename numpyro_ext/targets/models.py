@@ -26,14 +26,11 @@ def logistic_regression(
     :param y: labels 0 or 1, shape ``(N,)``; ``None`` predicts them.
     :param int subsample_size: rows of a minibatch; all rows if ``None``.
 
-    .. doctest::
-
-        >>> import jax, numpyro
-        >>> from numpyro_ext.targets import logistic_regression
-        >>> with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace() as trace:
-        ...     logistic_regression(jax.numpy.ones((7, 3)))
-        >>> trace["y"]["value"].shape, trace["weights"]["value"].shape
-        ((7,), (3,))
+    >>> from numpyro_ext.targets import logistic_regression
+    >>> with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace() as trace:
+    ...     logistic_regression(jax.numpy.ones((7, 3)))
+    >>> trace["y"]["value"].shape, trace["weights"]["value"].shape
+    ((7,), (3,))
     """
     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
     weights = numpyro.sample("weights", dist.Normal(0.0, scale).expand([x.shape[1]]).to_event(1))
@@ -78,14 +75,11 @@ def bayesian_mlp(
     :param int num_classes: number of classes; None for regression.
     :param int subsample_size: rows of a minibatch; all rows if None.
 
-    .. doctest::
-
-        >>> import jax, numpyro
-        >>> from numpyro_ext.targets import bayesian_mlp
-        >>> with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace() as trace:
-        ...     bayesian_mlp(jax.numpy.ones((7, 3)), hidden=(10, 4))
-        >>> trace["w1"]["value"].shape, trace["f"]["value"].shape
-        ((10, 4), (7,))
+    >>> from numpyro_ext.targets import bayesian_mlp
+    >>> with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace() as trace:
+    ...     bayesian_mlp(jax.numpy.ones((7, 3)), hidden=(10, 4))
+    >>> trace["w1"]["value"].shape, trace["f"]["value"].shape
+    ((10, 4), (7,))
     """
     if y is not None and jnp.shape(y) != (len(X),):
         raise ValueError(f"y has shape {jnp.shape(y)}; it must be ({len(X)},), one for each row.")
@@ -139,12 +133,10 @@ def scale_mixture(
     **Reference:** *Weight uncertainty in neural networks*, Charles Blundell, Julien Cornebise,
     Koray Kavukcuoglu, Daan Wierstra, ICML 2015, Section 3.3 (eq. 7).
 
-    .. doctest::
-
-        >>> from numpyro_ext.targets import scale_mixture
-        >>> prior = scale_mixture(0.5, 1.0, 0.1)
-        >>> print(f"{prior.log_prob(0.0):.4f} {prior.variance:.4f}")
-        0.7858 0.5050
+    >>> from numpyro_ext.targets import scale_mixture
+    >>> prior = scale_mixture(0.5, 1.0, 0.1)
+    >>> print(f"{prior.log_prob(0.0):.4f} {prior.variance:.4f}")
+    0.7858 0.5050
     """
     weights = dist.CategoricalProbs(jnp.array([pi, 1 - pi]))
     return dist.MixtureSameFamily(weights, dist.Normal(0.0, jnp.array([scale_1, scale_2])))
@@ -172,14 +164,11 @@ def normal_mean(
     :param float prior_mean: :math:`\mu_0`; ``prior_scale`` is :math:`s_0`, ``noise_scale`` s.
     :param int subsample_size: rows of a minibatch; all rows if ``None``.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro.infer.util import log_density
-        >>> from numpyro_ext.targets import normal_mean
-        >>> x = jnp.array([0.5, -1.0, 2.0])
-        >>> print(f"{log_density(normal_mean, (x,), {}, {'z': 0.375})[0]:.4f}")
-        -6.0195
+    >>> from numpyro.infer.util import log_density
+    >>> from numpyro_ext.targets import normal_mean
+    >>> x = jnp.array([0.5, -1.0, 2.0])
+    >>> print(f"{log_density(normal_mean, (x,), {}, {'z': 0.375})[0]:.4f}")
+    -6.0195
     """
     z = numpyro.sample("z", dist.Normal(prior_mean, prior_scale))
     with numpyro.plate("data", x.shape[0], subsample_size=subsample_size):
@@ -197,12 +186,10 @@ def normal_mean_answer(
         m = v \Bigl(\frac{\mu_0}{s_0^2} + \frac{\sum_n x_n}{s^2}\Bigr), \qquad
         \log p(x) = \log \frac{p(m)\, p(x \mid m)}{N(m \mid m, v)}.
 
-    .. doctest::
-
-        >>> from numpyro_ext.targets import normal_mean_answer
-        >>> answer = normal_mean_answer(jnp.array([0.5, -1.0, 2.0]))
-        >>> print(f"{answer.mean:.4f} {answer.variance:.4f} {answer.log_evidence:.4f}")
-        0.3750 0.2500 -5.7937
+    >>> from numpyro_ext.targets import normal_mean_answer
+    >>> answer = normal_mean_answer(jnp.array([0.5, -1.0, 2.0]))
+    >>> print(f"{answer.mean:.4f} {answer.variance:.4f} {answer.log_evidence:.4f}")
+    0.3750 0.2500 -5.7937
     """
     precision = jnp.asarray(1.0 / prior_scale**2 + x.shape[0] / noise_scale**2)
     variance = 1.0 / precision
@@ -223,12 +210,10 @@ def banana(*, bend: float = 0.03, variance: float = 100.0) -> None:
     :param float bend: :math:`b`.
     :param float variance: :math:`v`.
 
-    .. doctest::
-
-        >>> from numpyro.infer.util import log_density
-        >>> from numpyro_ext.targets import banana
-        >>> print(f"{log_density(banana, (), {}, {'z1': 1.0, 'x2': 0.0})[0]:.4f}")
-        -2.3379
+    >>> from numpyro.infer.util import log_density
+    >>> from numpyro_ext.targets import banana
+    >>> print(f"{log_density(banana, (), {}, {'z1': 1.0, 'x2': 0.0})[0]:.4f}")
+    -2.3379
     """
     z1 = numpyro.sample("z1", dist.Normal(0.0, 1.0))
     numpyro.sample("x2", dist.Normal(bend * variance * (z1**2 - 1.0), 1.0))
@@ -239,12 +224,9 @@ def banana_potential(x: Array, *, bend: float = 0.03, variance: float = 100.0) -
 
     :param x: a point, shape ``(2,)``, unscaled.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.targets import banana_potential
-        >>> float(banana_potential(jnp.array([0.0, -3.0])))
-        0.0
+    >>> from numpyro_ext.targets import banana_potential
+    >>> float(banana_potential(jnp.array([0.0, -3.0])))
+    0.0
     """
     residual = x[1] - bend * (x[0] ** 2 - variance)
     return 0.5 * x[0] ** 2 / variance + 0.5 * residual**2

@@ -30,13 +30,11 @@ def pinwheel(
     References: Johnson et al., *Composing graphical models with neural networks for structured
     representations and fast inference* (NIPS 2016), figure 1.
 
-    .. doctest::
-
-        >>> from jax import random
-        >>> from numpyro_ext.targets import pinwheel
-        >>> y, labels = pinwheel(random.key(0))
-        >>> y.shape, labels.shape
-        ((500, 2), (500,))
+    >>> from jax import random
+    >>> from numpyro_ext.targets import pinwheel
+    >>> y, labels = pinwheel(random.key(0))
+    >>> y.shape, labels.shape
+    ((500, 2), (500,))
     """
     key_noise, key_order = random.split(rng_key)
     labels = jnp.repeat(jnp.arange(num_classes), num_per_class)

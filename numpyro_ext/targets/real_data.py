@@ -25,12 +25,10 @@ def breast_cancer(*, features: str = "mean", seed: int = 0) -> BreastCancer:
     :param str features: ``"mean"`` (the 10 cell-nucleus means), or ``"all"`` 30.
     :param int seed: of the split.
 
-    .. doctest::
-
-        >>> from numpyro_ext.targets import breast_cancer
-        >>> data = breast_cancer()
-        >>> data.x_train.shape, data.x_test.shape
-        ((455, 10), (114, 10))
+    >>> from numpyro_ext.targets import breast_cancer
+    >>> data = breast_cancer()
+    >>> data.x_train.shape, data.x_test.shape
+    ((455, 10), (114, 10))
     """
     from sklearn.datasets import load_breast_cancer
     from sklearn.model_selection import train_test_split
@@ -73,12 +71,10 @@ def regression_data(name: str, split: int = 0, test_fraction: float = 0.1) -> Re
     :param int split: the number of the split, from 0.
     :param float test_fraction: share of the rows in the test set, in (0, 1).
 
-    .. doctest::
-
-        >>> from numpyro_ext.targets import regression_data
-        >>> data = regression_data("diabetes")
-        >>> data.X_train.shape, data.X_test.shape
-        ((398, 10), (44, 10))
+    >>> from numpyro_ext.targets import regression_data
+    >>> data = regression_data("diabetes")
+    >>> data.X_train.shape, data.X_test.shape
+    ((398, 10), (44, 10))
     """
     from sklearn import datasets
 

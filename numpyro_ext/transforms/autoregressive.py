@@ -9,8 +9,6 @@ from numpyro_ext._checks import check_positive
 from numpyro_ext._typing import Float
 from numpyro_ext.transforms.base import VectorTransform, as_pytree, softly_bounded
 
-__all__ = ["GatedInverseAutoregressive", "MaskedAffineAutoregressive"]
-
 
 class _Autoregressive(VectorTransform):
     """The base of both directions: the two outputs of one network."""
@@ -43,7 +41,6 @@ class MaskedAffineAutoregressive(_Autoregressive):
     r"""The masked autoregressive flow (MAF) on vectors of length :math:`d`.
 
     .. math::
-
         y_i = m_i(y_{<i}) + e^{s_i(y_{<i})} x_i, \qquad s = c \tanh(s_{raw} / c), \qquad
         \log\left|\det \frac{\partial y}{\partial x}\right| = \sum_i s_i(y_{<i}) ,
 
@@ -64,16 +61,13 @@ class MaskedAffineAutoregressive(_Autoregressive):
     **Reference:** *Masked autoregressive flow for density estimation*, equations 2-5, George
     Papamakarios, Theo Pavlakou, Iain Murray (2017)
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.transforms import MaskedAffineAutoregressive
-        >>> def net(y):  # the second coordinate is shifted by the square of the first
-        ...     m = jnp.stack([0 * y[..., 0], y[..., 0] ** 2], -1)
-        ...     return jnp.concatenate([m, 0 * m], -1)
-        >>> flow = MaskedAffineAutoregressive(net)
-        >>> print(flow(jnp.array([2.0, 1.0])), flow.inv(jnp.array([2.0, 5.0])))
-        [2. 5.] [2. 1.]
+    >>> from numpyro_ext.transforms import MaskedAffineAutoregressive
+    >>> def net(y):  # the second coordinate is shifted by the square of the first
+    ...     m = jnp.stack([0 * y[..., 0], y[..., 0] ** 2], -1)
+    ...     return jnp.concatenate([m, 0 * m], -1)
+    >>> flow = MaskedAffineAutoregressive(net)
+    >>> print(flow(jnp.array([2.0, 1.0])), flow.inv(jnp.array([2.0, 5.0])))
+    [2. 5.] [2. 1.]
     """
 
     arrays = ("net", "clamp")
@@ -104,7 +98,6 @@ class GatedInverseAutoregressive(_Autoregressive):
     r"""The gated inverse autoregressive flow (IAF) on vectors of length :math:`d`.
 
     .. math::
-
         y_i = g_i x_i + (1 - g_i)\, m_i, \qquad g = \sigma(s_{raw} + 2), \qquad
         \log\left|\det \frac{\partial y}{\partial x}\right| = \sum_i \log g_i ,
 
@@ -123,14 +116,11 @@ class GatedInverseAutoregressive(_Autoregressive):
     and 15 and algorithm 1, Diederik P. Kingma, Tim Salimans, Rafal Jozefowicz, Xi Chen, Ilya
     Sutskever, Max Welling (NIPS 2016)
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.transforms import GatedInverseAutoregressive
-        >>> flow = GatedInverseAutoregressive(lambda x: jnp.zeros((*x.shape[:-1], 4)))
-        >>> y = flow(jnp.array([1.0, -2.0]))
-        >>> print(f"{y[0]:.4f} {y[1]:.4f}")
-        0.8808 -1.7616
+    >>> from numpyro_ext.transforms import GatedInverseAutoregressive
+    >>> flow = GatedInverseAutoregressive(lambda x: jnp.zeros((*x.shape[:-1], 4)))
+    >>> y = flow(jnp.array([1.0, -2.0]))
+    >>> print(f"{y[0]:.4f} {y[1]:.4f}")
+    0.8808 -1.7616
     """
 
     def call_with_intermediates(self, x: Float[Array, "*batch d"]) -> tuple[Array, Array]:

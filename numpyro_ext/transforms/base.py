@@ -13,8 +13,6 @@ from numpyro.distributions.util import array_equiv
 
 from numpyro_ext._typing import Float
 
-__all__ = ["VectorTransform", "as_pytree", "softly_bounded"]
-
 
 def as_pytree(net: Any) -> Any:
     """``net`` with its weights as leaves: from a closure they cannot cross ``jit`` or ``vmap``."""
@@ -40,22 +38,19 @@ class VectorTransform(Transform):
     **Reference:** Papamakarios, Nalisnick, Rezende, Mohamed and Lakshminarayanan, *Normalizing
     flows for probabilistic modeling and inference* (JMLR 2021), section 2.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.transforms import VectorTransform
-        >>> class Scale(VectorTransform):
-        ...     arrays = ("scale",)
-        ...     def __init__(self, scale):
-        ...         self.scale = scale
-        ...     def call_with_intermediates(self, x):
-        ...         return self.scale * x, x.shape[-1] * jnp.log(self.scale) + 0 * x[..., 0]
-        ...     def _inverse(self, y):
-        ...         return y / self.scale
-        >>> double = Scale(jnp.array(2.0))
-        >>> x = jnp.ones(3)
-        >>> print(f"{double.log_abs_det_jacobian(x, double(x)):.3f}")
-        2.079
+    >>> from numpyro_ext.transforms import VectorTransform
+    >>> class Scale(VectorTransform):
+    ...     arrays = ("scale",)
+    ...     def __init__(self, scale):
+    ...         self.scale = scale
+    ...     def call_with_intermediates(self, x):
+    ...         return self.scale * x, x.shape[-1] * jnp.log(self.scale) + 0 * x[..., 0]
+    ...     def _inverse(self, y):
+    ...         return y / self.scale
+    >>> double = Scale(jnp.array(2.0))
+    >>> x = jnp.ones(3)
+    >>> print(f"{double.log_abs_det_jacobian(x, double(x)):.3f}")
+    2.079
     """
 
     arrays: ClassVar[tuple[str, ...]] = ()

@@ -11,8 +11,6 @@ from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._typing import Float
 from numpyro_ext.transforms.base import VectorTransform, as_pytree, softly_bounded
 
-__all__ = ["AdditiveCoupling", "AffineCoupling", "Coupling"]
-
 
 class Coupling(VectorTransform):
     r"""Base of the coupling layers :math:`(a, b) \mapsto (a, g(b; net(a)))`, g invertible in b.
@@ -29,19 +27,16 @@ class Coupling(VectorTransform):
     **Reference:** Dinh, Krueger and Bengio, *NICE: non-linear independent components estimation*
     (ICLR workshop 2015), section 3.2.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.transforms import Coupling
-        >>> class Power(Coupling):
-        ...     outputs_per_coordinate = 1
-        ...     def move(self, b, out, inverse):
-        ...         power = jnp.exp(-out if inverse else out)
-        ...         moved = jnp.sign(b) * jnp.abs(b) ** power
-        ...         return moved, jnp.log(power) + (power - 1) * jnp.log(jnp.abs(b))
-        >>> cube = Power(lambda a: jnp.log(3.0) + 0 * a, split=1)
-        >>> print(cube(jnp.array([0.5, 2.0])))
-        [0.5 8. ]
+    >>> from numpyro_ext.transforms import Coupling
+    >>> class Power(Coupling):
+    ...     outputs_per_coordinate = 1
+    ...     def move(self, b, out, inverse):
+    ...         power = jnp.exp(-out if inverse else out)
+    ...         moved = jnp.sign(b) * jnp.abs(b) ** power
+    ...         return moved, jnp.log(power) + (power - 1) * jnp.log(jnp.abs(b))
+    >>> cube = Power(lambda a: jnp.log(3.0) + 0 * a, split=1)
+    >>> print(cube(jnp.array([0.5, 2.0])))
+    [0.5 8. ]
     """
 
     arrays = ("net",)
@@ -89,7 +84,6 @@ class AdditiveCoupling(Coupling):
     With :math:`x = (a, b)`, :math:`a` the first ``split`` of the :math:`d` coordinates,
 
     .. math::
-
         y = (a,\; b + net(a)), \qquad
         \log\left|\det \frac{\partial y}{\partial x}\right| = 0 .
 
@@ -101,13 +95,10 @@ class AdditiveCoupling(Coupling):
     **Reference:** *NICE: non-linear independent components estimation*, equations 9-12, Laurent
     Dinh, David Krueger, Yoshua Bengio (2015)
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.transforms import AdditiveCoupling
-        >>> bend = AdditiveCoupling(lambda a: 3 * (a**2 - 1), split=1)
-        >>> print(bend(jnp.array([2.0, 0.5])), bend.inv(jnp.array([2.0, 9.5])))
-        [2.  9.5] [2.  0.5]
+    >>> from numpyro_ext.transforms import AdditiveCoupling
+    >>> bend = AdditiveCoupling(lambda a: 3 * (a**2 - 1), split=1)
+    >>> print(bend(jnp.array([2.0, 0.5])), bend.inv(jnp.array([2.0, 9.5])))
+    [2.  9.5] [2.  0.5]
     """
 
     outputs_per_coordinate = 1
@@ -124,7 +115,6 @@ class AffineCoupling(Coupling):
     With :math:`x = (a, b)`, :math:`a` the first ``split`` of the :math:`d` coordinates,
 
     .. math::
-
         y = (a,\; b \odot e^{s} + t), \qquad (s_{raw}, t) = net(a), \qquad
         s = c \tanh(s_{raw} / c), \qquad
         \log\left|\det \frac{\partial y}{\partial x}\right| = \sum_i s_i ,
@@ -141,15 +131,12 @@ class AffineCoupling(Coupling):
     **Reference:** *Density estimation using Real NVP*, equations 4-8, Laurent Dinh, Jascha
     Sohl-Dickstein, Samy Bengio (2017)
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro.distributions as dist
-        >>> from numpyro_ext.transforms import AffineCoupling
-        >>> banana = AffineCoupling(lambda a: jnp.concatenate([0 * a, 3 * (a**2 - 1)], -1), split=1)
-        >>> base = dist.Normal(jnp.zeros(2), 1).to_event(1)
-        >>> d = dist.TransformedDistribution(base, banana)
-        >>> print(f"{d.log_prob(jnp.array([1.0, 0.5])):.4f}")
-        -2.4629
+    >>> from numpyro_ext.transforms import AffineCoupling
+    >>> banana = AffineCoupling(lambda a: jnp.concatenate([0 * a, 3 * (a**2 - 1)], -1), split=1)
+    >>> base = dist.Normal(jnp.zeros(2), 1).to_event(1)
+    >>> d = dist.TransformedDistribution(base, banana)
+    >>> print(f"{d.log_prob(jnp.array([1.0, 0.5])):.4f}")
+    -2.4629
     """
 
     arrays = ("net", "clamp")

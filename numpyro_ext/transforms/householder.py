@@ -8,14 +8,11 @@ import numpy as np
 from numpyro_ext._typing import Float
 from numpyro_ext.transforms.base import VectorTransform
 
-__all__ = ["HouseholderTransform"]
-
 
 class HouseholderTransform(VectorTransform):
     r"""The reflection of vectors of length :math:`d` at the plane that is normal to v.
 
     .. math::
-
         f(z) = z - 2\, \frac{v \cdot z}{|v|^2}\, v, \qquad
         \log\left|\det \frac{\partial f}{\partial z}\right| = 0, \qquad f^{-1} = f .
 
@@ -28,14 +25,11 @@ class HouseholderTransform(VectorTransform):
     **Reference:** *Improving variational auto-encoders using Householder flow*, equations 8 and 9,
     Jakub M. Tomczak, Max Welling (2016)
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.transforms import HouseholderTransform
-        >>> flow = HouseholderTransform(jnp.array([1.0, -2.0, 0.5]))
-        >>> y = flow(jnp.array([0.3, 0.7, -1.0]))
-        >>> print(f"{y[0]:.4f} {y[1]:.4f} {y[2]:.4f}")
-        0.9095 -0.5190 -0.6952
+    >>> from numpyro_ext.transforms import HouseholderTransform
+    >>> flow = HouseholderTransform(jnp.array([1.0, -2.0, 0.5]))
+    >>> y = flow(jnp.array([0.3, 0.7, -1.0]))
+    >>> print(f"{y[0]:.4f} {y[1]:.4f} {y[2]:.4f}")
+    0.9095 -0.5190 -0.6952
     """
 
     arrays = ("v",)

@@ -9,8 +9,6 @@ from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._typing import Float
 from numpyro_ext.transforms.base import VectorTransform, as_pytree
 
-__all__ = ["LeapfrogTransform"]
-
 
 class LeapfrogTransform(VectorTransform):
     r"""Leapfrog steps on :math:`(z, v)` concatenated, a vector of length :math:`2d`.
@@ -18,7 +16,6 @@ class LeapfrogTransform(VectorTransform):
     Each of ``num_steps`` steps of size :math:`\epsilon` is
 
     .. math::
-
         v \leftarrow v - \tfrac{\epsilon}{2} \nabla U(z), \qquad
         z \leftarrow z + \epsilon v, \qquad
         v \leftarrow v - \tfrac{\epsilon}{2} \nabla U(z), \qquad
@@ -38,14 +35,11 @@ class LeapfrogTransform(VectorTransform):
     **Reference:** *Markov chain Monte Carlo and variational inference: bridging the gap*, algorithm
     3, Tim Salimans, Diederik P. Kingma, Max Welling (2015)
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.transforms import LeapfrogTransform
-        >>> flow = LeapfrogTransform(lambda z: z, 0.1, 3)  # U = z^2 / 2
-        >>> zv = flow(jnp.array([1.0, 0.5]))
-        >>> print(f"{zv[0]:.4f} {zv[1]:.4f}")
-        1.1033 0.1824
+    >>> from numpyro_ext.transforms import LeapfrogTransform
+    >>> flow = LeapfrogTransform(lambda z: z, 0.1, 3)  # U = z^2 / 2
+    >>> zv = flow(jnp.array([1.0, 0.5]))
+    >>> print(f"{zv[0]:.4f} {zv[1]:.4f}")
+    1.1033 0.1824
     """
 
     arrays = ("grad_potential", "step_size")

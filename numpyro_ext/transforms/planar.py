@@ -8,8 +8,6 @@ import numpy as np
 from numpyro_ext._typing import Float
 from numpyro_ext.transforms.base import VectorTransform
 
-__all__ = ["PlanarTransform"]
-
 _NUM_BISECTIONS = 60
 
 
@@ -17,7 +15,6 @@ class PlanarTransform(VectorTransform):
     r"""The planar flow on vectors of length :math:`d`.
 
     .. math::
-
         f(z) = z + u \tanh(a), \qquad a = w \cdot z + b, \qquad
         \log\left|\det \frac{\partial f}{\partial z}\right|
         = \log\left|1 + (1 - \tanh^2 a)\, u \cdot w\right| .
@@ -38,16 +35,13 @@ class PlanarTransform(VectorTransform):
     Danilo Jimenez Rezende, Shakir Mohamed (2015). Its :math:`\hat u` is :meth:`constrain`, but for
     the map m.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.transforms import PlanarTransform
-        >>> flow = PlanarTransform(jnp.array([0.3, -0.4]), jnp.array([1.0, 2.0]), 0.1)
-        >>> y = flow(jnp.array([0.5, -1.0]))
-        >>> print(f"{y[0]:.4f} {y[1]:.4f}")
-        0.2344 -0.6459
-        >>> print(f"{flow.inv(y)[0]:.4f} {flow.inv(y)[1]:.4f}")
-        0.5000 -1.0000
+    >>> from numpyro_ext.transforms import PlanarTransform
+    >>> flow = PlanarTransform(jnp.array([0.3, -0.4]), jnp.array([1.0, 2.0]), 0.1)
+    >>> y = flow(jnp.array([0.5, -1.0]))
+    >>> print(f"{y[0]:.4f} {y[1]:.4f}")
+    0.2344 -0.6459
+    >>> print(f"{flow.inv(y)[0]:.4f} {flow.inv(y)[1]:.4f}")
+    0.5000 -1.0000
     """
 
     arrays = ("u", "w", "b")

@@ -8,8 +8,6 @@ from numpyro_ext._checks import check_positive
 from numpyro_ext._typing import Float
 from numpyro_ext.transforms.base import VectorTransform
 
-__all__ = ["RadialTransform"]
-
 
 class RadialTransform(VectorTransform):
     r"""The radial flow on vectors of length :math:`d`.
@@ -17,7 +15,6 @@ class RadialTransform(VectorTransform):
     With :math:`r = |z - c|` and :math:`h = 1 / (\alpha + r)`,
 
     .. math::
-
         f(z) = z + \beta h\, (z - c), \qquad
         \log\left|\det \frac{\partial f}{\partial z}\right|
         = (d - 1) \log(1 + \beta h) + \log(1 + \alpha \beta h^2) ,
@@ -37,16 +34,13 @@ class RadialTransform(VectorTransform):
     **Reference:** *Variational inference with normalizing flows*, equation 14 and appendix A.2,
     Danilo Jimenez Rezende, Shakir Mohamed (2015)
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.transforms import RadialTransform
-        >>> flow = RadialTransform(jnp.array([0.2, 0.3]), 0.8, -0.5)
-        >>> y = flow(jnp.array([0.5, -1.0]))
-        >>> print(f"{y[0]:.4f} {y[1]:.4f}")
-        0.4297 -0.6954
-        >>> print(f"{flow.inv(y)[0]:.4f} {flow.inv(y)[1]:.4f}")
-        0.5000 -1.0000
+    >>> from numpyro_ext.transforms import RadialTransform
+    >>> flow = RadialTransform(jnp.array([0.2, 0.3]), 0.8, -0.5)
+    >>> y = flow(jnp.array([0.5, -1.0]))
+    >>> print(f"{y[0]:.4f} {y[1]:.4f}")
+    0.4297 -0.6954
+    >>> print(f"{flow.inv(y)[0]:.4f} {flow.inv(y)[1]:.4f}")
+    0.5000 -1.0000
     """
 
     arrays = ("center", "alpha", "beta")

@@ -13,8 +13,6 @@ from numpyro_ext._typing import Float
 from numpyro_ext.transforms.base import VectorTransform
 from numpyro_ext.transforms.coupling import Coupling
 
-__all__ = ["RationalQuadraticSpline", "SplineCoupling"]
-
 # The smallest width and height as a share of the mean one, and the smallest derivative.
 MINIMUM = 1e-3
 
@@ -28,7 +26,6 @@ class RationalQuadraticSpline(VectorTransform):
     :math:`D = s + (\delta_{k+1} + \delta_k - 2 s)\, t (1 - t)`,
 
     .. math::
-
         y = y_k + h_k \frac{s t^2 + \delta_k t (1 - t)}{D}, \qquad
         y' = \frac{s^2 \left(\delta_{k+1} t^2 + 2 s t (1 - t) + \delta_k (1 - t)^2\right)}{D^2} ,
 
@@ -46,16 +43,13 @@ class RationalQuadraticSpline(VectorTransform):
     **Reference:** *Neural spline flows*, equations 4-8 and 25-31 (appendix A), Conor Durkan, Artur
     Bekasov, Iain Murray, George Papamakarios (2019)
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.transforms import RationalQuadraticSpline
-        >>> spline = RationalQuadraticSpline(
-        ...     jnp.array([1.0, 2.0, 2.0, 1.0]), jnp.array([2.0, 1.0, 0.5, 2.5]),
-        ...     jnp.array([0.5, 1.5, 2.0]), 3.0,
-        ... )
-        >>> print(", ".join(f"{y:.4f}" for y in spline(jnp.array([-2.5, 1.3, 4.0]))))
-        -1.9091, 0.2396, 4.0000
+    >>> from numpyro_ext.transforms import RationalQuadraticSpline
+    >>> spline = RationalQuadraticSpline(
+    ...     jnp.array([1.0, 2.0, 2.0, 1.0]), jnp.array([2.0, 1.0, 0.5, 2.5]),
+    ...     jnp.array([0.5, 1.5, 2.0]), 3.0,
+    ... )
+    >>> print(", ".join(f"{y:.4f}" for y in spline(jnp.array([-2.5, 1.3, 4.0]))))
+    -1.9091, 0.2396, 4.0000
     """
 
     arrays = ("widths", "heights", "derivatives", "bound")
@@ -164,7 +158,6 @@ class SplineCoupling(Coupling):
     With :math:`x = (a, b)`, :math:`a` the first ``split`` of the :math:`d` coordinates,
 
     .. math::
-
         y = (a,\; \text{spline}(b; net(a))), \qquad
         \log\left|\det \frac{\partial y}{\partial x}\right| = \sum_i \log \text{spline}'(b_i) ,
 
@@ -182,13 +175,10 @@ class SplineCoupling(Coupling):
     **Reference:** *Neural spline flows*, section 3.2, Conor Durkan, Artur Bekasov, Iain Murray,
     George Papamakarios (2019)
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.transforms import SplineCoupling
-        >>> layer = SplineCoupling(lambda a: jnp.zeros((*a.shape[:-1], 11)), 1, num_bins=4)
-        >>> print(layer(jnp.array([0.5, -1.0])))
-        [ 0.5 -1. ]
+    >>> from numpyro_ext.transforms import SplineCoupling
+    >>> layer = SplineCoupling(lambda a: jnp.zeros((*a.shape[:-1], 11)), 1, num_bins=4)
+    >>> print(layer(jnp.array([0.5, -1.0])))
+    [ 0.5 -1. ]
     """
 
     arrays = ("net", "bound")

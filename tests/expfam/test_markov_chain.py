@@ -77,51 +77,9 @@ def test_marginals_are_sums_over_all_sequences(parallel, tol):
         close(found["mean"].pair_probs[which], pair_probs)
 
 
-@pytest.mark.x64
-@both
-def test_mean_is_the_gradient_and_the_way_back_closed(parallel, tol):
-    _, found = computed(parallel)
-    for mean, gradient, again in zip(found["mean"], found["gradient"], found["again"], strict=True):
-        np.testing.assert_allclose(gradient, mean, rtol=tol(1e-3, 1e-9), atol=tol(1e-5, 1e-12))
-        np.testing.assert_allclose(again, mean, rtol=tol(1e-3, 1e-9), atol=tol(1e-5, 1e-12))
-
-
-@both
-def test_draws_have_the_marginals_of_the_chain(parallel):
-    """To five standard errors of 4000 draws; their log densities are those of the sequences."""
-    _, found = computed(parallel)
-    samples = np.asarray(found["samples"])
-    for values, mean in zip(MarkovChain.statistics(samples, K), found["mean"], strict=True):
-        error = np.sqrt(mean * (1 - mean) / 4000)
-        assert np.all(np.abs(np.mean(values, axis=0) - mean) < 5 * error + 1e-3)
-    for which in range(2):
-        index = samples[:, which] @ K ** np.arange(T)[::-1]
-        expected = enumerated(which)[1][index]
-        np.testing.assert_allclose(found["log_prob"][:, which], expected, rtol=1e-4, atol=1e-4)
-
-
 def test_draws_of_a_key_do_not_depend_on_the_algorithm():
     same = computed(True)[1]["samples"] == computed(False)[1]["samples"]
     assert same.mean() > 0.9999  # rounding may change a tie
-
-
-@pytest.mark.nightly
-@pytest.mark.x64
-def test_long_chains_agree(tol):
-    """T = 1000: to 1e-9 in double precision and to 1e-3 in float32; None is the parallel form."""
-    natural = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), chain(1000))
-
-    def moments(n, parallel):
-        A = MarkovChain.log_partition(n, parallel=parallel)
-        return A, MarkovChain.mean(n, parallel=parallel)
-
-    step_by_step, scan, default = (
-        functools.partial(moments, parallel=parallel) for parallel in (False, True, None)
-    )
-    found = (jax.tree.leaves(jax.jit(f)(natural)) for f in (step_by_step, scan))
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_allclose(b, a, rtol=tol(1e-3, 1e-9), atol=tol(1e-6, 1e-12))
-    assert str(jax.make_jaxpr(default)(natural)) == str(jax.make_jaxpr(scan)(natural))
 
 
 def test_a_chain_of_probabilities_is_normalised():

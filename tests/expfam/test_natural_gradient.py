@@ -10,10 +10,7 @@ import pytest
 from numpyro_ext.expfam import (
     MNIW,
     NIW,
-    Beta,
-    BetaNatural,
     Categorical,
-    CategoricalNatural,
     Dirichlet,
     DirichletNatural,
     natural_gradient_of,
@@ -129,37 +126,6 @@ def test_it_is_the_solution_of_the_fisher_system_in_minimal_coordinates(family, 
     solved = np.linalg.solve(fisher, E.T @ ravel(found["ordinary"]))
     scale = np.abs(solved).max()
     np.testing.assert_allclose(F @ ravel(found["natural"]), solved, atol=1e-9 * scale)
-
-
-def test_matches_the_inverse_fisher_gradient_of_an_overcomplete_categorical(tol):
-    """f = m0^2 + 2 m1 m2 + sin m2 at n = (.2, -.7, 1.1), F = [[1, 0, -1], [0, 1, -1]]."""
-    n, F = np.array([0.2, -0.7, 1.1]), np.array([[1.0, 0, -1], [0, 1, -1]])
-
-    def f(mean):
-        m = mean.probs
-        return m[0] ** 2 + 2 * m[1] * m[2] + jnp.sin(m[2])
-
-    found = natural_gradient_of(Categorical, f, CategoricalNatural(n)).logits
-    m = np.exp(n) / np.exp(n).sum()
-    gradient = np.array([2 * m[0], 2 * m[2], 2 * m[1] + np.cos(m[2])])
-    # With n* = F n, the means are m0 and m1, and m2 = 1 - m0 - m1.
-    fisher = np.diag(m[:2]) - np.outer(m[:2], m[:2])
-    ordinary = fisher @ (gradient[:2] - gradient[2])
-    np.testing.assert_allclose(F @ found, np.linalg.solve(fisher, ordinary), rtol=tol(1e-5, 1e-12))
-
-
-def test_one_step_of_size_one_is_the_conjugate_update(tol):
-    """Beta(10, 10), six ones and four zeros: natural (15, 13), and the loss is -log evidence."""
-    prior, data = BetaNatural(9.0, 9.0), BetaNatural(6.0, 4.0)
-
-    def loss(q):
-        mean = straight_through_mean(Beta, q)
-        return straight_through_kl(Beta, q, prior, mean) - Beta.inner(data, mean)
-
-    q = BetaNatural(jnp.array(1.0), jnp.array(1.0))
-    q = jax.tree.map(jnp.subtract, q, jax.grad(loss)(q))
-    np.testing.assert_allclose(q, (15.0, 13.0), rtol=1e-6)
-    np.testing.assert_allclose(loss(q), 7.069374503167126, rtol=tol(1e-4, 1e-8))
 
 
 @pytest.mark.slow

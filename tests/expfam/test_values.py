@@ -7,7 +7,6 @@ import pytest
 from scipy import special, stats
 
 from numpyro_ext.expfam import (
-    MNIW,
     NIW,
     Bernoulli,
     Beta,
@@ -34,51 +33,6 @@ from numpyro_ext.expfam import (
 )
 
 close = lambda found, expected: np.testing.assert_allclose(found, expected, atol=1e-8)  # noqa: E731
-
-
-@pytest.mark.x64
-def test_gaussian(needs_x64):
-    natural = Gaussian.from_standard([1.0, -2.0], [[2.0, 0.5], [0.5, 1.0]])
-    close(natural.h, [1.142857142857, -2.571428571429])
-    close(Gaussian.log_partition(natural), 3.4226650368248537)
-    close(Gaussian.mean(natural).xx, [[3.0, -1.5], [-1.5, 5.0]])
-
-
-@pytest.mark.x64
-def test_normal_inverse_wishart(needs_x64):
-    q = NIW.from_standard([1.0, -1.0], 2.0, 5.0, [[2.0, 0.3], [0.3, 1.0]])
-    close(q.A, [[4.0, -1.7], [-1.7, 3.0]])
-    close(q.b, [2.0, -2.0])
-    close(NIW.log_partition(q), 2.0118784304910546)
-    mean = NIW.mean(q)
-    close(
-        mean.neg_half_precision,
-        [[-1.30890052356, 0.392670157068], [0.392670157068, -2.61780104712]],
-    )
-    close(mean.precision_loc, [3.403141361257, -6.020942408377])
-    close(mean.neg_half_quad, -5.212041884817)
-    close(mean.half_logdet, 0.932566047403)
-    p = NIW.from_standard([0.0, 0.0], 1.0, 3.0, 3 * np.eye(2))
-    close(NIW.kl(q, p), 10.080587642137612)
-
-
-@pytest.mark.x64
-def test_matrix_normal_inverse_wishart(needs_x64):
-    q = MNIW.from_standard(
-        weight=[[0.9, 0.2], [-0.1, 0.7]],
-        precision=[[3.0, 0.5], [0.5, 2.0]],
-        df=6.0,
-        scale_matrix=[[1.5, 0.2], [0.2, 0.8]],
-    )
-    close(MNIW.log_partition(q), 3.514618207153157)
-    close(MNIW.mean(q).neg_half_quad, [[-2.15558471, 0.30161169], [0.30161169, -2.36053223]])
-
-
-@pytest.mark.x64
-def test_dirichlet(needs_x64):
-    q = DirichletNatural(np.array([1.0, 2.0, 4.0]))
-    close(Dirichlet.mean(q).log_prob, [-1.828968253968, -1.328968253968, -0.745634920635])
-    close(Dirichlet.log_partition(q), -8.930626469173582)
 
 
 @pytest.mark.x64

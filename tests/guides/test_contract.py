@@ -189,22 +189,6 @@ def close(tree, other, rtol=1e-5, atol=1e-6):
     return jax.tree.all(jax.tree.map(partial(jnp.allclose, rtol=rtol, atol=atol), tree, other))
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", TRAINED)
-def test_training_lowers_the_loss(name):
-    _, _, result = trained(name)
-    assert jnp.isfinite(result.losses).all()
-    assert jnp.median(result.losses[-10:]) < jnp.median(result.losses[:10]) - 5.0
-
-
-@pytest.mark.slow
-@one_guide
-def test_init_params_are_honoured(name):
-    _, svi, params = fitted(name)
-    state = svi.init(random.key(5), X, Y, init_params=params)
-    assert close(svi.get_params(state), params)
-
-
 @pytest.mark.slow
 @every_kind
 def test_draws_have_support_and_deterministic_sites(name):
@@ -295,11 +279,6 @@ def test_pickled_guide_draws_the_same(name):
     again = pickle.loads(pickle.dumps(guide))
     draw = jax.jit(lambda params: again.sample_posterior(random.key(1), params, sample_shape=(3,)))
     assert close(draw(params), drawn(name)[0])
-
-
-@every_guide
-def test_a_guide_that_has_not_seen_its_model_pickles(name):
-    assert not pickle.loads(pickle.dumps(GUIDES[name](model))).prototype_trace
 
 
 @every_guide

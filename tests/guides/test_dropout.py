@@ -1,6 +1,5 @@
 """AutoDropout: the objective of dropout with its constants, its masks, and what it refuses."""
 
-import pickle
 import warnings
 
 import jax
@@ -11,7 +10,7 @@ import numpy as np
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer import SVI, Predictive, Trace_ELBO
+from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta
 import optax
 import pytest
@@ -138,19 +137,6 @@ def test_whole_inputs_are_dropped_with_their_probability(fitted):
     assert jnp.allclose(svi.guide.median(params)["w0"], params["w0_auto_loc"])
 
 
-@pytest.mark.nightly
-def test_predictive_draws_masks_and_the_guide_pickles(fitted):
-    svi, run = fitted
-    again = pickle.loads(pickle.dumps(svi.guide))
-    predictive = Predictive(model, guide=again, params=run.params, num_samples=50)
-    y = predictive(random.key(7), X)["y"]
-    assert y.shape == (50, N, 2)
-    one = again.sample_posterior(random.key(8), run.params)
-    assert one["w0"].shape == (3, 4) and jnp.allclose(
-        one["w0"], svi.guide.sample_posterior(random.key(8), run.params)["w0"]
-    )
-
-
 def test_diagnostics_take_its_draws_and_refuse_its_density(fitted):
     svi, run = fitted
     assert not svi.guide.has_density
@@ -232,13 +218,3 @@ def hierarchical():
 def test_what_it_refuses(model, kwargs, message):
     with pytest.raises(ValueError, match=message):
         handlers.seed(AutoDropout(model, **kwargs), 0)()
-
-
-def test_a_guide_without_a_key_is_an_error():
-    guide = new_guide()
-    handlers.seed(guide, 0)(X, Y)
-    with (
-        pytest.warns(UserWarning, match="Cannot generate"),
-        pytest.raises(ValueError, match=r"handlers\.seed"),
-    ):
-        guide(X, Y)

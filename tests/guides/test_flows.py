@@ -18,11 +18,9 @@ from numpyro_ext.guides import (
     AutoMAFNormal,
     AutoNICENormal,
     AutoPlanarNormal,
-    AutoRealNVPNormal,
     AutoSemiImplicit,
 )
 from numpyro_ext.guides.flows import SkewTransform, other_halves
-from numpyro_ext.objectives import VRELBO
 
 GUIDES = {"NICE": AutoNICENormal, "MAF": AutoMAFNormal, "Householder": AutoHouseholderNormal}
 
@@ -38,17 +36,6 @@ def correlated():
 def start(guide):
     svi = SVI(guide.model, guide, optax.adam(1e-2), Trace_ELBO())
     return svi.get_params(svi.init(random.key(0)))
-
-
-def divergence(guide, num_steps, rate, num_particles):
-    """KL(q || p) of a normalised model after training, and its Monte Carlo error.
-
-    It is the mean loss of the last steps, each with draws of its own, at a rate near zero.
-    """
-    optim = optax.adam(optax.cosine_decay_schedule(rate, num_steps))
-    svi = SVI(guide.model, guide, optim, Trace_ELBO(num_particles))
-    losses = svi.run(random.key(0), num_steps, progress_bar=False).losses[-200:]
-    return float(losses.mean()), float(losses.std() / 200**0.5)
 
 
 @pytest.mark.slow
@@ -125,19 +112,3 @@ def test_skew_is_a_bijection_with_its_log_determinant(tol):
     slopes = jax.vmap(jax.grad(lambda v: SkewTransform(jnp.array([0.7]))(v[None])[0]))
     far = 1 + np.tanh(0.7) * np.array([-1, 1])
     np.testing.assert_allclose(slopes(jnp.array([-1e3, 1e3])), far, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_coupling_guide_makes_independent_coordinates_skew():
-    """The KL from four Exponential(1), of which the logarithms are the coordinates. A normal leaves
-    1.5 - log(2 pi e) / 2 = 0.081 nats in each, and so does a normal given the other half."""
-
-    def model():
-        numpyro.sample("x", dist.Exponential(jnp.ones(4)).to_event(1))
-
-    guide = AutoRealNVPNormal(model, num_flows=1, hidden_dims=(8,))
-    adam = optax.adam(optax.cosine_decay_schedule(1e-2, 1500))
-    svi = SVI(model, guide, adam, VRELBO(1.0, 16))
-    losses = svi.run(random.key(0), 1500, progress_bar=False).losses
-    # The evidence is 1, so the loss is the KL.
-    assert np.mean(losses[-300:]) < 4 * 0.081 / 3

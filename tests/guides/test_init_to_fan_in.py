@@ -18,7 +18,6 @@ import optax
 import pytest
 
 from numpyro_ext.guides import init_to_fan_in
-from numpyro_ext.particles import AutoParticles
 
 X = jnp.linspace(-1.0, 1.0, 12).reshape(4, 3)
 
@@ -137,13 +136,3 @@ def test_in_axis_is_told_for_all_or_by_site():
         ValueError, match=r"in_axis is 3, but site 'kernel' has the shape \(100, 4\)"
     ):
         start(in_axis=3)
-
-
-@pytest.mark.filterwarnings("ignore:100 particles for 114 latent dimensions")
-def test_each_particle_starts_at_a_point_of_its_own():
-    model = partial(network, linen_net)
-    guide = AutoParticles(model, init_loc_fn=init_to_fan_in())
-    svi = SVI(model, guide, optax.adam(0.01), Trace_ELBO())
-    params = svi.get_params(svi.init(random.key(0), X, jnp.ones(4)))
-    kernel = guide.particles(params)["nn/Dense_0.kernel"]
-    assert jnp.all(jnp.std(kernel, 0) > 0) and jnp.max(jnp.abs(kernel)) <= 3**-0.5 + 0.05

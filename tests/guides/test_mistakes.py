@@ -20,7 +20,6 @@ from numpyro_ext.guides import (
     AutoRealNVPNormal,
     AutoSemiImplicit,
     FlowGuide,
-    base,
 )
 from numpyro_ext.objectives import VRELBO
 
@@ -118,15 +117,6 @@ A_CLASS = r"function with numpyro.sample sites; .* pass it a guide and not its c
 def test_is_answered_by_a_sentence(mistake, error, match):
     with pytest.raises(error, match=match):
         mistake()
-
-
-def test_guide_reads_its_model_once_when_it_is_set_up(monkeypatch):
-    seen, read = [], base.read_global
-    monkeypatch.setattr(base, "read_global", lambda *a, **k: seen.append(1) or read(*a, **k))
-    normal = set_up(AutoMultivariateNormal)
-    params = {"auto_loc": jnp.zeros(4), "auto_scale_tril": jnp.eye(4)}
-    call(AutoMAFNormal(model, init_from=(normal, params)))
-    assert len(seen) == 1
 
 
 def test_a_plate_entered_at_two_dims_is_refused():

@@ -114,16 +114,6 @@ def exact(params):
     return gradient_of(PRECISION @ (mu - MODE), (jnp.diag(PRECISION) - sd**-2) / 2, sd)
 
 
-@pytest.mark.x64
-def test_one_exact_step_of_von_finds_the_precisions(tol):
-    optim = von(1.0, retraction=False, scale_transform=ExpTransform())
-    params = params_of([5.0, 5.0, 5.0], [0.1, 3.0, 10.0])
-    params, _ = step(optim, exact(params), optim.init(params), params)
-    np.testing.assert_allclose(
-        normal_of(params)[1] ** -2, jnp.diag(PRECISION), rtol=tol(2e-4, 1e-9)
-    )
-
-
 @pytest.mark.parametrize(
     "optim",
     [

@@ -4,19 +4,12 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from numpyro.infer import SVI
 import optax
 import pytest
 
 from numpyro_ext.expfam import (
     NIW,
-    Beta,
-    BetaNatural,
     NIWNatural,
-    straight_through_kl,
-    straight_through_mean,
 )
 from numpyro_ext.optim import natural_gradient
 
@@ -94,37 +87,3 @@ def test_no_step_leaves_the_domain_of_a_family():
     )
     (_, state), inside = run(start)
     assert inside.all() and state.num_halvings > 50 and state.num_rejected < 50
-
-
-@pytest.mark.slow
-def test_finds_a_conjugate_posterior_in_svi_next_to_another_optimiser():
-    """Six ones and four zeros: rho = 1/4 forgets the start by 3/4 a step. The scale of a normal
-    is fitted by Adam meanwhile."""
-    prior, data = BetaNatural(9.0, 9.0), BetaNatural(6.0, 4.0)
-
-    class Loss:
-        def loss(self, rng_key, params, model, guide, *args):
-            q = params["p_natural"]
-            mean = straight_through_mean(Beta, q)
-            kl = straight_through_kl(Beta, q, prior, mean)
-            return kl - Beta.inner(data, mean) + (params["scale"] - 3.0) ** 2
-
-    def model():
-        numpyro.sample("p", dist.Beta(10, 10))
-
-    def guide():
-        q = numpyro.param("p_natural", BetaNatural(jnp.array(0.5), jnp.array(2.0)))
-        numpyro.param("scale", 1.0)
-        numpyro.sample("p", dist.Beta(q.a + 1, q.b + 1))
-
-    optim = optax.multi_transform(
-        {
-            "natural": natural_gradient(0.25, lambda p: Beta.in_domain(p["p_natural"])),
-            "rest": optax.adam(0.1),
-        },
-        {"p_natural": "natural", "scale": "rest"},
-    )
-    svi = SVI(model, guide, optim, Loss())
-    result = svi.run(random.key(0), 80, progress_bar=False)
-    np.testing.assert_allclose(result.params["p_natural"], (15.0, 13.0), rtol=1e-4)
-    np.testing.assert_allclose(result.params["scale"], 3.0, atol=0.05)

@@ -1,7 +1,6 @@
-"""Accelerated descent: reference values, the recursions as slow loops, and use in SVI and ParVI."""
+"""Accelerated descent: the recursions as slow loops, and use in SVI and ParVI."""
 
 from functools import cache
-import pickle
 
 import jax
 from jax import lax, random
@@ -16,25 +15,6 @@ import pytest
 from numpyro_ext.optim import po, wag, wasserstein_eval_params, wnes
 from numpyro_ext.particles import SVGD, AutoParticles
 
-# (x_k, y_k) on v(z) = -2 (z - 1), z0 = 4, learning rate 0.05.
-REFERENCE = {
-    "wag": (
-        wag(0.05, 3.5),
-        [(3.7, 2.95), (2.755, 2.03875), (1.934875, 1.3015625), (1.27140625, 0.75495703125)],
-    ),
-    "wnes": (
-        wnes(0.05),
-        [(3.7, 3.7), (3.43, 3.3625), (3.12625, 3.00475), (2.804275, 2.6432875)],
-    ),
-    "wnes, mu": (
-        wnes(0.05, mu=2.0, beta=0.2),
-        [
-            (3.7, 3.5446134851583952),
-            (3.290152136642556, 3.0778693663012504),
-            (2.8700824296711254, 2.6525052038150423),
-        ],
-    ),
-}
 # A tree of parameters, off the origin and of unequal scales.
 START = {"a": np.array([[4.0, -30.0], [0.5, 2.0], [1e3, 7.0]]), "b": np.array(-0.3)}
 
@@ -92,14 +72,6 @@ def momentum(mu, eps, beta):
     a = (s - b) / 2
     q = mu * (s - b) / (s + b)
     return a * q / (q + a * mu) * (1 / a - 1)
-
-
-@pytest.mark.x64
-@pytest.mark.parametrize("name", REFERENCE)
-def test_matches_reference_values(name, tol):
-    optim, expected = REFERENCE[name]
-    x, y = path(optim, 4.0, len(expected), lambda z: -2 * (z - 1))
-    np.testing.assert_allclose(np.stack([x, y], 1), expected, rtol=tol(1e-6, 1e-13))
 
 
 @pytest.mark.parametrize(
@@ -171,19 +143,6 @@ def straight(name):
     return svi, svi.run(random.key(0), 20, progress_bar=False)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", OPTIMS)
-def test_a_resumed_run_of_svi_is_the_straight_run(name):
-    svi, result = straight(name)
-    half = svi.run(random.key(0), 10, progress_bar=False).state
-    optim_state = pickle.loads(pickle.dumps(half.optim_state))
-    again = svi.run(
-        random.key(1), 10, progress_bar=False, init_state=half._replace(optim_state=optim_state)
-    )
-    for site, value in result.params.items():
-        np.testing.assert_array_equal(again.params[site], value)
-
-
 @pytest.mark.parametrize("name", OPTIMS)
 def test_only_the_labelled_parameters_are_accelerated(name):
     svi, result = straight(name)
@@ -222,8 +181,8 @@ def test_svi_moves_particles_as_the_recursion_does():
 
 
 def test_learning_rate_may_be_traced():
-    last = jax.jit(lambda eps, mu: path(wnes(eps, mu=mu), 4.0, 3, lambda z: -2 * (z - 1))[1][-1])
-    np.testing.assert_allclose(last(0.05, 2.0), REFERENCE["wnes, mu"][1][-1][1], rtol=1e-6)
+    last = lambda eps, mu: path(wnes(eps, mu=mu), 4.0, 3, lambda z: -2 * (z - 1))[1][-1]  # noqa: E731
+    np.testing.assert_allclose(jax.jit(last)(0.05, 2.0), last(0.05, 2.0), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

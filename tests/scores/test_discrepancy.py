@@ -106,19 +106,6 @@ def test_rules_are_resolved_on_all_points():
     np.testing.assert_allclose(default, explicit, rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_gradient_in_blocks_is_the_dense_gradient():
-    x = random.normal(random.key(4), (30, 3)) * jnp.array([0.5, 1.0, 3.0])
-
-    def loss(x, block_size):
-        return squared_ksd(x, lambda x: 1.0 - x, block_size=block_size)
-
-    dense = jax.jit(jax.grad(loss), static_argnums=1)(x, None)
-    blocks = jax.jit(jax.grad(loss), static_argnums=1)(x, 7)
-    np.testing.assert_allclose(blocks, dense, rtol=1e-3, atol=1e-6)
-    assert jnp.abs(dense).max() > 1e-3
-
-
 def test_blocks_bound_the_memory():
     x = jax.ShapeDtypeStruct((2000, 5), jnp.float32)
 

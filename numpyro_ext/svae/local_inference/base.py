@@ -62,11 +62,9 @@ class LocalInference(Protocol):
     variables come about. Everything is a pure function and works under ``jax.jit``; the result of a
     datum never depends on the others of its batch.
 
-    .. doctest::
-
-        >>> from numpyro_ext.svae import GMMEP, LocalInference
-        >>> isinstance(GMMEP(), LocalInference)
-        True
+    >>> from numpyro_ext.svae import GMMEP, LocalInference
+    >>> isinstance(GMMEP(), LocalInference)
+    True
     """
 
     @property
@@ -114,6 +112,8 @@ class Rule:
 
     families: ClassVar[Mapping[str, Any]]
     local_families: ClassVar[Mapping[str, Any]]
+    global_sites: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """The model's sites of each global factor; a local latent variable has a site of its name."""
 
     batch: ClassVar[str] = "B"
     """The batch axes of a potential."""
@@ -123,6 +123,10 @@ class Rule:
     """A Dirichlet over states, and the global factors that have one element for each."""
     instead: ClassVar[str | None] = None
     """The rule that takes mixture potentials; None if this one does."""
+
+    @property
+    def site_names(self) -> dict[str, tuple[str, ...]]:
+        return {**self.global_sites, **{name: (name,) for name in self.local_families}}
 
     def check(self, global_mean: Mapping[str, Any], potential: Any) -> None:
         """An error that names a global factor or a potential of the wrong shape."""
@@ -157,8 +161,8 @@ class Rule:
         return {name: starts[family](key, prior[name]) for (name, family), key in pairs}
 
     def distributions(self, local: LocalPosterior) -> dict[str, dist.Distribution]:
-        found = {n: q.to_distribution(local.natural[n]) for n, q in self.local_families.items()}
-        return {name: fn.to_event(len(fn.batch_shape) - 1) for name, fn in found.items()}
+        fns = {n: q.to_distribution(local.natural[n]) for n, q in self.local_families.items()}
+        return {name: fn.to_event(len(fn.batch_shape) - 1) for name, fn in fns.items()}
 
 
 @dataclass(eq=False, repr=False)
@@ -215,7 +219,7 @@ class CoordinateAscent(Rule):
         def sweep(args: Any, r: Array) -> Array:
             return z_family.mean(z_given(args, x_given(args, r))).probs
 
-        def one(psi: Factor, start: Array) -> LocalPosterior:
+        def infer_datum(psi: Factor, start: Array) -> LocalPosterior:
             args = (dict(global_mean), psi)
             r, info = self.solve(sweep, args, start)
             # The last step is differentiable.
@@ -224,7 +228,7 @@ class CoordinateAscent(Rule):
             x = x_given(args, states.probs)
             return LocalPosterior({"z": z, "x": x}, {"z": states, "x": x_family.mean(x)}, info)
 
-        return jax.vmap(one)(potential, start)
+        return jax.vmap(infer_datum)(potential, start)
 
 
 def surrogate_elbo(
@@ -241,16 +245,13 @@ def surrogate_elbo(
 
     References: Johnson et al. (NIPS 2016), equation 5.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.expfam import Gaussian
-        >>> from numpyro_ext.svae import FixedGaussian, GaussianPotential, surrogate_elbo
-        >>> rule = FixedGaussian(Gaussian.from_standard(jnp.zeros(1), jnp.eye(1)))
-        >>> psi = GaussianPotential(jnp.full((1, 1), 3.0), -jnp.ones((1, 1, 1)))
-        >>> bound = surrogate_elbo(rule, {}, psi, rule.infer({}, psi))
-        >>> print(f"{bound[0]:.3f}")  # the log integral, because this q is exact
-        0.951
+    >>> from numpyro_ext.expfam import Gaussian
+    >>> from numpyro_ext.svae import FixedGaussian, GaussianPotential, surrogate_elbo
+    >>> rule = FixedGaussian(Gaussian.from_standard(jnp.zeros(1), jnp.eye(1)))
+    >>> psi = GaussianPotential(jnp.full((1, 1), 3.0), -jnp.ones((1, 1, 1)))
+    >>> bound = surrogate_elbo(rule, {}, psi, rule.infer({}, psi))
+    >>> print(f"{bound[0]:.3f}")  # the log integral, because this q is exact
+    0.951
     """
     if not isinstance(potential, GaussianPotential):
         raise TypeError("surrogate_elbo requires a GaussianPotential.")
@@ -273,19 +274,16 @@ def global_statistics(
 
     References: Hoffman et al., *Stochastic variational inference* (JMLR 2013), equation 22.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.expfam import NIW, Dirichlet
-        >>> from numpyro_ext.svae import GMMEP, GaussianPotential, global_statistics
-        >>> components = (jnp.array([[-1.0], [1.0]]), jnp.ones((2, 1, 1)))
-        >>> known = {
-        ...     "pi": Dirichlet.statistics(jnp.array([0.5, 0.5])),
-        ...     "components": NIW.statistics(components)}
-        >>> psi = GaussianPotential(jnp.zeros((3, 1)), -jnp.ones((3, 1, 1)))  # three data
-        >>> added = global_statistics(GMMEP(), known, GMMEP().infer(known, psi))["pi"].a
-        >>> print([f"{count:.3f}" for count in added])
-        ['1.500', '1.500']
+    >>> from numpyro_ext.expfam import NIW, Dirichlet
+    >>> from numpyro_ext.svae import GMMEP, GaussianPotential, global_statistics
+    >>> components = (jnp.array([[-1.0], [1.0]]), jnp.ones((2, 1, 1)))
+    >>> known = {
+    ...     "pi": Dirichlet.statistics(jnp.array([0.5, 0.5])),
+    ...     "components": NIW.statistics(components)}
+    >>> psi = GaussianPotential(jnp.zeros((3, 1)), -jnp.ones((3, 1, 1)))  # three data
+    >>> added = global_statistics(GMMEP(), known, GMMEP().infer(known, psi))["pi"].a
+    >>> print([f"{count:.3f}" for count in added])
+    ['1.500', '1.500']
     """
 
     def evidence(mean: Mapping[str, Any]) -> Array:

@@ -10,7 +10,6 @@ from jax.nn import log_sigmoid, sigmoid
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._checks import check_count
 from numpyro_ext.expfam import (
     NIW,
     Bernoulli,
@@ -28,12 +27,13 @@ from numpyro_ext.svae.local_inference.base import (
     check_batch,
     expected_log_normal,
     negative_entropy,
+    no_iterations,
     own_moments,
     plug_in,
     spread_locations,
     times_expected,
 )
-from numpyro_ext.svae.local_inference.cycle_bp import check_schedule, cycle_bp
+from numpyro_ext.svae.local_inference.cycle_bp import cycle_bp
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential, merge_normals
 
 CROSSHAIR = np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, -1.0], [-1.0, 0.0]]])
@@ -49,11 +49,9 @@ class _Cycle(Rule):
 
     families: ClassVar[Mapping[str, Any]] = {"pi": Beta, "components": NIW}
     local_families: ClassVar[Mapping[str, Any]] = {"z": Bernoulli, "x": Gaussian}
-    site_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+    global_sites: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "pi": ("pi",),
         "components": ("Sigma", "mu"),
-        "z": ("z",),
-        "x": ("x",),
     }
 
     batch = "B, K"
@@ -95,7 +93,6 @@ class _Cycle(Rule):
         return {"pi": pi, "components": components}
 
 
-@dataclass(eq=False, repr=False)
 class CycleEP(_Cycle):
     r"""Cycle: expectation propagation, which is loopy belief propagation on the binary variables.
 
@@ -108,41 +105,24 @@ class CycleEP(_Cycle):
     The global factors are ``pi``, Beta of batch ``(K,)``, and ``components``, NIW of batch
     ``(2, 2)``. Potentials have batch ``(B, K)``.
 
-    :param str schedule: with ``tol`` and ``max_iter``, as in :func:`cycle_bp`.
-
     References: So, *EP Structured Variational Auto-Encoders* (2018).
 
-    .. doctest::
-
-        >>> from numpyro_ext.svae import CycleEP
-        >>> CycleEP().families["pi"].__name__
-        'Beta'
+    >>> from numpyro_ext.svae import CycleEP
+    >>> CycleEP().families["pi"].__name__
+    'Beta'
     """
-
-    schedule: str = "closed_form"
-    tol: float | None = None
-    max_iter: int = 200
-
-    def __post_init__(self) -> None:
-        check_schedule(self.schedule)
-        self.max_iter = check_count("max_iter", self.max_iter)
 
     def infer(
         self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
     ) -> LocalPosterior:
         self.check(global_mean, potential)
         eta, odds = plug_in(global_mean["components"]), _prior_odds(global_mean)
-        options = {"schedule": self.schedule, "tol": self.tol, "max_iter": self.max_iter}
-
-        def one(log_pair: Array) -> Any:
-            return cycle_bp(odds, log_pair, **options)
-
-        found = jax.vmap(one)(potential.log_partition_ratio(eta))
-        z = BernoulliNatural(odds + found.a + jnp.roll(found.b, 1, axis=-1))
+        beliefs = jax.vmap(cycle_bp, (None, 0))(odds, potential.log_partition_ratio(eta))
+        z = BernoulliNatural(odds + beliefs.a + jnp.roll(beliefs.b, 1, axis=-1))
         normals = jax.tree.map(_flat_pairs, potential.tilted_normal(eta))
-        x = Gaussian.from_standard(*merge_normals(_flat_pairs(found.pair), normals))
+        x = Gaussian.from_standard(*merge_normals(_flat_pairs(beliefs.pair), normals))
         mean = {"z": Bernoulli.mean(z), "x": Gaussian.mean(x)}
-        return LocalPosterior({"z": z, "x": x}, mean, found.info)
+        return LocalPosterior({"z": z, "x": x}, mean, no_iterations(beliefs.log_z))
 
 
 @dataclass(eq=False, repr=False)
@@ -170,11 +150,9 @@ class CycleMeanField(CoordinateAscent, _Cycle):
 
     References: So, *EP Structured Variational Auto-Encoders* (2018).
 
-    .. doctest::
-
-        >>> from numpyro_ext.svae import CycleMeanField
-        >>> CycleMeanField(max_iter=50).max_iter
-        50
+    >>> from numpyro_ext.svae import CycleMeanField
+    >>> CycleMeanField(max_iter=50).max_iter
+    50
     """
 
     instead = "CycleEP"
@@ -189,7 +167,7 @@ class CycleMeanField(CoordinateAscent, _Cycle):
         else:
             start = self.given_start(potential, batch)
 
-        def one(psi: GaussianPotential, init: Array) -> LocalPosterior:
+        def infer_datum(psi: GaussianPotential, init: Array) -> LocalPosterior:
             args = (dict(global_mean), psi)
             own = self.init is None
             moments = own_moments(psi)[0] if own else Gaussian.mean(_normal_given(args, init))
@@ -201,7 +179,7 @@ class CycleMeanField(CoordinateAscent, _Cycle):
             x = _normal_given(args, mean.prob)
             return LocalPosterior({"z": z, "x": x}, {"z": mean, "x": Gaussian.mean(x)}, info)
 
-        return jax.vmap(one)(potential, start)
+        return jax.vmap(infer_datum)(potential, start)
 
 
 Args = tuple[dict[str, Any], GaussianPotential]

@@ -7,13 +7,7 @@ from jax import Array, lax
 from jax.nn import logsumexp
 import jax.numpy as jnp
 
-from numpyro_ext._checks import check_choice
-from numpyro_ext.expfam import fixed_point
-from numpyro_ext.svae.local_inference.base import LocalInfo, no_iterations
-
-SCHEDULES = ("closed_form", "parallel", "serial")
 Factors = tuple[Array, Array]
-Messages = tuple[Array, Array]
 
 
 class CycleBPResult(NamedTuple):
@@ -29,17 +23,9 @@ class CycleBPResult(NamedTuple):
     """``(K, 2, 2)``, the probabilities of variables i and i + 1."""
     log_z: Array
     """The Bethe approximation of the log normaliser."""
-    info: LocalInfo
 
 
-def cycle_bp(
-    log_odds: Array,
-    log_pair: Array,
-    *,
-    schedule: str = "closed_form",
-    tol: float | None = None,
-    max_iter: int = 200,
-) -> CycleBPResult:
+def cycle_bp(log_odds: Array, log_pair: Array) -> CycleBPResult:
     r"""Loopy belief propagation on one cycle of binary variables.
 
     The factor graph, with indices modulo K, and its fixed point:
@@ -55,31 +41,21 @@ def cycle_bp(
     The marginals are not exact. With the eigenvalues :math:`l_1 \ge l_2` of the product of the
     transfer matrices around the cycle, ``log_z`` is :math:`\log l_1` where the exact one is
     :math:`\log(l_1 + l_2)`, and each marginal lies on the same side of 1/2 as the exact one.
-
-    The sweeps converge at the rate :math:`l_2 / l_1` for each K of them, which may take
-    thousands. The default solves for the fixed point: the messages into one variable are the
-    eigenvectors of that product, and one pass gives the others.
+    The messages into one variable are the eigenvectors of that product, and one pass gives the
+    others, where sweeps would converge at the rate :math:`l_2 / l_1` for each K of them.
 
     :param log_odds: :math:`\lambda`, ``(K,)``, with K at least 2.
     :param log_pair: :math:`\phi`, ``(K, 2, 2)``, where ``log_pair[i, l, r]`` belongs to
         :math:`z_i = l, z_{i+1} = r`.
-    :param str schedule: ``"closed_form"``; or sweeps from messages of zero, of all messages at
-        once (``"parallel"``) or one after the other (``"serial"``).
-    :param float tol: sweeps end when messages move by less; None as for ``fixed_point``.
-    :param int max_iter: at most so many sweeps.
 
     References: Weiss, *Belief propagation and revision in networks with loops* (1997), section 3.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.svae import cycle_bp
-        >>> ising = jnp.broadcast_to(jnp.array([[0.8, -0.8], [-0.8, 0.8]]), (4, 2, 2))
-        >>> prob = cycle_bp(jnp.array([0.5, -0.3, 0.2, 0.1]), ising).prob
-        >>> print([f"{p:.3f}" for p in prob])
-        ['0.671', '0.616', '0.643', '0.654']
+    >>> from numpyro_ext.svae import cycle_bp
+    >>> ising = jnp.broadcast_to(jnp.array([[0.8, -0.8], [-0.8, 0.8]]), (4, 2, 2))
+    >>> prob = cycle_bp(jnp.array([0.5, -0.3, 0.2, 0.1]), ising).prob
+    >>> print([f"{p:.3f}" for p in prob])
+    ['0.671', '0.616', '0.643', '0.654']
     """
-    check_schedule(schedule)
     log_odds, log_pair = jnp.asarray(log_odds), jnp.asarray(log_pair)
     K = log_odds.shape[-1] if log_odds.ndim else 0
     if K < 2 or log_odds.ndim != 1 or log_pair.shape != (K, 2, 2):
@@ -87,70 +63,30 @@ def cycle_bp(
             f"log_odds has shape {log_odds.shape} and log_pair {log_pair.shape}; they must be (K,)"
             " and (K, 2, 2) with K at least 2."
         )
-    factors = log_odds, log_pair
-    if schedule == "closed_form":
-        a, b = _solve(factors)
-        info = no_iterations(jnp.zeros(()))
-    else:
-        sweep = _parallel_sweep if schedule == "parallel" else _serial_sweep
-        zeros = jnp.zeros(K, jnp.result_type(log_odds, log_pair))
-        found = fixed_point(sweep, factors, (zeros, zeros), tol=tol, max_iter=max_iter)
-        a, b = found.value
-        info = LocalInfo(found.num_iter, found.residual, found.converged)
-    left, right = log_odds + _before(b), _after(log_odds + a)
+    a, b = _solve((log_odds, log_pair))
+    left, right = log_odds + jnp.roll(b, 1), jnp.roll(log_odds + a, -1)
     bits = jnp.arange(2)
     log_r = bits[:, None] * left[:, None, None] + bits * right[:, None, None] + log_pair
     log_z_pairs = logsumexp(log_r, axis=(-2, -1))
     pair = jnp.exp(log_r - log_z_pairs[:, None, None])
-    odds = log_odds + a + _before(b)
+    odds = log_odds + a + jnp.roll(b, 1)
     log_z = jnp.sum(log_z_pairs) - jnp.sum(jax.nn.softplus(odds))
-    return CycleBPResult(a, b, jax.nn.sigmoid(odds), pair, log_z, info)
-
-
-def check_schedule(schedule: str) -> None:
-    """A schedule of :func:`cycle_bp`."""
-    check_choice("schedule", schedule, SCHEDULES)
-
-
-def _before(x: Array) -> Array:
-    return jnp.roll(x, 1)
-
-
-def _after(x: Array) -> Array:
-    return jnp.roll(x, -1)
+    return CycleBPResult(a, b, jax.nn.sigmoid(odds), pair, log_z)
 
 
 def _to_left(phi: Array, right: Array) -> Array:
     """a, from log pairs ``(..., 2, 2)`` and the log odds of the variable on the right."""
-    one = jnp.logaddexp(phi[..., 1, 0], phi[..., 1, 1] + right)
-    return one - jnp.logaddexp(phi[..., 0, 0], phi[..., 0, 1] + right)
+    log_one = jnp.logaddexp(phi[..., 1, 0], phi[..., 1, 1] + right)
+    return log_one - jnp.logaddexp(phi[..., 0, 0], phi[..., 0, 1] + right)
 
 
 def _to_right(phi: Array, left: Array) -> Array:
     """b, from log pairs and the log odds of the variable on the left."""
-    one = jnp.logaddexp(phi[..., 0, 1], phi[..., 1, 1] + left)
-    return one - jnp.logaddexp(phi[..., 0, 0], phi[..., 1, 0] + left)
+    log_one = jnp.logaddexp(phi[..., 0, 1], phi[..., 1, 1] + left)
+    return log_one - jnp.logaddexp(phi[..., 0, 0], phi[..., 1, 0] + left)
 
 
-def _parallel_sweep(factors: Factors, messages: Messages) -> Messages:
-    (odds, phi), (a, b) = factors, messages
-    return _to_left(phi, _after(odds + a)), _to_right(phi, odds + _before(b))
-
-
-def _serial_sweep(factors: Factors, messages: Messages) -> Messages:
-    odds, phi = factors
-    K = odds.shape[0]
-
-    def step(i: Array, messages: Messages) -> Messages:
-        a, b = messages
-        after = (i + 1) % K
-        a = a.at[i].set(_to_left(phi[i], odds[after] + a[after]))
-        return a, b.at[i].set(_to_right(phi[i], odds[i] + b[i - 1]))
-
-    return lax.fori_loop(0, K, step, messages)
-
-
-def _solve(factors: Factors) -> Messages:
+def _solve(factors: Factors) -> tuple[Array, Array]:
     """The messages into variable 0 as eigenvectors, and all others by one pass."""
     odds, phi = factors
     transfer = phi + jnp.stack([jnp.zeros_like(odds), odds], -1)[..., None]

@@ -22,20 +22,16 @@ class FixedGaussian(Rule):
 
     References: Kingma and Welling, *Auto-encoding variational Bayes* (ICLR 2014).
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.expfam import Gaussian
-        >>> from numpyro_ext.svae import FixedGaussian, GaussianPotential
-        >>> rule = FixedGaussian(Gaussian.from_standard(jnp.zeros(1), jnp.eye(1)))
-        >>> local = rule.infer({}, GaussianPotential(jnp.full((1, 1), 3.0), -jnp.ones((1, 1, 1))))
-        >>> print(f"{local.mean['x'].x.item():.3f}")
-        1.000
+    >>> from numpyro_ext.expfam import Gaussian
+    >>> from numpyro_ext.svae import FixedGaussian, GaussianPotential
+    >>> rule = FixedGaussian(Gaussian.from_standard(jnp.zeros(1), jnp.eye(1)))
+    >>> local = rule.infer({}, GaussianPotential(jnp.full((1, 1), 3.0), -jnp.ones((1, 1, 1))))
+    >>> print(f"{local.mean['x'].x.item():.3f}")
+    1.000
     """
 
     families: ClassVar[Mapping[str, Any]] = {}
     local_families: ClassVar[Mapping[str, Any]] = {"x": Gaussian}
-    site_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"x": ("x",)}
 
     def __init__(self, natural: GaussianNatural) -> None:
         self.natural = natural

@@ -43,11 +43,9 @@ class _GMM(Rule):
 
     families: ClassVar[Mapping[str, Any]] = {"pi": Dirichlet, "components": NIW}
     local_families: ClassVar[Mapping[str, Any]] = {"z": Categorical, "x": Gaussian}
-    site_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+    global_sites: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "pi": ("pi",),
         "components": ("Sigma", "mu"),
-        "z": ("z",),
-        "x": ("x",),
     }
 
     by_state = ("pi", "components")
@@ -79,19 +77,16 @@ class GMMEP(_GMM):
 
     References: So, *EP Structured Variational Auto-Encoders* (2018).
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.expfam import NIW, Dirichlet
-        >>> from numpyro_ext.svae import GMMEP, GaussianPotential
-        >>> known = {
-        ...     "pi": Dirichlet.statistics(jnp.array([0.3, 0.7])),
-        ...     "components": NIW.statistics(
-        ...         (jnp.array([[-1.0], [2.0]]), jnp.array([[[1.0]], [[0.5]]]))),
-        ... }
-        >>> psi = GaussianPotential(jnp.array([[0.8]]), jnp.array([[[-1.0]]]))
-        >>> print([f"{r:.3f}" for r in GMMEP().infer(known, psi).mean["z"].probs[0]])
-        ['0.396', '0.604']
+    >>> from numpyro_ext.expfam import NIW, Dirichlet
+    >>> from numpyro_ext.svae import GMMEP, GaussianPotential
+    >>> known = {
+    ...     "pi": Dirichlet.statistics(jnp.array([0.3, 0.7])),
+    ...     "components": NIW.statistics(
+    ...         (jnp.array([[-1.0], [2.0]]), jnp.array([[[1.0]], [[0.5]]]))),
+    ... }
+    >>> psi = GaussianPotential(jnp.array([[0.8]]), jnp.array([[[-1.0]]]))
+    >>> print([f"{r:.3f}" for r in GMMEP().infer(known, psi).mean["z"].probs[0]])
+    ['0.396', '0.604']
     """
 
     def infer(
@@ -130,11 +125,9 @@ class GMMMeanField(CoordinateAscent, _GMM):
 
     References: Johnson et al. (NIPS 2016), section 4.
 
-    .. doctest::
-
-        >>> from numpyro_ext.svae import GMMMeanField
-        >>> GMMMeanField().families["components"].__name__
-        'NIW'
+    >>> from numpyro_ext.svae import GMMMeanField
+    >>> GMMMeanField().families["components"].__name__
+    'NIW'
     """
 
     instead = "GMMEP"

@@ -44,12 +44,10 @@ class _HMM(Rule):
         "emission": NIW,
     }
     local_families: ClassVar[Mapping[str, Any]] = {"z": MarkovChain, "x": Gaussian}
-    site_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+    global_sites: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "initial": ("pi",),
         "transition": ("P",),
         "emission": ("Sigma", "mu"),
-        "z": ("z",),
-        "x": ("x",),
     }
 
     batch = "B, T"
@@ -81,22 +79,19 @@ class HMMEP(_HMM):
 
     References: So, *EP Structured Variational Auto-Encoders* (2018).
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.expfam import NIW, Dirichlet
-        >>> from numpyro_ext.svae import HMMEP, GaussianPotential
-        >>> known = {
-        ...     "initial": Dirichlet.statistics(jnp.array([0.6, 0.4])),
-        ...     "transition": Dirichlet.statistics(jnp.array([[0.9, 0.1], [0.2, 0.8]])),
-        ...     "emission": NIW.statistics(
-        ...         (jnp.array([[-1.0], [2.0]]), jnp.array([[[1.0]], [[0.5]]]))),
-        ... }
-        >>> h = jnp.array([-1.0, 0.8, 2.0])[None, :, None]
-        >>> psi = GaussianPotential(h, -jnp.ones((1, 3, 1, 1)))
-        >>> probs = HMMEP().infer(known, psi).mean["z"].probs[0, :, 0]
-        >>> print([f"{p:.3f}" for p in probs])
-        ['0.954', '0.836', '0.650']
+    >>> from numpyro_ext.expfam import NIW, Dirichlet
+    >>> from numpyro_ext.svae import HMMEP, GaussianPotential
+    >>> known = {
+    ...     "initial": Dirichlet.statistics(jnp.array([0.6, 0.4])),
+    ...     "transition": Dirichlet.statistics(jnp.array([[0.9, 0.1], [0.2, 0.8]])),
+    ...     "emission": NIW.statistics(
+    ...         (jnp.array([[-1.0], [2.0]]), jnp.array([[[1.0]], [[0.5]]]))),
+    ... }
+    >>> h = jnp.array([-1.0, 0.8, 2.0])[None, :, None]
+    >>> psi = GaussianPotential(h, -jnp.ones((1, 3, 1, 1)))
+    >>> probs = HMMEP().infer(known, psi).mean["z"].probs[0, :, 0]
+    >>> print([f"{p:.3f}" for p in probs])
+    ['0.954', '0.836', '0.650']
     """
 
     def infer(
@@ -132,11 +127,9 @@ class HMMMeanField(CoordinateAscent, _HMM):
 
     References: Johnson et al. (NIPS 2016), section 4.
 
-    .. doctest::
-
-        >>> from numpyro_ext.svae import HMMMeanField
-        >>> HMMMeanField(max_iter=50).max_iter
-        50
+    >>> from numpyro_ext.svae import HMMMeanField
+    >>> HMMMeanField(max_iter=50).max_iter
+    50
     """
 
     instead = "HMMEP"

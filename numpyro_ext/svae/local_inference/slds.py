@@ -57,11 +57,9 @@ class SLDSMeanField(CoordinateAscent):
 
     References: Johnson et al. (NIPS 2016), section 4 and appendix B.
 
-    .. doctest::
-
-        >>> from numpyro_ext.svae import SLDSMeanField
-        >>> sorted(SLDSMeanField().families)
-        ['dynamics', 'initial', 'initial_x', 'transition']
+    >>> from numpyro_ext.svae import SLDSMeanField
+    >>> sorted(SLDSMeanField().families)
+    ['dynamics', 'initial', 'initial_x', 'transition']
     """
 
     families: ClassVar[Mapping[str, Any]] = {
@@ -71,13 +69,11 @@ class SLDSMeanField(CoordinateAscent):
         "dynamics": MNIW,
     }
     local_families: ClassVar[Mapping[str, Any]] = {"z": MarkovChain, "x": GaussianChain}
-    site_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+    global_sites: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "initial": ("pi",),
         "transition": ("P",),
         "initial_x": ("Sigma_1", "mu_1"),
         "dynamics": ("Q", "A"),
-        "z": ("z",),
-        "x": ("x",),
     }
 
     batch, of_x, instead = "B, T", "initial_x", "HMMEP"
