@@ -130,8 +130,10 @@ def one_mode(of: Callable[..., None], steps: int) -> SVI:
     return SVI(of, AutoDelta(of, init_loc_fn=START), optax.adam(falling(0.01, steps)), Trace_ELBO())
 
 
-def dropout(of: Callable[..., None], steps: int) -> SVI:
-    guide = AutoDropout(of, keep_prob=0.95, init_loc_fn=START)
+def dropout(of: partial[None], steps: int) -> SVI:
+    convolutions = {f"net/{layer}.kernel": -2 for layer in ("first", "second")}
+    in_axis = convolutions if of.args[0] is Images else None
+    guide = AutoDropout(of, keep_prob=0.95, in_axis=in_axis, init_loc_fn=START)
     return SVI(of, guide, optax.adam(falling(0.01, steps)), Trace_ELBO(4))
 
 
