@@ -3,19 +3,16 @@
 The tables of ``docs/diagnose.md`` have the limits of the code. All else is made of
 ``docs/catalogue.tsv``, which has a line for each public name, in the order in which to try them: a
 line of :class:`Entry`. From it come the tables of ``docs/algorithms.md`` and ``docs/evidence.md``,
-the dictionary of ``docs/how_to_choose.md`` and the lists of names of ``docs/api``. A comment on the
-page names the module, or the group, whose lines follow it.
+and the lists of ``docs/api``: the names of a group, and when to use each. A comment on the page
+names the group whose lines follow it.
 """
 
 from functools import partial
-import importlib
-import inspect
 from pathlib import Path
 import re
 import textwrap
 from typing import Any, NamedTuple
 
-import numpyro_ext
 from numpyro_ext.diagnostics import limits
 from numpyro_ext.scores.implied_sd import IMPLIED_RATIO, IMPLIED_SHIFT
 
@@ -161,23 +158,18 @@ def of_diagnose(text: str) -> str:
     return text
 
 
-def file_of(module: str, name: str) -> str:
-    """The path in the package in which a public name is defined."""
-    what = inspect.unwrap(getattr(importlib.import_module(f"numpyro_ext.{module}"), name))
-    path = Path(inspect.getfile(what)).resolve()
-    return str(path.relative_to(Path(numpyro_ext.__file__).parent.resolve()))
-
-
 def of_modules(text: str, *, evidence: bool) -> str:
-    """The page, with the rows below the head of the table of each module."""
+    """The page, with the rows below the head of the table of each module that has some."""
     for module, names in catalogue().items():
         rows = ""
         for name, entry in in_order(names):
             cells = entry.what, entry.biased_by, entry.cost
             if evidence:
-                cells = entry.found, entry.measured_by, f"`{file_of(module, name)}`"
+                cells = entry.found, entry.measured_by
             if cells[0]:
                 rows += f"| `{name}` | {' | '.join(cells)} |\n"
+        if not rows:
+            continue
         head = rf"(^## {module}\n(?:(?!## |\|).*\n)*\|.*\n\|[-|]+\n)(?:\|.*\n)*"
         assert re.search(head, text, re.M), module
         text = re.sub(head, lambda match, rows=rows: match[1] + rows, text, flags=re.M)
@@ -202,29 +194,24 @@ def filled(text: str) -> str:
     return lines.replace("\0", " ") + "\n"
 
 
-def of_choices(text: str) -> str:
-    """The page, with the lines of a dictionary of each module, or of a group of one."""
-    for module, names in catalogue().items():
-        marks = re.findall(rf"^<!-- ({module}(?:: .*)?) -->$", text, re.M)
-        assert marks or not any(entry.choice for entry in names.values()), module
-        for mark in marks:
-            lines: list[tuple[list[str], str]] = []
-            for name, entry in names.items():
-                if entry.choice and mark in (module, f"{module}: {entry.group}"):
-                    if entry.choice == "+":
-                        lines[-1][0].append(f"`{name}`")
-                    else:
-                        lines.append(([f"`{name}`"], entry.choice))
-            written = "".join(filled(f"{', '.join(of)}: {choice}") for of, choice in lines)
-            text = after(mark, written, text, r"(?:- |  ).*\n")
-    return text
+def of_choices(names: dict[str, Entry]) -> str:
+    """A line for each name, or for several in a row, that says when to use it."""
+    lines: list[tuple[list[str], str]] = []
+    for name, entry in names.items():
+        if entry.choice == "+":
+            lines[-1][0].append(f"`{name}`")
+        elif entry.choice:
+            # Links are those of a page in docs.
+            lines.append(([f"`{name}`"], re.sub(r"\]\((?!http)", "](../", entry.choice)))
+    return "".join(filled(f"{', '.join(of)}: {choice}") for of, choice in lines)
 
 
 def of_api(text: str, *, module: str) -> str:
-    """The page, with the lists of the names of a module, and the states and results in full."""
-    groups: dict[str, list[str]] = {}
+    """The page, with the names of each group of a module and when to use each; states and results
+    in full."""
+    groups: dict[str, dict[str, Entry]] = {}
     for name, entry in catalogue()[module].items():
-        groups.setdefault(entry.group, []).append(name)
+        groups.setdefault(entry.group, {})[name] = entry
     for group, names in groups.items():
         lines = [f".. currentmodule:: numpyro_ext.{module}", ""]
         if group.startswith(("States", "Results")):
@@ -234,8 +221,9 @@ def of_api(text: str, *, module: str) -> str:
         else:
             lines += [".. autosummary::", f"   :toctree: {module}", "   :nosignatures:", ""]
             lines += [f"   {name}" for name in names]
-        written = "\n".join(["```{eval-rst}", *lines, "```\n"])
-        text = after(group or "table", written, text, r"```\{eval-rst\}\n(?:(?!```).*\n)*```\n")
+        written, choices = "\n".join(["```{eval-rst}", *lines, "```\n"]), of_choices(names)
+        old = r"```\{eval-rst\}\n(?:(?!```).*\n)*```\n(?:\n(?:(?:- |  ).*\n)+)?"
+        text = after(group or "table", written + (choices and f"\n{choices}"), text, old)
     return text
 
 
@@ -243,7 +231,6 @@ PAGES = {
     "diagnose.md": of_diagnose,
     "algorithms.md": partial(of_modules, evidence=False),
     "evidence.md": of_evidence,
-    "how_to_choose.md": of_choices,
     **{f"api/{module}.md": partial(of_api, module=module) for module in catalogue()},
 }
 

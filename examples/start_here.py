@@ -187,6 +187,7 @@ pictures["forest"] = forest = az.plot_forest(
     {name: one_sample(name) for name in FITS},
     var_names=["mean", "spread", "level"],
     labels=["__variable__", "region"],
+    visuals={"point_estimate": {"size": 5}},  # smaller than the intervals
     sample_dims=["sample"],
     figure_kwargs={"figsize": (9, 6)},
 )

@@ -18,6 +18,7 @@ PAGES = sorted(
         *ROOT.glob("*.md"),
         *DOCS.glob("*.md"),
         *(DOCS / "api").glob("*.md"),
+        *(DOCS / "choose").glob("*.md"),
         *(DOCS / "tutorials").glob("*.md"),
         *(ROOT / "examples").glob("*.md"),
         *(ROOT / "benchmarks").rglob("*.md"),

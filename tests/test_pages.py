@@ -2,41 +2,28 @@
 
 from pathlib import Path
 import re
-import textwrap
 
 import matplotlib.pyplot as plt
 from numpyro.infer import MCMC, SVI
 import pytest
 
+from docs.run_page import code_of
 from numpyro_ext import diagnostics
 from numpyro_ext.ep import EPEngine
 
 ROOT = Path(__file__).resolve().parents[1]
-BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```", re.M | re.S)
 FEW = 10  # steps of a run, and draws of a chain, at most
-
-
-def code_of(page: Path) -> str:
-    """The blocks in the lines in which they are on the page; doctests run on their own."""
-    text, lines = page.read_text(), [""] * len(page.read_text().splitlines())
-    for block in BLOCK.finditer(text):
-        if ">>>" not in block[2]:
-            code = textwrap.dedent(block[2]).splitlines()
-            start = text.count("\n", 0, block.start(2))
-            lines[start : start + len(code)] = code
-    return "\n".join(lines)
-
-
 PAGES = {
     str(page.relative_to(ROOT)): code
     for page in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
     if "_build" not in page.parts and (code := code_of(page)).strip()
 }
-DEAR = ["docs/how_to_choose.md", "docs/api/diagnostics.md", "docs/api/ep.md"]
+DEAR = ["docs/api/diagnostics.md", "docs/api/ep.md"]
 DEAR += [
     f"docs/tutorials/{x}.md"
-    for x in ("networks", "choosing_a_step_size", "comparing_variational_and_mcmc")
+    for x in ("multilevel", "networks", "choosing_a_step_size", "comparing_variational_and_mcmc")
 ]
+DEAR += [page for page in PAGES if page.startswith("docs/choose/")]
 
 
 @pytest.fixture

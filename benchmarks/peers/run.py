@@ -227,8 +227,8 @@ time is the shortest of its repeats. Below 1 this package is faster. {date.today
 {table}
 
 A row of two different methods (a mixture for a normal, a flow for another) says what the step
-costs, and not what it is worth: for that see [](how_to_choose.md), whose tables compare the results
-of methods with those of NumPyro's own, on the same problems.
+costs, and not what it is worth: the answers of [](how_to_choose.md) compare results with NumPyro's
+own methods on the same problems.
 
 ## Libraries that do not live beside JAX
 

@@ -1,5 +1,6 @@
 """The modes of a posterior, and optimisers for ``SVI`` and ``ParVI`` as optax transformations."""
 
+from numpyro_ext._model.centering import find_centering
 from numpyro_ext._model.mode_search import find_modes
 from numpyro_ext._model.modes import Modes
 from numpyro_ext.optim.heavy_ball import HeavyBallState, po
@@ -17,6 +18,7 @@ __all__ = [
     "Modes",
     "NaturalGradientState",
     "WassersteinState",
+    "find_centering",
     "find_modes",
     "ivon",
     "natural_gradient",
