@@ -136,10 +136,13 @@ def by_kernel(kernel: Any, data: tuple[Any, ...], seed: int = 1) -> Chains:
         samples = jax.device_get(mcmc.get_samples(group_by_chain=True))
         seconds = time.perf_counter() - began
         found = diagnose(mcmc)
+    return Chains(samples, found, first_warning(seen), start, seconds)
+
+
+def first_warning(seen: list[warnings.WarningMessage]) -> str:
+    """The first clause of the first ``InferenceWarning``, without the numbers that follow it."""
     told = [str(w.message) for w in seen if issubclass(w.category, InferenceWarning)]
-    # The first clause, without the numbers that follow it.
-    first = [f"warning: {text.split(', so ')[0].split(':')[0]}" for text in told[:1]]
-    return Chains(samples, found, "".join(first), start, seconds)
+    return "".join(f"warning: {text.split(', so ')[0].split(':')[0]}" for text in told[:1])
 
 
 def merged(samples: Draws) -> Draws:

@@ -55,9 +55,11 @@ class Errors(NamedTuple):
 
 def errors(draws: dict[str, Any], truth: Truth) -> Errors:
     """Those of arrays ``(draw, ...)``, over all numbers of the compared sites."""
-    found = {site: (np.mean(draws[site], 0), np.std(draws[site], 0)) for site in truth}
-    means = [np.ravel(np.abs(found[s][0] - mean) / sd) for s, (mean, sd) in truth.items()]
-    ratios = [np.ravel(found[s][1] / sd) for s, (_, sd) in truth.items()]
+    means, ratios = [], []
+    for site, (mean, sd) in truth.items():
+        draw = np.reshape(draws[site], (len(draws[site]), -1))
+        means.append(np.abs(draw.mean(0) - np.ravel(mean)) / np.ravel(sd))
+        ratios.append(draw.std(0) / np.ravel(sd))
     return Errors(float(np.concatenate(means).max()), np.concatenate(ratios))
 
 

@@ -21,6 +21,7 @@ from numpyro.infer.reparam import LocScaleReparam
 sys.path.append(str(Path(__file__).parents[1]))
 from _shared.unseen_models import Model, Unseen
 from _shared.verdicts import Truth
+from settings import exact
 
 REFERENCES = Path(__file__).with_name("references.tsv")
 
@@ -147,7 +148,7 @@ def firms() -> Unseen:
     return Unseen(model, data, compared, same=(partial(model, centred=False), data))
 
 
-def schools() -> Unseen:
+def eight_schools() -> Unseen:
     """The eight schools (Rubin 1981), centred."""
 
     def model(sigma: Any, y: Any) -> None:
@@ -157,8 +158,9 @@ def schools() -> Unseen:
         numpyro.sample("y", dist.Normal(theta, sigma), obs=y)
 
     y = np.array([28.0, 8, -3, 7, -1, 1, 18, 12])
-    data = np.array([15.0, 10, 16, 11, 9, 11, 10, 18]), y
-    return Unseen(model, data, ("mu", "tau", "theta"), same=(decentred(model, "theta"), data))
+    sigma = np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+    truth = partial(exact.eight_schools, y, sigma, centred=True)
+    return Unseen(model, (sigma, y), ("mu", "tau", "theta"), exact=truth)
 
 
 def sites() -> Unseen:
@@ -174,8 +176,15 @@ def sites() -> Unseen:
         with numpyro.plate("rows", len(y)):
             numpyro.sample("y", dist.Poisson(jnp.exp(level[site])), obs=y)
 
-    data = site, y
-    return Unseen(model, data, ("mean", "s", "level"), same=(decentred(model, "level"), data))
+    def truth() -> Truth:
+        points, means = np.linspace(1.6, 3.6, 401), np.linspace(-12, 16, 281)
+        scales = np.geomspace(0.03, 8, 101)
+        counts = np.bincount(site, y)[:, None] * points - 30 * np.exp(points)
+        prior = (means, -0.5 * (means / 5) ** 2), (scales, -0.5 * scales**2)
+        mean, s, level = exact.normal_groups(counts, points, *prior)
+        return {"mean": mean, "s": s, "level": level}
+
+    return Unseen(model, (site, y), ("mean", "s", "level"), exact=truth)
 
 
 def words() -> Unseen:
@@ -213,7 +222,15 @@ def catches() -> Unseen:
         with numpyro.plate("rows", len(y)):
             numpyro.sample("y", dist.Poisson(hours * jnp.exp(level[boat])), obs=y)
 
-    return Unseen(model, (boat, hours, y), ("mean", "s", "level"))
+    def truth() -> Truth:
+        points, means = np.linspace(-9, 4, 301), np.linspace(-3, -1.5, 31)
+        scales, total = np.geomspace(0.3, 2, 31), np.bincount(boat, hours)[:, None]
+        counts = np.bincount(boat, y)[:, None] * points - total * np.exp(points)
+        prior = (means, -0.5 * (means / 3) ** 2), (scales, -0.5 * (scales / 2) ** 2)
+        mean, s, level = exact.normal_groups(counts, points, *prior)
+        return {"mean": mean, "s": s, "level": level}
+
+    return Unseen(model, (boat, hours, y), ("mean", "s", "level"), exact=truth)
 
 
 def sales() -> Unseen:
@@ -243,14 +260,22 @@ def sales() -> Unseen:
 PARTICLES = 350
 
 
-def with_reference(made: Callable[[], Unseen]) -> Callable[[], Unseen]:
-    return lambda: made()._replace(exact=partial(reference, made.__name__), particles=PARTICLES)
+def with_truth(made: Callable[[], Unseen]) -> Callable[[], Unseen]:
+    """The model with its particles, and by :func:`reference` where its truth is no quadrature."""
+
+    def problem() -> Unseen:
+        bare = made()
+        exact = bare.exact or partial(reference, made.__name__)
+        return bare._replace(exact=exact, particles=PARTICLES)
+
+    return problem
 
 
 HIERARCHIES: dict[str, Callable[[], Unseen]] = {
-    made.__name__: with_reference(made)
+    made.__name__: with_truth(made)
     for made in (
-        *(sites, schools, repairs, firms, words),
+        *(sites, eight_schools, repairs, firms, words),
         *(sales, villages, catches, hospitals),
     )
 }
+EXACT = "sites", "eight_schools", "catches"

@@ -45,6 +45,7 @@ from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 import optax
 
+from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.guides import AutoMixtureNormal, AutoRealNVPNormal, AutoSplineNormal
 from numpyro_ext.mcmc import SGHMC, SGLD, SGNHT
 from numpyro_ext.objectives import VRELBO, MixtureELBO, taylor_proxy
@@ -58,6 +59,7 @@ from _shared.methods import (
     by_nuts,
     by_particles,
     by_parvi,
+    first_warning,
     merged,
     smallest_ess,
 )
@@ -115,10 +117,12 @@ def line(name: str, method: str, out: Path, seed: int) -> tuple[Line, float]:
     """A row without its last cell, and its seconds."""
     problem = MODELS[name]()
     truth, sizes = problem.truth(out, name), ["-", "-"]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("ignore")
+        warnings.simplefilter("always", InferenceWarning)
         try:
             error, verdict, seconds = fit(problem, method, truth, seed)
+            verdict = verdict._replace(told=verdict.told or first_warning(seen))
             sizes = [f"{error.mean:.2f}", error.spread]
         except (ValueError, RuntimeError) as refusal:
             verdict = Verdict(False, told=f"refused: {' '.join(str(refusal).split())}")

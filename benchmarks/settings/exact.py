@@ -170,6 +170,39 @@ def baseball_logits(hits: np.ndarray, at_bats: int) -> dict[str, Moments]:
     }
 
 
+def normal_groups(
+    log_likelihoods: np.ndarray,
+    points: np.ndarray,
+    mean: tuple[np.ndarray, np.ndarray],
+    scale: tuple[np.ndarray, np.ndarray],
+) -> tuple[Moments, Moments, Moments]:
+    """Those of m, s and the numbers ``x_j ~ N(m, s)``: given m and s, each is an integral by
+    itself, over evenly spaced points that resolve s.
+
+    :param log_likelihoods: ``(J, P)``, of the data of each group at the points.
+    :param points: ``(P,)``.
+    :param mean: evenly spaced values of m, and their log prior.
+    :param scale: values of s whose logarithms are evenly spaced, and their log prior.
+    """
+    top = log_likelihoods.max(1)
+    likelihoods = np.exp(log_likelihoods - top[:, None]).T
+    powers = np.concatenate([likelihoods, likelihoods * points[:, None]], 1)
+    powers = np.concatenate([powers, likelihoods * points[:, None] ** 2], 1)
+    parts = []
+    for m in mean[0]:
+        density = np.exp(-0.5 * ((points - m) / scale[0][:, None]) ** 2) / scale[0][:, None]
+        parts.append(np.split(density @ powers, 3, axis=1))
+    mass, first, second = (np.concatenate(part) for part in zip(*parts, strict=True))
+    with np.errstate(divide="ignore"):
+        log_weight = np.log(mass).sum(1)
+    log_weight += np.add.outer(mean[1], scale[1] + np.log(scale[0])).ravel()
+    middle = first / np.maximum(mass, 1e-300)
+    numbers = mixed(log_weight, middle, second / np.maximum(mass, 1e-300) - middle**2)
+    both = np.stack(np.meshgrid(mean[0], scale[0], indexing="ij"), -1).reshape(-1, 2)
+    (m, s), (m_sd, s_sd) = mixed(log_weight, both, np.zeros_like(both))
+    return (m, m_sd), (s, s_sd), numbers
+
+
 def sorted_pair(x: np.ndarray, scale: float, prior: float) -> Moments:
     """Of the smaller and the larger of two locations of an even mixture of normals."""
     grid = np.linspace(-4, 4, 801)

@@ -299,7 +299,7 @@ class ParticleField(ELBO, ABC):
             "num_particles", x.shape[0], "one particle has no covariance; use precondition=None"
         )
         # A linear kernel grows with the distance of the groups.
-        if groups is None or groups.shape[1] == 1 or isinstance(self.kernel, Linear):
+        if groups is None or groups.shape[1] < 2 or isinstance(self.kernel, Linear):
             return CovarianceWhitening.from_particles(x)
         return PerModeWhitening.from_particles(x, groups)
 

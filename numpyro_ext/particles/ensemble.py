@@ -34,7 +34,7 @@ from numpyro_ext.particles.base import Lost, ParticleField, read_for_particles
 from numpyro_ext.particles.blob import Blob
 from numpyro_ext.particles.dynamics import PSGHMC
 from numpyro_ext.particles.regularized_svgd import RegularizedSVGD
-from numpyro_ext.particles.step import particle_step
+from numpyro_ext.particles.step import ParticleStepState, particle_step, start_sds
 from numpyro_ext.scores.implied_sd import IMPLIED_RATIO, IMPLIED_SHIFT, implied_sd_ratio
 
 ParVIState = namedtuple(
@@ -60,7 +60,7 @@ A :func:`~collections.namedtuple` with these entries, m being the number of part
  - **i** - number of steps so far, warmup included.
  - **z** - the particles: unconstrained values of the latent sites, with a leading axis of length m.
  - **modes** - ``(m, K)``, 1 for the one of K modes at which each particle began; None where
-   they began at one, or at NumPyro's start.
+   they began at NumPyro's start.
  - **optim_state** - state of the optimiser.
  - **potential_energy** - ``(m,)`` potential energies at ``z``, on the minibatch of the last step.
  - **z_grad** - ``(m, d)`` gradients of the log density at ``z``, on the same minibatch, in the
@@ -244,7 +244,7 @@ class ParVI(MCMCKernel):
             i=jnp.zeros((), int),
             z=z,
             modes=modes,
-            optim_state=self._init_optim(key_optim, x),
+            optim_state=self._init_optim(key_optim, x, at_modes=modes is not None),
             potential_energy=energy,
             z_grad=-grad,
             mean_grad=-grad if potential.takes_minibatches else None,
@@ -312,10 +312,13 @@ class ParVI(MCMCKernel):
             return z
         return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, self.sharding), z)
 
-    def _init_optim(self, rng_key: Array, x: Array) -> Any:
+    def _init_optim(self, rng_key: Array, x: Array, *, at_modes: bool) -> Any:
         if isinstance(self.optim, PSGHMC):
             return self.optim.init(rng_key, x)
-        return self._transformation().init(x)
+        state: Any = self._transformation().init(x)
+        if at_modes and isinstance(state, ParticleStepState):
+            return state._replace(start_sds=start_sds(x))
+        return state
 
     def _advance(self, x: Array, state: ParVIState, lost: Lost) -> tuple[Array, Any, Array]:
         """Particles, state of the optimiser and bandwidth after one step, finite or not."""
@@ -352,7 +355,7 @@ class ParVI(MCMCKernel):
         modes = modes_of_start(self.start_modes, self.searches, model, potential)
         if modes is not None:
             x, groups = draw_at_modes(rng_key, modes, num_particles, potential)
-            return jax.vmap(info.unravel)(x), groups if groups.shape[1] > 1 else None
+            return jax.vmap(info.unravel)(x), groups
         how |= {"forward_mode": self.forward_mode_differentiation, "validate_grad": True}
         return draw_start(keys, *rest, **how)[0], None
 

@@ -58,9 +58,9 @@ class AutoParticles(ContinuousGuide):
     Each mode has its share of them by Laplace's formula at temperature 1; one that no search has
     found has none. A field that is preconditioned keeps the shares: it moves the particles of each
     mode by themselves, in units of their own spread. Which particle began at which of K modes is a
-    second parameter, ``{prefix}_modes``, ones and zeros ``(m, K)`` without a gradient, where there
-    are several modes and at least 2 d K particles. Those of a mode that has at most d of them rest
-    where they began.
+    second parameter, ``{prefix}_modes``, ones and zeros ``(m, K)`` without a gradient; with fewer
+    than 2 d K particles all are one group. Those of a mode that has at most d of them rest where
+    they began.
 
     The particles begin at draws of ``init_loc_fn`` instead, plus ``init_scale`` times standard
     normal noise, if one of these two is given or ``init_from`` is None; for models of more than 512
@@ -204,7 +204,7 @@ class AutoParticles(ContinuousGuide):
         if known is None:
             start = self.prepared if is_new else self.prepare(*args, **kwargs)
         else:  # with modes of their own, if any
-            start = known, jnp.ones((self.num_particles, 1)) if self.at_modes else None
+            start = known, jnp.ones((self.num_particles, 0)) if self.at_modes else None
         groups, x = start[1], jnp.asarray(numpyro.param(self.param_name, start[0]))
         if x.shape != (self.num_particles, self.latent_dim):
             raise ValueError(
@@ -212,7 +212,7 @@ class AutoParticles(ContinuousGuide):
                 f" {self.latent_dim}): num_particles rows of the model's unconstrained latents."
             )
         check_distinct(x, "give init_scale > 0, or another init_loc_fn such as init_to_uniform.")
-        if groups is not None and (known is not None or groups.shape[1] > 1):
+        if groups is not None:
             numpyro.param(f"{self.prefix}_modes", groups)
         if self.count_steps:
             mutable(f"{self.prefix}_step", jnp.zeros((), int))

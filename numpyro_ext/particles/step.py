@@ -18,6 +18,8 @@ class ParticleStepState(NamedTuple):
     """Number of steps so far."""
     num_steps: Array
     """The step at which the particles come to rest."""
+    start_sds: Array
+    """``(d,)``, standard deviations of the particles that begin at modes; otherwise infinite."""
     others: Any
     """State of the transformation of all other parameters."""
 
@@ -32,18 +34,25 @@ def particle_step(
     r"""An optax transformation that moves particles along a velocity, with nothing to tune.
 
     In step k of n, with the shrunk covariance :math:`L L^\top` of the particles that
-    ``precondition="covariance"`` of :class:`ParticleField` describes,
+    ``precondition="covariance"`` of :class:`ParticleField` describes, and the standard deviations
+    :math:`s_j` of the particles where they began,
 
     .. math::
 
-        x_i \leftarrow x_i + \frac{\epsilon_k}{\max(1, \mathrm{rms}(L^{-1} V_i))}\, V_i,
+        x_i \leftarrow x_i + \frac{\epsilon_k}{\max(1, \mathrm{rms}(L^{-1} V_i),
+        \max_j |V_{ij}| / s_j)}\, V_i,
         \qquad \epsilon_k = \frac{\epsilon_0}{2} \left(1 + \cos \frac{\pi k}{n}\right),
 
     so no particle moves by more than :math:`\epsilon_k` in units of the particles' own spread, and
-    all are at rest after n steps. It is meant for preconditioned fields without a factor 1/m, above
-    all ``RegularizedSVGD()``; others may oscillate where the posterior is narrow, and
-    :class:`SVGD` takes about 4 times as many steps. A run that ends before step n leaves the
-    particles moving, and later steps have length 0.
+    all are at rest after n steps. Where the particles do not begin at modes, the spread there says
+    nothing of the posterior, and :math:`s_j = \infty`. Where they do, no coordinate moves by more
+    than :math:`\epsilon_k s_j`: a spread in units of itself may grow by the same factor at every
+    step, without end.
+
+    It is meant for preconditioned fields without a factor 1/m, above all ``RegularizedSVGD()``;
+    others may oscillate where the posterior is narrow, and :class:`SVGD` takes about 4 times as
+    many steps. A run that ends before step n leaves the particles moving, and later steps have
+    length 0.
 
     :param int num_steps: n, the total number of steps that ``svi.run`` takes.
     :param float step_size: :math:`\epsilon_0`, without unit.
@@ -68,8 +77,12 @@ def particle_step(
 
     def init(params: Any) -> ParticleStepState:
         count = jnp.zeros((), int)
-        state = rest.init(cast(Any, _split(params, name)[1]))
-        return ParticleStepState(count, jnp.full_like(count, num_steps), state)
+        x, others = _split(params, name)
+        modes = None if others is None else others.get(f"{prefix}_modes")
+        at_modes = modes is not None and jnp.shape(modes)[1] > 0  # none of particles that are given
+        sds = start_sds(x) if at_modes else jnp.full(x.shape[1:], jnp.inf, x.dtype)
+        state = rest.init(cast(Any, others))
+        return ParticleStepState(count, jnp.full_like(count, num_steps), sds, state)
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         if params is None:
@@ -82,12 +95,20 @@ def particle_step(
         progress = jnp.minimum(state.count / state.num_steps, 1.0).astype(x.dtype)
         epsilon = 0.5 * step_size * (1.0 + jnp.cos(jnp.pi * progress))
         speed = CovarianceWhitening.from_particles(x).speed(gradient)
-        move = -gradient * (epsilon / jnp.maximum(1.0, speed))[:, None]
+        farthest = jnp.max(jnp.abs(gradient) / state.start_sds, axis=1)
+        too_fast = jnp.maximum(1.0, jnp.maximum(speed, farthest))
+        move = -gradient * (epsilon / too_fast)[:, None]
         updates, others = rest.update(cast(Any, updates), state.others, params)
-        state = ParticleStepState(state.count + 1, state.num_steps, others)
+        state = state._replace(count=state.count + 1, others=others)
         return (move if params is None else cast(Params, updates) | {name: move}), state
 
     return optax.GradientTransformation(init, update)
+
+
+def start_sds(x: Array) -> Array:
+    """Standard deviations ``(d,)``; infinite for a coordinate in which all particles agree."""
+    sds = jnp.std(x, axis=0)
+    return jnp.where(sds > 0, sds, jnp.inf)
 
 
 def _split(params: Any, name: str) -> tuple[Array, Params | None]:

@@ -78,7 +78,7 @@ def test_a_run_goes_on_with_its_modes_and_pickles():
     # Particles of no search have no modes.
     moved = {"auto_particles": result.params["auto_particles"] + 1.0}
     params = svi.get_params(svi.init(random.key(1), init_params=moved))
-    assert params["auto_modes"].shape == (M, 1)
+    assert params["auto_modes"].shape == (M, 0)
 
 
 @pytest.mark.slow
@@ -171,4 +171,4 @@ def test_what_was_found_once_starts_particles_and_is_compared_with_the_model(mak
 def test_a_mode_of_few_particles_is_no_group():
     """Of 4 particles in 2 dimensions all move together."""
     svi = by_default(two_modes, 4, init_from=modes())
-    assert list(svi.get_params(svi.init(random.key(0)))) == ["auto_particles"]
+    assert svi.get_params(svi.init(random.key(0)))["auto_modes"].shape == (4, 1)

@@ -1,7 +1,7 @@
 """The step in units of the particles' spread: its formula, its other parameters, its errors."""
 
 import jax
-from jax import random
+from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -26,6 +26,43 @@ def test_step_is_a_clipped_cosine_in_whitened_units(tol):
         expected = epsilon * V / np.maximum(1, speed)[:, None]
         np.testing.assert_allclose(move, expected, atol=tol(1e-5, 1e-12))
     assert state.count == 12 and jnp.all(move == 0)
+
+
+def test_from_modes_no_coordinate_moves_by_more_than_a_part_of_its_spread_there(tol):
+    optim = particle_step(10)
+    params = {"auto_particles": X, "auto_modes": jnp.ones((9, 1))}
+    state = optim.init(params)
+    x = 3.0 * X  # whose spread is no longer that of the start
+    grads = {"auto_particles": -V, "auto_modes": jnp.zeros((9, 1))}
+    move = optim.update(grads, state, {**params, "auto_particles": x})[0]["auto_particles"]
+    speed = np.sqrt(np.mean(np.linalg.solve(slow_whitening(x), np.asarray(V).T) ** 2, axis=0))
+    farthest = np.max(np.abs(V) / np.std(X, axis=0), axis=1)
+    assert np.any(farthest > np.maximum(1, speed))
+    expected = 0.3 * V / np.maximum(1, np.maximum(speed, farthest))[:, None]
+    np.testing.assert_allclose(move, expected, atol=tol(1e-5, 1e-12))
+
+
+def test_a_spread_that_widens_its_own_unit_does_not_run_away():
+    """Where particles only move apart, a coordinate's spread grows to at most 1 plus the sum of all
+    step sizes, in units of that at the modes; without modes by that factor at every step."""
+    optim = particle_step(100)
+
+    def growth(modes):
+        params = {"auto_particles": X, "auto_modes": modes}
+
+        def step(carry, _):
+            params, state = carry
+            x = params["auto_particles"]
+            grads = {"auto_particles": -1e6 * (x - jnp.mean(x, 0)), "auto_modes": 0 * modes}
+            moves, state = optim.update(grads, state, params)
+            return (optax.apply_updates(params, moves), state), None
+
+        (params, _), _ = lax.scan(step, (params, optim.init(params)), length=100)
+        return jnp.std(params["auto_particles"], axis=0) / jnp.std(X, axis=0)
+
+    sizes = 0.15 * (1 + np.cos(np.pi * np.arange(100) / 100))
+    assert jnp.all(growth(jnp.ones((9, 1))) <= 1 + sizes.sum())
+    assert jnp.all(growth(jnp.ones((9, 0))) > 1e3)
 
 
 def test_other_parameters_have_their_own_optimiser():
