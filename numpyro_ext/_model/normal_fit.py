@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 import math
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax import Array, lax, random
@@ -36,7 +36,9 @@ _QUANTILE, _STIFFEST = 0.95, 1e4
 _ROUNDINGS = 64  # of the potential, in a difference of two
 _STAGES, _STAGE_STEPS, _PARTICLES = 8, 500, 8
 _RATE = 0.02
-"""The rate of Adam at the begin of a stage, in which it falls to a twentieth."""
+"""The rate of Adam at the begin of a stage, in which it falls to a twentieth; at most
+``_FASTEST`` where the posterior is far away."""
+_FASTEST = 0.2
 _CONVERGED = 0.3
 """The slope at which a fit ends: a step would gain less than a twentieth of a nat."""
 _WORTH_A_STAGE = 0.3  # nats that the last stage has gained, for one beyond the first eight
@@ -209,8 +211,10 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
     steps, after each of which c and A are those of q: so the posterior is nearer to a standard
     normal in the coordinates of each stage. The gradient is that of *sticking the landing*, whose
     noise vanishes where q is the posterior. Each start makes one stage; the one of greatest ELBO
-    goes on until its slope is small, in at most fifteen more. A stage that lowers the ELBO is
-    dropped, and the rate of those after it is half as large.
+    goes on until its slope is small, in at most fifteen more. After a stage in which a coordinate
+    of m went half as far as Adam's steps can, the rate is twice as large, since the posterior may
+    be far away; after any other it is the first one again. A stage that lowers the ELBO is dropped,
+    and the rate of those after it is half as large.
 
     References: Roeder, Wu and Duvenaud, *Sticking the landing* (NeurIPS 2017), eq. 8.
     """
@@ -219,6 +223,7 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
     n = potential.info.size
     dense = n <= DENSE_UP_TO
     adam = optax.scale_by_adam()
+    falling = np.geomspace(1, 1 / 20, _STAGE_STEPS)
 
     def factor(log_scale: Array, below: Array | None) -> Array:
         scale = jnp.exp(log_scale)
@@ -240,15 +245,18 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
         slope = jnp.mean(b, 0), pull(b.T @ xi / _PARTICLES if dense else jnp.mean(b * xi, 0))
         fine = jnp.all(jnp.isfinite(g * g))
         update, new = adam.update(slope, state)
-        moved = jax.tree.map(lambda x, by: x - rate * by, carry[0], update), new
+        by_loc, (by_scale, below) = cast(Any, update)
+        # A row of the factor moves as one: with steps of Adam in each of its n numbers, noise alone
+        # would move it by the root of n times the rate.
+        by = by_loc, (by_scale, None if below is None else below / n**0.5)
+        moved = jax.tree.map(lambda x, by: x - rate * by, carry[0], by), new
         return jax.tree.map(partial(jnp.where, fine), moved, carry), None
 
     def stage(rng_key: Array, center: Array, root: Array, rate: Array) -> tuple[Array, Array]:
         below = jnp.zeros((n, n), center.dtype) if dense else None
         params: Any = jnp.zeros_like(center), (jnp.zeros_like(center), below)
         whitening = Whitening(center, root)
-        falling = jnp.geomspace(rate, rate / 20, _STAGE_STEPS).astype(center.dtype)
-        steps = falling, random.split(rng_key, _STAGE_STEPS)
+        steps = (rate * falling).astype(center.dtype), random.split(rng_key, _STAGE_STEPS)
         (loc, shape), _ = lax.scan(partial(step, whitening), (params, adam.init(params)), steps)[0]
         L = factor(*shape)
         return whitening.to_z(loc), jnp.tril(root @ L) if dense else root * L
@@ -261,10 +269,13 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
     run = jit_on_data(stage, options)
     spent = _PARTICLES * _STAGE_STEPS * batch_rows(potential)
 
-    def after_stage(k: int, fit: Mode, rate: float) -> Mode:
+    def after_stage(k: int, fit: Mode, rate: float) -> tuple[Mode, bool]:
+        """The normal after a stage, and whether it may be on the way still."""
         key = random.fold_in(rng_key, k)
         center, root = run(key, fit.center, fit.factor, jnp.asarray(rate, dtype))
-        return measure.with_elbo(Mode(center, root, row_gradients=spent, variational=True))
+        way = float(jnp.max(jnp.abs(fit.whitening.to_xi(center))))
+        end = measure.with_elbo(Mode(center, root, row_gradients=spent, variational=True))
+        return end, way > rate * falling.sum() / 2
 
     def fit(starts: Iterable[tuple[Array, Array]]) -> Mode:
         begun = []
@@ -272,17 +283,18 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
             root = jnp.diag(root) if dense and jnp.ndim(root) == 1 else root
             start = Mode(jnp.asarray(center, dtype), jnp.asarray(root, dtype))
             begun.append(after_stage(0, start, _RATE))
-        best, rate = max(begun, key=lambda fit: (fit.elbo, -fit.departure)), _RATE
-        rows, gain = sum(fit.row_gradients for fit in begun), math.inf
+        best, far = max(begun, key=lambda end: (end[0].elbo, -end[0].departure))
+        rows, gain, rate = sum(end.row_gradients for end, _ in begun), math.inf, _RATE
         for k in range(1, 2 * _STAGES):
             if best.slope < _CONVERGED or (k >= _STAGES and gain < _WORTH_A_STAGE):
                 break
-            new = after_stage(k, best, rate)
+            rate = min(2 * rate, _FASTEST) if far else min(rate, _RATE)
+            new, far = after_stage(k, best, rate)
             rows, gain = rows + new.row_gradients, new.elbo - best.elbo
             if gain > 0:
                 best = new
             else:
-                rate /= 2
+                rate, far = rate / 2, False
         return replace(best, row_gradients=rows)
 
     return fit

@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer.reparam import LocScaleReparam
 import pytest
+from scipy.stats import multivariate_normal
 
 from numpyro_ext._model.mode_search import advice
 from numpyro_ext._model.modes import Mode, of_kind
@@ -74,6 +75,24 @@ def test_the_fit_of_a_normal_posterior_is_exact():
     assert found.elbo == pytest.approx(7.0, abs=0.05) and found.slope < 0.3
     assert np.linalg.norm(np.linalg.solve(root, found.center - jnp.array([300.0, 2.0]))) < 0.2
     np.testing.assert_allclose(np.linalg.solve(root, found.factor), np.eye(2), atol=0.2)
+
+
+@pytest.mark.slow
+def test_a_fit_of_many_groups_comes_to_a_normal_posterior_that_is_far_away():
+    """101 numbers, of which the mean of all groups begins 45 of its standard deviations away."""
+    y = 5.0 + np.random.default_rng(0).normal(size=100)
+
+    def model():
+        mean = numpyro.sample("mean", dist.Normal(0, 20))
+        with numpyro.plate("groups", 100):
+            level = numpyro.sample("level", dist.Normal(mean, 0.5))
+            numpyro.sample("y", dist.Normal(level, 1), obs=y)
+
+    potential = Potential(model, read_model(model, (), {}), {}, (), {})
+    measure = NormalMeasure(random.key(0), potential)
+    found = fit_normal(random.key(1), potential, measure)([(jnp.zeros(101), jnp.full(101, 0.05))])
+    evidence = multivariate_normal(np.zeros(100), 400 + 1.25 * np.eye(100)).logpdf(y)
+    assert found.slope < 1 and found.elbo == pytest.approx(evidence, abs=1)
 
 
 def test_a_fit_begins_at_the_prior_where_a_start_near_0_is_far_from_all_mass():
