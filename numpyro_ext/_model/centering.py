@@ -4,6 +4,7 @@ from typing import Any
 import warnings
 
 from jax import Array, random
+import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.handlers import reparam, seed, substitute
@@ -77,9 +78,10 @@ def find_centering(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InferenceWarning)  # of a model that nobody fits
         modes = find_modes(decentred, *args, rng_key=rng_key, **kwargs)
-    variances = modes.unravel(modes.heaviest.conditional_sds**2)
+    variances = modes.unravel(jnp.asarray(modes.heaviest.conditional_sds) ** 2)
     return {
-        name: np.clip(1 - np.asarray(variances[f"{name}_decentered"]), 0, 1) for name in effects
+        name: np.clip(1 - np.asarray(variances[f"{name}_decentered"], float), 0, 1)
+        for name in effects
     }
 
 
