@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 import re
 import textwrap
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numpyro_ext.diagnostics import limits
-from numpyro_ext.scores.implied_sd import IMPLIED_RATIO, IMPLIED_SHIFT
+from numpyro_ext.svae.judgement import UNCONVERGED
 
 DOCS = Path(__file__).parent
 
@@ -23,85 +23,50 @@ def within(bounds: tuple[float, float]) -> str:
     return f"{bounds[0]} to {bounds[1]}"
 
 
-def after_moves(ratio: tuple[float, float], shift: Any, remedy: str) -> str:
-    return f"""\
-sd against exact moves, worst | sd over that of moved draws | {within(ratio)} | {remedy}
-shift against exact moves, worst | mean of moved draws, in sds | {shift} | {remedy}
-shape against exact moves, worst | ranges over those of moved draws | {SHAPE} | {remedy}
-crossing rate between modes | exchange between two modes | {limits.CROSSING} | see the line"""
-
-
-SHAPE = within(limits.RANGE)
-UNVISITED = f"mass of an unvisited mode | found by a search | {limits.UNVISITED} | see the line"
-FEW_MOVED = f"of m > 100 particles 3 / sqrt(m), at least {limits.MOVED_SHIFT}"
-# In the order of the lines; `...` stands for a number or for the name of a site.
+SHAPE = within(limits.SHAPE)
+# In the order of the lines.
 QUANTITIES = {
-    "stochastic gradients": f"""
-kinetic temperature | that of the momentum | T, {limits.TEMPERATURE} | smaller step
-gradient noise over injected noise | noise not corrected for | 1 | more friction
-implied variance ratio | variance over the right one | {1 + limits.TEMPERATURE} | smaller step
-share of diverging draws | refused transitions | {limits.DIVERGING} | smaller step
-step scale after warmup | the step was halved in warmup | 1 | smaller step
-problems of the settings | assumptions that did not hold | 0 | see the line
+    "every fit": f"""
+draws not finite | share of the draws with a NaN; shown if there is one | 0 | smaller step
+sites that do not vary | chains that are stuck, guides that are points; shown if there are any \
+| 0 | see the line
+problems | what did not hold where settings or proxies were made; shown if there are any | 0 \
+| see the line
+shift of the mean, worst | mean of the reference minus that of the draws, in sds | {limits.SHIFT} \
+| see the line
+sd ratio, worst | sd of the draws over that of the reference | {within(limits.MOVED_RATIO)} \
+| see the line
+shape, worst | width of the middle half, or of nine tenths, over that of the reference | {SHAPE} \
+| see the line
+shares of the modes | how far off a mean may be because modes have other shares, in sds \
+| {limits.SHARES} | see the line
 """,
     "chains": f"""
-divergences | trajectories of HMC and NUTS that diverged | 0 | reparametrise
-share of draws not finite | draws outside of the support | 0 | smaller step
-sites that never move | sites stuck at their start | 0 | another start
-largest R-hat | disagreement of the chains | {limits.RHAT} | run longer
-shares of the modes, off in sds | those of the draws | {limits.SHARES} | more chains
+divergences | trajectories that diverged, or refused transitions; shown if too many \
+| 0; {limits.DIVERGING:.0%} of stochastic gradients | reparametrise
+kinetic temperature | that of the momentum | T, {limits.TEMPERATURE} | smaller step
+implied variance ratio | variance over the right one | {1 + limits.TEMPERATURE} | smaller step
+largest R-hat | disagreement of the chains, or of restarts | {limits.RHAT} | run longer
 smallest ESS | number of independent draws | {limits.ESS_EACH} a chain, at most {limits.ESS} \
 | run longer
-ESS per gradient | price of an independent draw |  | compare
-ESS per transition | the same, of a kernel without gradients |  | compare
-ESS per pass over the data | the same, for minibatches |  | compare
-transitions per independent draw | against the law of the kernel | {limits.SLOWER} times \
-| reparametrise
-{after_moves(limits.MOVED_RATIO, limits.MOVED_SHIFT, "smaller step")}
-{UNVISITED}
 """,
     "guides": f"""
 change of the loss | in the last fifth of the steps | {limits.FALL} or 3 errors | train longer
-spread of the draws | 0 of a point estimate | > 0 | another guide
-sites that do not vary | sites of which draws are equal | 0 | no Delta
-proxy of the loss | shown if not of these data | of these data | another one
-noise of the proxy in nats | of rows that stand in for all | {limits.PROXY_NOISE} | move it
-noise of the penalties in nats | of expectations under the guide | {limits.PENALTY_NOISE} \
-| see the line
-k-hat | may the weights be used? | 0.7 or a little less | other lines
-share of units with k-hat > ... | the same, of independent units | {limits.BAD_UNITS} | other lines
-ELBO (order 1) | bound of the log evidence |  | compare
-bound of order 0 | estimate of the log evidence |  | compare
-shift by reweighting, worst | mean by the weights, in sds | {limits.WEIGHTED_SHIFT} | richer guide
-sd ratio to reweighted, worst | sd over that by weights | {within(limits.WEIGHTED_RATIO)} \
-| richer guide
-shape by reweighting, worst | ranges over those by weights | {SHAPE} | richer guide
-gap of the ELBO in nats | below the bound of order 0, n numbers | {limits.GAP} + \
+k-hat | may the importance weights be used? | 0.7 or a little less | other lines
+gap of the ELBO in nats | below the log evidence, of n numbers | {limits.GAP} + \
 {limits.GAP_EACH} n | richer guide
-{after_moves(limits.MOVED_RATIO, limits.MOVED_SHIFT, "richer guide")}
-{UNVISITED}
-different restarts | shown where restarts may differ |  | compare
 """,
     "engines": f"""
-residual | largest change by a further sweep | given to the engine | run longer
-noise of the steps | of rows drawn, in sds | {limits.STEP_NOISE} | more rows
-factors skipped | in the last step | 0 | see the line
-nodes too few | quadratures that did not resolve a factor |  | more nodes
+residual | largest change by a further sweep, or by the rows that are drawn \
+| given to the engine, or {limits.STEP_NOISE} | run longer
+factors skipped | in the last step; shown if there are any | 0 | see the line
 """,
     "local inference": f"""
-local inference not converged | share of the data | {limits.UNCONVERGED} | raise max_iter
-largest share of ... | data in one state | {limits.COLLAPSED} | another start
-states of ... in use | states with data | 5 % of the prior | another start
-sd ratio of ... to a Gibbs step | sd over that after it | {limits.NARROW} | NUTS
+local inference not converged | share of the data | {UNCONVERGED} | raise max_iter
+states in use | states that hold data | 5 % of the prior | another start
 """,
-    "particles": f"""
-number of particles | against the dimension d | 2 d | more particles
-implied sd ratio, worst | sd over that of the gradients | {within(IMPLIED_RATIO)} | run longer
-shift in sds | mean of the gradients | {IMPLIED_SHIFT} or 1 / sqrt(m) | run longer
-noise of a minibatch in sds | the same, of one minibatch |  | larger batch
-{after_moves(limits.PARTICLES_RATIO, f"{limits.PARTICLES_SHIFT}; {FEW_MOVED}", "twice as many")}
-shares of the modes, off in sds | those of particles | {limits.SHARES} | more of them
-squared KSD | kernel Stein discrepancy |  | compare
+    "particles": """
+number of particles | against the dimension d; shown if too few | 2 d | more particles
 """,
 }
 """The lines of each table: quantity, meaning, limit and what to do."""

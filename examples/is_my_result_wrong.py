@@ -113,7 +113,7 @@ for guide_class in (AutoNormal, AutoMultivariateNormal):
     print(f"{diagnosis}\n")
     pictures["right" if diagnosis.ok else "wrong"] = plot_diagnosis(diagnosis)["means"].figure
     draws = guide.sample_posterior(jax.random.key(2), result.params, sample_shape=(2000,))
-    moved = diagnosis.to_frame().loc["sd against exact moves, worst"]
+    moved = diagnosis.to_frame().loc["sd ratio, worst"]
     fits[guide_class.__name__] = np.asarray(draws["weights"]), moved
 assert not fits["AutoNormal"][1]["ok"] and fits["AutoMultivariateNormal"][1]["ok"]
 
@@ -129,7 +129,7 @@ left.set(xlabel="step size (found: whitened units)", ylabel="standard deviation 
 left.set_yticks([1, 3, 10, 30], ["1", "3", "10", "30"])
 left.legend(frameon=False)
 for (name, (weights, moved)), colour in zip(fits.items(), ("C1", "C0"), strict=True):
-    label = f"{name}: sd against exact moves {moved['value']:.2f}"
+    label = f"{name}: sd ratio {moved['value']:.2f}"
     right.plot(*weights[:, 1:].T, ".", color=colour, ms=2, label=label)
 right.set(xlabel="weight of s1", ylabel="weight of s2")
 right.set(title="SVI: two guides", ylim=(-0.55, 0.25))

@@ -97,7 +97,7 @@ def lap(name, since):
 
 start = time.perf_counter()
 nuts = MCMC(NUTS(model), num_warmup=500, num_samples=options.draws, **chains)
-nuts.run(jax.random.key(0), *data, extra_fields=("num_steps",))
+nuts.run(jax.random.key(0), *data)
 lap("NUTS", start)
 start = time.perf_counter()
 verdict["NUTS"] = diagnose(nuts)

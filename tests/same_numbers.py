@@ -26,7 +26,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 import optax
 
-from numpyro_ext.diagnostics import diagnose, to_arviz
+from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.ep import (
     ADF,
     DAEP,
@@ -44,7 +44,7 @@ from numpyro_ext.guides import AutoRealNVPNormal
 from numpyro_ext.mcmc import PSGLD, SGHMC, SGLD, SGNHT, SGRLD
 from numpyro_ext.particles import SVGD, PSGHMC, AutoParticles, ParVI, RiemannianSVGD, SteinNewton
 from numpyro_ext.svae import GMMEP, SVAEELBO, GMMMeanField, HMMMeanField
-from tests.diagnostics import test_by_proxy as by_proxy, test_contract as fits, test_other_modes
+from tests.diagnostics import drawn, test_contract as fits, test_target
 from tests.ep import models as ep, test_distributed as parts, test_local as local
 from tests.guides import test_contract as guides
 from tests.mcmc import models, test_contract as kernels
@@ -282,22 +282,14 @@ def diagnoses():
     yield "ParVI", ensemble, {}
     ep = EP(fits.model)
     yield "EP", ep, {"result": ep.run(KEY, 10, fits.Y, progress_bar=False), **args}
-    by_all, params, data, _ = by_proxy.fitted()
+    by_all, params, data, _ = test_target.fitted()
     yield "by proxy", by_all, {"result": params, "model_args": data, "num_samples": 100}
-    one = {"z": (test_other_modes.LOCS[0], test_other_modes.SDS[0])}
-    modes = test_other_modes.drawing(test_other_modes.two_modes, one)
+    one = {"z": (drawn.LOCS[0], drawn.SDS[0])}
+    modes = drawn.drawing(drawn.two_modes, one)
     yield "another mode", modes, {"result": {}, "model_args": (0.2,)}
     local, svae_args = svae.guide_of(GMMEP()), (svae.Y,)
     coded, result = svi_of(local, 3, svae.mixture, svae_args, optax.sgd(0.01), SVAEELBO())
     yield "SVAE", coded, {"result": result, "model_args": svae_args, "num_samples": 100}
-    fit = {"result": late, **args}
-    for name, obj, given in (
-        ("SGHMC alone", found, {}),
-        ("AutoNormal alone", svi, fit),
-        ("restarts alone", svi, {**fit, "result": [late, early]}),
-        ("particles alone", ensemble, {}),
-    ):
-        yield name, to_arviz(obj, rng_key=KEY, log_likelihood=False, **given), {}
 
 
 def tables():

@@ -56,7 +56,8 @@ def test_the_page_on_diagnose_has_every_line():
     lines = "".join(QUANTITIES.values()).strip().split("\n")
     names = {line.split(" | ")[0] for line in lines if line}
     used = set()
-    for path in (ROOT / "numpyro_ext/diagnostics").rglob("*.py"):
+    package = ROOT / "numpyro_ext"
+    for path in [*(package / "diagnostics").rglob("*.py"), package / "svae/judgement.py"]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant | ast.JoinedStr):
                 parts = getattr(node, "values", [node])

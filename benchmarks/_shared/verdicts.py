@@ -18,8 +18,8 @@ Truth = dict[str, tuple[Any, Any]]
 HEADS = ("right", "false alarm", "says", "judged by")
 LEAST_ESS = 300
 NOT_OF_THE_DRAWS = (
-    *("change of the loss", "k-hat", "share of units", "number of particles", "local inference"),
-    *("step scale", "problems of the settings", "smallest ESS", "transitions per"),
+    *("change of the loss", "k-hat", "number of particles", "local inference", "problems"),
+    *("smallest ESS", "states in use", "residual", "factors skipped"),
 )
 """Beginnings of the quantities that judge a run or its weights, and not whether its draws have the
 mean and the spread of the posterior."""
@@ -73,6 +73,15 @@ def shown(found: Diagnosis, quantity: str) -> str:
     return rows[0].shown if rows else "-"
 
 
+def elbo(found: Diagnosis) -> str:
+    """The ELBO of a guide with a density, from the log weights of its draws."""
+    weights = found.plot_data.weights
+    if weights is None:
+        return "-"
+    log_w = weights.log_w.reshape(len(weights.log_w), -1).astype(np.float64)
+    return f"{log_w.sum(1).mean():.2f} +- {log_w.sum(1).std() / len(log_w) ** 0.5:.2g}"
+
+
 class Verdict(NamedTuple):
     """One row of a table."""
 
@@ -104,8 +113,7 @@ class Verdict(NamedTuple):
         """What is wrong or could not be judged."""
         said = ["ok"] if self.fine else [self.told] if self.told else []
         said += [f"{line.quantity} {line.shown}" for line in self.lines if line.ok is False]
-        # A limit without a verdict.
-        left = [line.quantity for line in self.lines if line.ok is None and line.limit]
+        left = [line.quantity for line in self.lines if line.ok is None]
         return "; ".join([*said, *(f"{quantity} not judged" for quantity in left)])
 
     @property

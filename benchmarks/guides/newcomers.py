@@ -27,7 +27,18 @@ sys.path.append(str(Path(__file__).parents[1]))
 from _shared.methods import by_guide
 from _shared.numpyro_examples import EXAMPLES, Example
 from _shared.nuts import nuts
-from _shared.verdicts import HEADS, Line, Truth, Verdict, counted, errors, kept, moments, shown
+from _shared.verdicts import (
+    HEADS,
+    Line,
+    Truth,
+    Verdict,
+    counted,
+    elbo,
+    errors,
+    kept,
+    moments,
+    shown,
+)
 
 PROBLEMS = (
     "logistic",
@@ -59,7 +70,7 @@ def line(name: str, label: str, problem: Example, truth: Truth) -> tuple[str, Ve
     cells: list[Any] = [
         name,
         label,
-        shown(found, "ELBO (order 1)"),
+        elbo(found),
         shown(found, "k-hat"),
         error.spread,
         f"{error.mean:.2f}",

@@ -56,7 +56,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from _shared.numpyro_examples import HITS, TIMES, eight_schools
 from _shared.nuts import Samples, nuts
 from _shared.verdicts import HEADS as VERDICT_HEADS
-from _shared.verdicts import Line, Verdict, counted, errors, kept, moments, shown
+from _shared.verdicts import Line, Verdict, counted, elbo, errors, kept, moments, shown
 
 STEPS, DRAWS, CHAINS = 5000, 4000, 4
 HEADS = (
@@ -490,7 +490,7 @@ def line(
     cells: list[Any] = [
         *label,
         f"{r_hat:.3f}",
-        shown(found, "ELBO (order 1)"),
+        elbo(found),
         shown(found, "k-hat"),
         f"{error.mean:.2f}",
         of_globals.spread,

@@ -19,7 +19,7 @@ from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.handlers import every_row, no_more_rows
 from numpyro_ext._model.masked import is_masked, masks_filled
 from numpyro_ext._model.read import latent_sites, set_up, shape_trace
-from numpyro_ext._numpyro import mcmc_arguments, params_of_hmc, posterior_guide
+from numpyro_ext._numpyro import max_tree_depth, mcmc_arguments, params_of_hmc, posterior_guide
 from numpyro_ext._typing import Diagnosable, Engine, Model, Params, Sites
 from numpyro_ext.diagnostics.full_data import (
     check_full_arrays,
@@ -27,8 +27,11 @@ from numpyro_ext.diagnostics.full_data import (
     on_all_rows,
 )
 
-__all__ = ["FitRequest", "Fit", "FitArguments", "check_arguments", "check_key", "fit_of", "is_fit"]
-__all__ += ["predicting_fit", "restarts_of"]
+__all__ = ["FitRequest", "Fit", "FitArguments", "Numbers", "chains_of", "check_arguments"]
+__all__ += ["check_key", "fit_of", "is_fit", "mcmc_stats", "predicting_fit", "restarts_of"]
+
+Numbers = dict[str, np.ndarray]
+"""Arrays ``(chain, draw, *site)`` by name."""
 
 
 class Fit(NamedTuple):
@@ -333,9 +336,46 @@ def _advice_for(obj: Any) -> str:
         return ": pass the MCMC of this kernel, or that of mcmc_from_states(kernel, states, *args)"
     if isinstance(obj, AutoGuide):
         return ": pass the SVI of this guide, and what it returned as result="
-    if isinstance(obj, dict | list | tuple) or hasattr(obj, "shape"):
+    if isinstance(obj, dict | list | tuple) or hasattr(obj, "shape") or hasattr(obj, "children"):
         return (
             ". Of draws alone, az.summary (arviz.from_dict) gives R-hat and effective sample sizes,"
             " and kernel_stein_discrepancy(draws, model=...) compares them with the posterior"
         )
     return ""
+
+
+STATS = {
+    "potential_energy": "lp",
+    "adapt_state.step_size": "step_size",
+    "num_steps": "n_steps",
+    "accept_prob": "acceptance_rate",
+}
+"""NumPyro's names of sampler statistics, and ArviZ's."""
+
+
+def chains_of(fit: Fit) -> Numbers:
+    """Draws that exist already, by chain: host arrays ``(chain, draw, *site)``."""
+    draws = jax.device_get(fit.draws[0])
+    length = len(next(iter(draws.values()))) // fit.num_chains
+    shape = (fit.num_chains, length)
+    return {name: np.reshape(x, (*shape, *x.shape[1:])) for name, x in draws.items()}
+
+
+def mcmc_stats(mcmc: MCMC, fit: Fit) -> dict[str, Any]:
+    """The extra fields that are arrays, under ArviZ's names."""
+    stats = {}
+    for field, value in jax.device_get(mcmc.get_extra_fields(group_by_chain=True)).items():
+        if not isinstance(value, np.ndarray):
+            continue
+        name = STATS.get(field, field)
+        if field == "potential_energy":
+            value = -value
+            if fit.plates:
+                name = "lp_minibatch"
+        stats[name] = value
+        if field == "num_steps":
+            stats["tree_depth"] = np.log2(value).astype(int) + 1
+            limit = max_tree_depth(mcmc.sampler)
+            if limit is not None:
+                stats["reached_max_tree_depth"] = stats["tree_depth"] >= limit
+    return stats

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
+import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_ext._model.potential import Potential
@@ -36,6 +37,10 @@ class Points(NamedTuple):
     """The name of a coordinate."""
     noise: Any = None
     """Noise of a minibatch's mean gradient, in units of the shift; None without minibatches."""
+
+    def at(self, places: np.ndarray) -> "Points":
+        """Some of the points."""
+        return self._replace(x=self.x[places], score=self.score[places])
 
 
 def particles_of(obj: Any, fit: Fit) -> Sites:

@@ -33,7 +33,6 @@ from numpyro_ext.diagnostics._evaluate import (
     over_draws,
     prototype,
 )
-from numpyro_ext.diagnostics._facts import Facts
 from numpyro_ext.diagnostics._fit import Fit, FitRequest, check_key, predicting_fit
 from numpyro_ext.diagnostics.context import title_of
 
@@ -104,7 +103,7 @@ def predictions_of_fit(asked: FitRequest, labelled: bool = True) -> Predicted:
     several = f"{len(pieces)} x " if len(pieces) > 1 else ""
     draws = f"{several}{size:,} draw{'s' * (size > 1)}"
     draws += " of the linearised network" * (fit.linearised is not None)
-    return _assemble(title_of(Facts.of(fit.attributes), draws), name, kind, data[-1], found)
+    return _assemble(title_of(fit.attributes, draws), name, kind, data[-1], found)
 
 
 def _any_labels(fit: Fit, rng_key: Array) -> Fit:

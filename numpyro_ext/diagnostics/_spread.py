@@ -1,26 +1,20 @@
-"""How widely draws are spread, how a Markov chain changes that, and modes between which none moves.
+"""Standard deviations, shares in intervals, and heavy tails of draws.
 
-References: Dekkers, Einmahl and de Haan, *A moment estimator for the index of an extreme-value
-distribution* (Annals of Statistics 1989); Neal, *MCMC using Hamiltonian dynamics* (Handbook of
-MCMC, 2011), section 5.3.
+Reference: Dekkers, Einmahl and de Haan, *A moment estimator for the index of an extreme-value
+distribution* (Annals of Statistics 1989).
 """
 
-from collections.abc import Callable
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-from jax import Array, lax, random
+from jax import Array, lax
 import jax.numpy as jnp
 from jax.scipy.special import ndtri
 import numpy as np
-from scipy import linalg, special
+from scipy import special
 
-from numpyro_ext.diagnostics.table import equally_spaced
-
-__all__ = ["LEAPS", "LEVELS", "NUMBERS", "MoveComparison", "inside", "is_heavy"]
-__all__ += ["least_crossing", "least_spread", "mean_and_sd", "shares_to_sd_ratios"]
-__all__ += ["spread_after_moves", "unit_root", "worst_combinations"]
+__all__ = ["LEVELS", "inside", "is_heavy", "least_spread", "mean_and_sd", "shares_to_sd_ratios"]
+__all__ += ["unit_root"]
 
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 HEAVY = 0.3
@@ -30,25 +24,8 @@ _FEWEST = 1000
 """Draws from which on the index is known well enough."""
 _NEARLY = 0.02
 """Shares nearer to 0 or 1 than this are those of a number that has one value in most draws."""
-LEAPS = 4
-"""Leapfrog steps of a trajectory: the fewer, the longer a point in a narrow place takes."""
-_ACCEPTED = 0.7
-"""Share of accepted trajectories to which the step sizes are tuned."""
 _MOST_CORRELATED = 300
-"""Coordinates up to which the chains move in units of the whole covariance."""
-_LATER = 4
-"""Places of every chain in its second half, equally spaced, that are kept."""
-_SORTED = 2 * 10**6
-"""Numbers of draws that are sorted for their quantiles."""
-_ROUNDED = 4.0
-"""Standard deviations in units of rounding above which a number has moved."""
-NUMBERS = 1000
-"""The largest number of numbers, equally spaced, that are looked at."""
-FEWEST_ON_A_SIDE = 5
-WELL_MIXED = 1.9
-"""Chains over those on the smaller side: if all cross, 2 do where it holds half of them."""
-CUTS = 20
-"""The number of places where few chains pass that are looked at closely."""
+"""Coordinates up to which the unit of points is their whole covariance."""
 
 
 def is_heavy(x: Any, median: Any) -> Any:
@@ -115,48 +92,6 @@ def shares_to_sd_ratios(
     )
 
 
-class MoveComparison(NamedTuple):
-    """The result of :func:`spread_after_moves`.
-
-    Each error is the Monte Carlo error of the field above it. A number whose tail is so heavy that
-    its standard deviation has no error is compared by the range of its middle half, and its median.
-    """
-
-    ratio: Array
-    """``(n,)`` standard deviations of the points over those of the chains; NaN where a number does
-    not vary."""
-    error: Array
-    shift: Array
-    """``(n,)`` mean of the chains minus that of the points, in standard deviations of the points;
-    NaN where a number does not vary."""
-    shift_error: Array
-    between: Array
-    """``(n,)`` share of the variance of the chains that is between them: 0 for chains that have
-    forgotten where they began, 1 for chains that stay there; NaN where a number does not vary."""
-    ends: Array
-    """``(3, chain, k)``: up to 1,000 numbers, equally spaced, at the start of the chains, and the
-    least and the largest that they are later."""
-    accepted: Array
-    """Share of accepted trajectories."""
-    range_ratio: Any = None
-    """``(2, n)`` ratios of the ranges of a half and of nine tenths; NaN where a number does not
-    vary, and None for numbers that are not compared so."""
-    range_error: Any = None
-    points: Any = None
-    """``(m, d)``; None where the covariance is not compared, and so are the next ones."""
-    later: Any = None
-    """``(chain, k, d)`` places in the second half of the chains."""
-    root: Any = None
-    """``(d, d)`` :func:`unit_root` of the points."""
-    before: Any = None
-    """``(m, n)`` numbers at the points, and ``(chain, k, n)`` at the later places."""
-    after: Any = None
-    draws_each: Any = 1.0
-    """Points that are worth an independent one."""
-    combined: Any = None
-    """The :func:`worst_combinations`, where they were looked for already."""
-
-
 def least_spread(centre: Any, eps: Any) -> Any:
     """The standard deviation below which numbers differ by rounding alone."""
     return 2 * eps * abs(centre)
@@ -166,225 +101,6 @@ def mean_and_sd(x: Any) -> tuple[Any, Any]:
     """Mean and standard deviation over the first axis; of equal numbers the number and 0."""
     away = x - x[0]
     return x[0] + away.mean(0), away.std(0)
-
-
-class _Scale(NamedTuple):
-    """In which units the numbers of the points are compared, ``(n,)`` each."""
-
-    centre: Array
-    unit: Array
-    """Standard deviations; of points that are all the same their rounding, so that chains that
-    leave them are wider."""
-    varies: Array
-    levels: Array
-    """``(5, n)`` quantiles."""
-    heavy: Array
-    """Whether the tail is too heavy for standard deviations."""
-
-
-def _scale_of(before: Array, eps: Any) -> _Scale:
-    """The scale of ``(m, n)`` numbers of the points."""
-    centre, sd = mean_and_sd(before)
-    rounding = least_spread(centre, eps)
-    unit = jnp.where(sd > rounding, sd, jnp.maximum(rounding, 1e-12))
-    some = before[: max(1000, _SORTED // max(before.shape[1], 1))]
-    ranked = jnp.sort(some, axis=0)
-    levels = ranked[jnp.round(jnp.array(LEVELS) * (len(some) - 1)).astype(int)]
-    return _Scale(centre, unit, sd > rounding, levels, is_heavy(some, levels[2]))
-
-
-class _Tally(NamedTuple):
-    """Of a chain, over its second half: means of the numbers, of their squares and of
-    :func:`inside`, their extremes, and the share of accepted trajectories."""
-
-    first: Array
-    second: Array
-    shares: Array
-    least: Array
-    most: Array
-    accepted: Array
-
-
-class _Place(NamedTuple):
-    """A point with its log density, and the force there in the coordinates of the moves."""
-
-    x: Array
-    log_density: Array
-    force: Array
-
-
-def _times(root: Array, v: Array) -> Array:
-    return root * v if root.ndim == 1 else jnp.matmul(root, v, precision="highest")
-
-
-def _trajectory(
-    place_at: Callable[[Array], _Place], root: Array, here: _Place, h: Array, leaps: Any, keys: Any
-) -> tuple[_Place, Array]:
-    """The end of a trajectory, or its start if it is refused; and how likely it was taken."""
-
-    def leap(_: int, state: tuple[_Place, Array]) -> tuple[_Place, Array]:
-        place, p = state
-        p = p + 0.5 * h * place.force
-        there = place_at(place.x + _times(root, h * p))
-        return there, p + 0.5 * h * there.force
-
-    momentum = random.normal(keys[0], here.x.shape, here.x.dtype)
-    there, p = lax.fori_loop(0, leaps, leap, (here, momentum))
-    log_ratio = there.log_density - here.log_density
-    log_ratio = log_ratio + 0.5 * (jnp.sum(momentum**2) - jnp.sum(p**2))
-    chance = jnp.exp(jnp.minimum(jnp.where(jnp.isfinite(log_ratio), log_ratio, -jnp.inf), 0.0))
-    return jax.tree.map(lambda new, old: jnp.where(keys[1] < chance, new, old), there, here), chance
-
-
-def _chain_from(
-    potential: Callable[[Array], tuple[Array, Array]],
-    numbers: Callable[[Array], Array],
-    scale: _Scale,
-    root: Array,
-    num_moves: int,
-) -> Callable[[tuple[Array, Array, Array]], tuple[_Tally, tuple[Array, Array]]]:
-    """A function that runs the chain of a point, given the point, its scaled numbers and a key; it
-    returns the tally, and some places of the second half with their numbers."""
-    half, tuned = num_moves // 2, 3 * num_moves // 4
-
-    def place_at(x: Array) -> _Place:
-        value, grad = potential(x)
-        return _Place(x, -value, _times(root.T, -grad))
-
-    def move(state: Any, inputs: tuple[Array, Array]) -> tuple[Any, tuple[Array, Array]]:
-        here, log_h, tally = state
-        i, (key_momentum, key_uniform) = inputs
-        length, threshold = random.uniform(key_uniform, (2,), here.x.dtype)
-        # Of random length, or a trajectory could end where it began. The first one stays at its
-        # start to find the gradient there: compiled at two places, it would take longer.
-        h = jnp.where(i < 0, 0.0, jnp.exp(log_h) * (0.5 + 0.5 * length))
-        leaps = jnp.where(i < 0, 1, LEAPS)
-        here, chance = _trajectory(place_at, root, here, h, leaps, (key_momentum, threshold))
-        log_h = log_h + jnp.where((i >= 0) & (i < tuned), chance - _ACCEPTED, 0.0)
-        now = numbers(here.x)
-        y = (now - scale.centre) / scale.unit
-        counts = i >= half
-
-        def add(total: Array, value: Array) -> Array:
-            return total + jnp.where(counts, value, 0.0)
-
-        tally = _Tally(
-            add(tally.first, y),
-            add(tally.second, y**2),
-            add(tally.shares, inside(now, scale.levels)),
-            jnp.minimum(tally.least, y),
-            jnp.maximum(tally.most, y),
-            add(tally.accepted, chance),
-        )
-        kept = (here.x, now) if root.ndim == 2 else (here.x[:0], now[:0])
-        return (here, log_h, tally), kept
-
-    def chain(inputs: tuple[Array, Array, Array]) -> tuple[_Tally, tuple[Array, Array]]:
-        start, y, key = inputs
-        nothing, dtype = jnp.zeros_like(y), start.dtype
-        here = _Place(start, jnp.asarray(-1e30, dtype), jnp.zeros_like(start))
-        log_h = jnp.asarray(math.log(1.6 * start.size ** (-1 / 6)), dtype)
-        shares = jnp.zeros((3, y.size), float)
-        tally = _Tally(nothing, nothing, shares, y, y, jnp.zeros((), dtype))
-        steps = jnp.arange(-1, num_moves), random.split(key, (num_moves + 1, 2))
-        (_, _, tally), places = lax.scan(move, (here, log_h, tally), steps)
-        count = num_moves - half
-        means = {name: getattr(tally, name) / count for name in ("first", "second", "shares")}
-        kept = half + 1 + equally_spaced(count, _LATER)
-        tally = tally._replace(**means, accepted=tally.accepted / count)
-        return tally, jax.tree.map(lambda y: y[kept], places)
-
-    return chain
-
-
-def spread_after_moves(
-    potential: Callable[[Array], tuple[Array, Array]],
-    numbers: Callable[[Array], Array],
-    x: Array,
-    rng_key: Array,
-    num_moves: int,
-    block: int,
-    num_starts: int | None = None,
-    independent: Array | bool = True,
-) -> MoveComparison:
-    r"""Spread of points compared with the one that they have while a Markov chain moves them.
-
-    Every point makes trajectories of Hamiltonian Monte Carlo in the coordinates in which the points
-    have unit covariance, or unit variances where there are too many coordinates. Its step size is
-    its own, because points may lie where the density is much narrower than all of them together,
-    and grows where the density is much wider. It is tuned in the first three quarters of the
-    trajectories, and the second half counts: a point that comes back needs longer steps on its way.
-
-    :param potential: the potential energy at a ``(d,)`` point and its gradient.
-    :param numbers: the ``(n,)`` numbers of a point that are compared.
-    :param x: ``(m, d)`` particles, or draws.
-    :param block: so many points move at a time.
-    :param num_starts: so many of the points are moved, the first ones; None for all.
-    :param independent: whether the points are independent draws, whose own errors count; or
-        ``(n,)`` numbers of draws that are worth an independent one.
-    """
-    before, root = lax.map(numbers, x, batch_size=block), unit_root(x)
-    scale = _scale_of(before, jnp.finfo(x.dtype).eps)
-    starts = x if num_starts is None else x[:num_starts]
-    known = (before[: len(starts)] - scale.centre) / scale.unit
-    chain = _chain_from(potential, numbers, scale, root, num_moves)
-    inputs = starts, known, random.split(rng_key, len(starts))
-    tally, (later, after) = lax.map(chain, inputs, batch_size=block)
-    found = _compare_with_chains(before, known, scale, tally, independent)
-    if root.ndim < 2:
-        return found
-    return found._replace(points=x, later=later, root=root, before=before, after=after)
-
-
-def _compare_with_chains(
-    before: Array, known: Array, scale: _Scale, tally: _Tally, independent: Array | bool
-) -> MoveComparison:
-    """Moments and ranges of the points, and of the chains from some of them, whose scaled numbers
-    are ``known``."""
-    (m, n), num_chains, heavy = before.shape, len(known), scale.heavy
-    draws_each = jnp.maximum(jnp.asarray(independent, float), 1.0)
-    mean = jnp.mean(tally.first, axis=0)
-    variance = jnp.mean(tally.second, axis=0) - mean**2
-    ratio = 1 / jnp.sqrt(variance)
-    # Relative errors of both variances, that of the chains by what each contributes to it.
-    of_points = independent * jnp.var(((before - scale.centre) / scale.unit) ** 2, axis=0) / m
-    of_chains = jnp.var((tally.second - 2 * mean * tally.first) / variance, axis=0) / num_chains
-    # What the chains still know of their starts is no news: it is off by what the starts are.
-    slope = jnp.mean((tally.first - mean) * known, axis=0)
-    slope = slope / jnp.maximum(jnp.var(known, axis=0), 1e-30)
-    rest = jnp.var(tally.first - slope * known, axis=0) / num_chains
-    shift = mean - slope * jnp.mean(known, axis=0)
-    shift_error = jnp.sqrt(rest + independent * (1 - slope) ** 2 / m)
-
-    held = jnp.mean(inside(before, scale.levels), axis=1)
-    widths, width_errors, median_shift, median_error = shares_to_sd_ratios(
-        held,
-        jnp.sqrt(held * (1 - held) * draws_each / m),
-        jnp.mean(tally.shares, axis=0),
-        jnp.std(tally.shares, axis=0) / math.sqrt(num_chains),
-        0.5 / num_chains,
-    )
-    below = jnp.mean(tally.shares[:, 2], axis=0)
-    between_medians = jnp.var(tally.shares[:, 2], axis=0) / (below * (1 - below))
-    between_means = jnp.var(tally.first, axis=0) / variance
-    judged = scale.varies | (jnp.sqrt(variance) > _ROUNDED)
-
-    def choose(by_moments: Array, by_ranges: Array, otherwise: float = jnp.nan) -> Array:
-        return jnp.where(judged, jnp.where(heavy, by_ranges, by_moments), otherwise)
-
-    extremes = jnp.stack([known, tally.least, tally.most])
-    return MoveComparison(
-        ratio=choose(ratio, widths[0]),
-        error=choose(0.5 * ratio * jnp.sqrt(of_points + of_chains), width_errors[0], 0.0),
-        shift=choose(shift, median_shift),
-        shift_error=choose(shift_error, median_error, 0.0),
-        between=choose(between_means, between_medians),
-        ends=extremes[..., equally_spaced(n, NUMBERS)],
-        accepted=jnp.mean(tally.accepted),
-        range_ratio=jnp.where(scale.varies, widths, jnp.nan),
-        range_error=jnp.where(scale.varies, width_errors, 0.0),
-        draws_each=jnp.max(draws_each),
-    )
 
 
 def unit_root(x: Array) -> Array:
@@ -398,138 +114,3 @@ def unit_root(x: Array) -> Array:
     # The correlations are shrunk, as those of the particles' own step are.
     shrunk = jnp.matmul(u.T, u, precision="highest") / (m + d)
     return scale[:, None] * jnp.linalg.cholesky(jnp.fill_diagonal(shrunk, 1.0, inplace=False))
-
-
-class Combined(NamedTuple):
-    """Results for the narrowest and the widest combination, and for the one that moves farthest."""
-
-    ratios: np.ndarray
-    """``(2,)`` as of single numbers."""
-    errors: np.ndarray
-    shift: np.ndarray
-    """``(1,)``"""
-    shift_error: np.ndarray
-    coordinates: np.ndarray
-    """``(3, 2)`` the two coordinates that have most of each."""
-
-
-def worst_combinations(found: MoveComparison) -> Combined | None:
-    """The extreme eigenvectors of the moved covariance where the points have unit covariance. One
-    half of the chains chooses them and the other says how they are spread, both ways, because
-    chance makes the largest of many eigenvalues large. None for a single coordinate, or too many.
-    """
-    if found.root is None or found.root.shape[0] < 2 or len(found.later) < 8:
-        return None
-    root, x, later = (np.asarray(y, np.float64) for y in (found.root, found.points, found.later))
-    if not all(np.all(np.isfinite(y)) for y in (root, x, later)):
-        return None
-    d = len(root)
-
-    def whitened(y: np.ndarray) -> np.ndarray:
-        flat = (y - x.mean(0)).reshape(-1, d).T
-        return linalg.solve_triangular(root, flat, lower=True).T.reshape(y.shape)
-
-    before, after = whitened(x), whitened(later)
-    pieces, chosen = [], []
-    for first in (0, 1):
-        choosing, judging = after[first::2], after[1 - first :: 2]
-        flat = choosing.reshape(-1, d)
-        directions = linalg.eigh(np.cov(flat.T))[1][:, [0, -1]]
-        away = flat.mean(0) / max(float(np.linalg.norm(flat.mean(0))), 1e-300)
-        directions = np.column_stack([directions, away])
-        pieces.append(_compare(before @ directions, judging @ directions, float(found.draws_each)))
-        weights = np.abs(linalg.solve_triangular(root, directions, lower=True, trans=1))
-        chosen.append(np.argsort(-weights * x.std(0)[:, None], 0)[:2].T)
-    log_ratio, relative, shift, shift_error = (np.stack(both) for both in zip(*pieces, strict=True))
-    ratios = np.exp(log_ratio.mean(0))[:2]
-    return Combined(
-        ratios,
-        ratios * (np.sqrt(np.sum(relative**2, 0)) / 2)[:2],
-        np.abs(shift.mean(0))[2:],
-        (np.sqrt(np.sum(shift_error**2, 0)) / 2)[2:],
-        chosen[0],
-    )
-
-
-def _compare(
-    x: np.ndarray, y: np.ndarray, draws_each: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """``(3,)`` log ratios of the sds of ``(m, 3)`` draws to those of ``(chain, k, 3)`` later ones,
-    shifts in sds of the draws, and the errors of both; NaN of a heavy tail."""
-    m = len(x)
-    centre, mean = x.mean(0), y.mean((0, 1))
-    variance, later = x.var(0), np.mean((y - mean) ** 2, (0, 1))
-    of_draws = draws_each * np.var((x - centre) ** 2 / variance, 0) / m
-    of_chains = np.var(np.mean((y - mean) ** 2, 1) / later, 0) / len(y)
-    light = ~is_heavy(x, np.median(x, 0))
-    error = np.sqrt(draws_each / m + np.var(y.mean(1), 0) / len(y) / variance)
-    return (
-        np.where(light, 0.5 * np.log(variance / later), np.nan),
-        np.where(light, 0.5 * np.sqrt(of_draws + of_chains), 0.0),
-        np.where(light, (mean - centre) / np.sqrt(variance), np.nan),
-        np.where(light, error, 0.0),
-    )
-
-
-def least_crossing(start: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[float, int]:
-    """The share of the chains on the smaller side of a place between two modes that is seen to
-    change sides, with 95 % confidence at most, where it is least; and the number. Between two modes
-    an interval in which half of the smaller side would start holds less than half as many; inf
-    without such a place.
-
-    :param start: ``(chain, n)`` numbers at the start, and ``low`` and ``high`` the extremes later.
-    """
-    m, n = start.shape
-    fewest = max(FEWEST_ON_A_SIDE, m // 50)
-    if m < 2 * fewest or not n:
-        return math.inf, 0
-    several = math.log(n)  # the least of n counts may be less
-    columns = zip(start.T, low.T, high.T, strict=True)
-    found = [_crossings_of(x, least, most, fewest, several) for x, least, most in columns]
-    least = int(np.argmin(found))
-    return float(found[least]), least
-
-
-def _crossings_of(
-    start: np.ndarray, low: np.ndarray, high: np.ndarray, fewest: int, several: float
-) -> float:
-    if not np.all(np.isfinite([start, low, high])):
-        return math.inf
-    order = np.argsort(start)
-    start, low, high = start[order], low[order], high[order]
-    m = len(start)
-    left = np.arange(fewest, m - fewest + 1)
-    cuts = 0.5 * (start[left - 1] + start[left])
-    # Of both sides together; where it is least, the chains of the smaller side are counted.
-    across = np.searchsorted(np.sort(low), cuts) - np.searchsorted(np.sort(high), cuts)
-    # Equal numbers cannot be cut.
-    share = np.where(start[left - 1] < start[left], across / np.minimum(left, m - left), np.inf)
-    found = math.inf
-    if np.min(share) >= WELL_MIXED:
-        return found
-    least = np.argsort(share, kind="stable")[:CUTS]
-    for left_of, cut in zip(left[least].tolist(), cuts[least].tolist(), strict=True):
-        found = min(found, _crossings_at(start, low, high, left_of, cut, several))
-    return found
-
-
-def _crossings_at(
-    start: np.ndarray, low: np.ndarray, high: np.ndarray, left: int, cut: float, several: float
-) -> float:
-    """The share at one place, with so many chains to its left."""
-    m = len(start)
-    is_left = left <= m - left
-    side = slice(0, left) if is_left else slice(left, m)
-    there = start[side]
-    half = (len(there) + 1) // 2
-    width = np.min(there[half - 1 :] - there[: len(there) - half + 1])
-    near = int(np.diff(np.searchsorted(start, [cut - width / 2, cut + width / 2]))[0])
-    if _upper_limit(near) + several >= half / 2:
-        return math.inf
-    crossing = int(np.sum(high[side] >= cut) if is_left else np.sum(low[side] < cut))
-    return (_upper_limit(crossing) + several) / len(there)
-
-
-def _upper_limit(count: float) -> float:
-    """The 95 % limit of the mean of a Poisson number, about: 3 if none was seen."""
-    return count + 2 * math.sqrt(count) + 3

@@ -18,11 +18,11 @@ from numpyro_ext.diagnostics._evaluate import (
     prototype,
     warn_of_lost_draws,
 )
-from numpyro_ext.diagnostics._facts import Facts, chains_of, facts_of, mcmc_stats
-from numpyro_ext.diagnostics._fit import Fit, check_key, fit_of
-from numpyro_ext.diagnostics._points import has_gradient, particles_of, score_points
-from numpyro_ext.diagnostics.judges.stein import particle_facts, particle_rows
-from numpyro_ext.diagnostics.judges.stochastic_gradients import sgmcmc_rows
+from numpyro_ext.diagnostics._fit import Fit, chains_of, check_key, fit_of, mcmc_stats
+from numpyro_ext.diagnostics.checks.chains import divergences
+from numpyro_ext.diagnostics.checks.gradients import enough_particles, rows_of_points
+from numpyro_ext.diagnostics.checks.temperature import temperature
+from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.table import warn_of
 
 if TYPE_CHECKING:
@@ -146,16 +146,6 @@ def _size_of(fit: Fit, proto: Prototype) -> float:
     return 4.0 * draws * sum(count_of(x) for x in proto.trace.values() if is_data(x))
 
 
-def _judged(obj: Any, fit: Fit, proto: Prototype) -> dict[str, Any]:
-    """The facts about particles that their gradients give, and a warning where they are bad."""
-    if not has_gradient(proto):
-        return {}
-    found = score_points(fit, proto, particles_of(obj, fit))
-    facts = particle_facts(found)
-    warn_of(particle_rows(len(found.x), facts), stacklevel=3)
-    return facts.known()
-
-
 def _check_names(what: str, names: Names | None, known: set[str]) -> None:
     unknown = sorted(set(names or {}) - known)
     if unknown:
@@ -196,11 +186,6 @@ def to_arviz(
       ``log_weight``, their difference, one for each element of plates that enclose every site.
       ``MCMC``: its extra fields that are arrays (``potential_energy`` becomes ``lp``, or
       ``lp_minibatch`` where it is that of a minibatch).
-      :math:`\log p(x, z)`, Jacobian included; for a guide with a density ``log_q``, :math:`\log
-      q(z)`, and ``log_weight``, their difference. If plates enclose every site of model and guide,
-      their elements are independent, and each has its own ``log_weight`` (the sum over the plates
-      is the difference). ``MCMC``: its extra fields that are arrays (``potential_energy`` becomes
-      ``lp``, or ``lp_minibatch`` where it is that of a minibatch).
     - ``log_likelihood``: :math:`\log p(x_n \mid z)` of every datum, without plate scale.
       ``numpyro.factor`` terms belong to ``lp`` only.
     - ``posterior_predictive``: the observed sites drawn anew at the same arguments.
@@ -223,7 +208,7 @@ def to_arviz(
 
     A stochastic-gradient run, or particles, that cannot be trusted are converted all the same, with
     an :class:`InferenceWarning` for each line of :func:`diagnose` on their temperature,
-    divergences, step, number, spread or mean that is wrong.
+    divergences, number, spread or mean that is wrong.
 
     **Special cases:**
 
@@ -286,14 +271,12 @@ def to_arviz(
         block_size = check_count("block_size", block_size)
     rng_key = check_key(rng_key)
     fit = fit_of(obj, result, model_args, model_kwargs)
-    is_mcmc = isinstance(obj, MCMC)
+    is_mcmc, context = isinstance(obj, MCMC), FitContext(obj, fit, result, rng_key)
     stats = mcmc_stats(obj, fit) if is_mcmc else {}
     attributes = {**fit.attributes, "density": "none"}
     method = attributes["inference_method"]
-    if method in ("sgmcmc", "mcmc"):
-        attributes |= facts_of(obj, fit).known()
     if method == "sgmcmc":
-        warn_of(sgmcmc_rows(stats, Facts.of(attributes)), stacklevel=2)
+        warn_of([*divergences(context), *temperature(context)], stacklevel=2)
     user_dims = {name: list(names) for name, names in (dims or {}).items()}
     if fit.model is None:
         draws = chains_of(fit)
@@ -307,11 +290,9 @@ def to_arviz(
     _check_names("dims", dims, {*known, *stats, *(() if is_mcmc else ("log_weight",))})
     _check_names("extra_event_dims", extra_event_dims, known)
     _refuse_large(fit, proto, num_samples, log_likelihood, posterior_predictive)
-    if method == "particles":
-        sizes = (np.size(proto.trace[name]["value"]) for name in proto.latents)
-        attributes["num_latents"] = sum(sizes)
-        if _size_of(fit, proto) <= LARGEST:
-            attributes |= _judged(obj, fit, proto)
+    if method == "particles" and context.has_gradient and _size_of(fit, proto) <= LARGEST:
+        rows = [*enough_particles(context), *rows_of_points(context.points, particles=True)]
+        warn_of(rows, stacklevel=2)
     if proto.marginalized:
         attributes |= {"marginalized": proto.marginalized, "left_out": proto.left_out}
     evaluate = evaluator(

@@ -63,10 +63,6 @@ def regression_calibration(
     :math:`\frac1J \sum_j p_j (1 - p_j) / n` (``perfect_error``). **It fails** to see whether a
     prediction is of any use: the distribution of all observations, the same for each row, is
     calibrated. Quote the ``sharpness`` with it.
-    :math:`\frac1J \sum_j p_j (1 - p_j) / n`, which is 0.1833 / n at the default levels
-    (``perfect_error``). Central intervals say most about a width that is wrong, and the cdf about a
-    location. **It fails** to see whether a prediction is of any use: the distribution of all
-    observations, the same for each row, is calibrated. Quote the ``sharpness`` with it.
 
     The u of a fit is the mean over draws of the cdf of the observed site; from 100 draws of the
     site where NumPyro has no cdf. Of counts, and of ``samples`` that equal the observation, half of

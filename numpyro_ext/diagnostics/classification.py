@@ -60,12 +60,10 @@ def reliability_bins(
     its label is that class. Bin b of B holds the rows with :math:`(b - 1) / B < c_n \le b / B`; 0
     is in the first.
 
-    :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit: an
-        ``SVI``, an engine, or an ``MCMC``.
+    :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit.
     :param labels: ``(N,)`` integers in ``0 .. C - 1``; of an ``SVI`` or engine, its result.
     :param int num_bins: B.
-    :param of_a_fit: for a fit: ``model_args, model_kwargs, site, num_samples, rng_key``, as in
-        :func:`predictive_scores`.
+    :param of_a_fit: the arguments of :func:`predictive_scores`, for a fit.
     :return: :class:`ReliabilityBins`.
 
     .. doctest::
@@ -112,16 +110,11 @@ def expected_calibration_error(
     :func:`predictive_scores` prints it beside. **It fails** to see the classes below the most
     probable one, and whether the model separates the rows at all: the shares of the classes, the
     same for every row, have an error near 0.
-    :func:`predictive_scores` prints that of a perfect model with the same probabilities beside it.
-    **It fails** to see the classes below the most probable one, and whether the model separates the
-    rows at all: the shares of the classes, the same for every row, have an error near 0.
 
-    :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit: an
-        ``SVI``, an engine, or an ``MCMC``.
+    :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit.
     :param labels: ``(N,)`` integers in ``0 .. C - 1``; of an ``SVI`` or engine, its result.
     :param int num_bins: B.
-    :param of_a_fit: for a fit: ``model_args, model_kwargs, site, num_samples, rng_key``, as in
-        :func:`predictive_scores`.
+    :param of_a_fit: the arguments of :func:`predictive_scores`, for a fit.
     :return: a number.
 
     **References**
@@ -156,11 +149,9 @@ def brier_score(probs: Any, labels: Any = None, **of_a_fit: Unpack[FitArguments]
     It is a proper score: in the mean over labels nothing is better than their true probabilities.
     The convention for two classes that counts one column only is half of it.
 
-    :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit: an
-        ``SVI``, an engine, or an ``MCMC``.
+    :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit.
     :param labels: ``(N,)`` integers in ``0 .. C - 1``; of an ``SVI`` or engine, its result.
-    :param of_a_fit: for a fit: ``model_args, model_kwargs, site, num_samples, rng_key``, as in
-        :func:`predictive_scores`.
+    :param of_a_fit: the arguments of :func:`predictive_scores`, for a fit.
     :return: a number.
 
     **References**

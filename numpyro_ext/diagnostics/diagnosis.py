@@ -1,59 +1,51 @@
 """One table that says whether a result can be trusted, and what to do if not."""
 
-from collections.abc import Callable
 from typing import Any
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.operations import progress_bar
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext.diagnostics._by_penalties import by_penalties
-from numpyro_ext.diagnostics._by_proxy import by_proxy, proxy_of
 from numpyro_ext.diagnostics._fit import check_key, fit_of
-from numpyro_ext.diagnostics.context import DiagnosisContext, FitContext, TreeContext
-from numpyro_ext.diagnostics.judges.chains import agreement, divergences
-from numpyro_ext.diagnostics.judges.exact_moves import exact_moves
-from numpyro_ext.diagnostics.judges.local_inference import local_inference
-from numpyro_ext.diagnostics.judges.losses import losses
-from numpyro_ext.diagnostics.judges.other_modes import other_modes
-from numpyro_ext.diagnostics.judges.points import points
-from numpyro_ext.diagnostics.judges.stein import discrepancy, particles, stein
-from numpyro_ext.diagnostics.judges.stochastic_gradients import settings, stochastic_gradients
-from numpyro_ext.diagnostics.judges.weights import weights
+from numpyro_ext.diagnostics._target import target_of
+from numpyro_ext.diagnostics.checks.chains import agreement, divergences
+from numpyro_ext.diagnostics.checks.draws import finite, varying
+from numpyro_ext.diagnostics.checks.gradients import by_gradients, enough_particles
+from numpyro_ext.diagnostics.checks.local_inference import local_inference
+from numpyro_ext.diagnostics.checks.losses import losses
+from numpyro_ext.diagnostics.checks.missing_modes import missing_modes
+from numpyro_ext.diagnostics.checks.moves import moves
+from numpyro_ext.diagnostics.checks.temperature import problems, temperature
+from numpyro_ext.diagnostics.checks.weights import KHAT, weights
+from numpyro_ext.diagnostics.comparison import OF_DRAWS
+from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.plot_data import plot_data_of
-from numpyro_ext.diagnostics.table import Diagnosis, Row
+from numpyro_ext.diagnostics.table import Diagnosis, Row, merge_rows, shorten
 
-__all__ = ["CHECKS", "CHECKS_OF_FIT", "diagnose", "rows_of"]
+__all__ = ["CHECKS", "diagnose", "rows_of"]
 
 
-# In the order of the lines; a new check is a function of a context, and an entry here.
 CHECKS = {
-    "chains": [stochastic_gradients, divergences, settings, agreement],
-    "guide": [agreement, weights],
-    "particles": [particles],
+    "chains": [finite, varying, problems, divergences, temperature, agreement, moves],
+    "guide": [finite, varying, problems, local_inference, agreement, weights, by_gradients, moves],
+    "particles": [finite, problems, enough_particles, by_gradients, moves],
 }
-"""Checks that read draws and statistics, which a ``DataTree`` has too."""
-CHECKS_OF_FIT = {
-    "chains": [*CHECKS["chains"], exact_moves],
-    "guide": [local_inference, agreement, points, weights, stein, exact_moves],
-    "particles": [*CHECKS["particles"], exact_moves, discrepancy],
-}
+"""Each check is a function of a context that gives lines, in the order of the table. A new one is
+such a function, and an entry here."""
 
 
-def rows_of(context: DiagnosisContext, answered: Callable[[], Any] = lambda: None) -> list[Row]:
-    """The lines of all checks. Modes without draws are searched for where nothing else is wrong,
-    and losses are for information where the draws are right."""
+def rows_of(context: FitContext, answered: Any = lambda: None) -> list[Row]:
+    """The lines of all checks. Several of them may judge the same quantity."""
     rows: list[Row] = []
-    checks = CHECKS_OF_FIT if isinstance(context, FitContext) else CHECKS
-    for check in checks[context.kind]:
+    for check in CHECKS[context.kind]:
         rows += check(context)
         answered()
-    if not isinstance(context, FitContext):
-        return rows
-    if context.kind != "particles":
-        rows += other_modes(context, rows)
+    rows += missing_modes(context, rows)
     if context.kind == "guide":
-        rows = [*context.target_lines, *losses(context, rows), *rows]
-    return rows
+        rows = [*losses(context, rows), *rows]
+    rows = merge_rows(rows)
+    # That the weights may not be used matters only where nothing else compares the draws.
+    compared = any(row.quantity in OF_DRAWS and row.ok is not None for row in rows)
+    return [row for row in rows if not (compared and row.quantity == KHAT and row.ok is None)]
 
 
 def diagnose(
@@ -67,37 +59,40 @@ def diagnose(
     rng_key: Any = None,
     proxy: TaylorProxy | None = None,
 ) -> Diagnosis:
-    r"""Judge a fit of any kind: one table, a verdict on every line, and what to do about it.
+    r"""Judge a fit of any kind: a table of at most eight lines, each with a verdict and what to do.
 
-    Each line compares a number with its limit: of **chains** R-hat, the effective sample size, and
-    the temperature; of **guides** the loss, and mean, sd and shape of the draws by their importance
-    weights; of **engines** whether their equations are solved; of **particles** what their
-    gradients say. Draws of all of them are moved by short chains of Hamiltonian Monte Carlo, which
-    change nothing if the draws are right, and modes without draws are searched for where nothing
-    else is wrong. :doc:`How diagnose judges </diagnose>` has every line.
+    The lines answer these questions, and :doc:`How diagnose judges </diagnose>` has all of them.
 
-    A line that has a limit but no verdict was **not judged**, and has a "?". A value is wrong if it
-    is beyond its limit by more than its Monte Carlo error. ``diagnosis.ok`` is False if a line is
-    wrong, if the lines that should judge the draws could not and no other did, and if nothing was
-    judged. A good line is necessary and not sufficient: modes that neither the draws nor the search
-    has found, and a wrong model, are not seen. The weights of a network are not identified: judge
-    its predictions, by :func:`predictive_scores`.
+    - **Did it converge?** R-hat and effective sample size of chains, the loss of a guide, the
+      equations of an engine.
+    - **Are mean, spread and tails of the draws those of the posterior?** Draws are compared with
+      themselves after short chains of Hamiltonian Monte Carlo on all data, which change nothing if
+      the draws are right; draws of a guide also with their importance weights, particles with what
+      their gradients say, stochastic-gradient chains with the temperature that they should have.
+    - **Is a mode missing?** The shares of the modes that the start has found are compared with
+      those of the draws.
+    - **Was anything NaN, or stuck?**
 
-    :param obj: what :func:`to_arviz` takes; or a ``DataTree`` that it gave, of which the lines come
-        that need nothing else (no losses, no gradients).
+    A value is wrong (``!!``) if it is beyond its limit by more than its Monte Carlo error; a line
+    with ``?`` could not be judged, and says why. ``diagnosis.ok`` is True if no line is wrong and
+    something was compared with the posterior. It cannot see modes that neither the draws nor the
+    start have found, nor a wrong model. The weights of a network are not identified: judge its
+    predictions, by :func:`predictive_scores`.
+
+    :param obj: an ``SVI``, an ``MCMC`` that has run, or an engine, as :func:`to_arviz` takes it.
     :param result: for an ``SVI`` or an engine: what ``run`` returned, a params dict, or a list of
         these. A params dict has no losses.
     :param tuple model_args: the model's arguments; default for an ``MCMC``: those of its run.
     :param dict model_kwargs: its keyword arguments.
     :param int num_samples: draws from a guide, per restart.
     :param int num_moves: trajectories of the Markov chain from each particle or draw; 0 leaves the
-        lines out. By default there are 40, unless these would take more than some seconds of a
-        core: more than 10^9 log densities for particles, or 2 10^10 operations for draws. Then the
-        line says so and is not judged; give a number to run them nevertheless.
+        moves out. By default there are 40, from fewer draws where they are dear; where they would
+        take more than some ten seconds of a core they are not made, and the line says how many
+        seconds: give a number to run them nevertheless.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
     :param proxy: the result of :func:`numpyro_ext.objectives.taylor_proxy` on the same data; that
         of the loss if None. Of more than 10,000 rows, 2,000 random ones and the proxy stand in for
-        all in the lines on weights and moves, unless the noise of that is above 0.1 nats.
+        all, unless the noise of that is above 0.1 nats.
     :return: a :class:`Diagnosis`; :func:`plot_diagnosis` makes a picture of it. ``mcmc.run`` may
         return before its chains have ended, and then the first call waits for them.
 
@@ -122,25 +117,16 @@ def diagnose(
         >>> diagnosis = diagnose(svi, result=early, model_args=(x,))
         >>> diagnosis.ok
         False
-        >>> diagnosis.to_frame().loc["sd against exact moves, worst", "ok"]
+        >>> diagnosis.to_frame().loc["sd ratio, worst", "ok"]
         False
     """
     num_samples = check_count("num_samples", num_samples)
     if num_moves is not None:
         num_moves = check_count("num_moves", num_moves, 0)
     rng_key = check_key(rng_key)
-
-    from xarray import DataTree
-
-    if isinstance(obj, DataTree):
-        context: DiagnosisContext = TreeContext(obj)
-    else:
-        fit = fit_of(obj, result, model_args, model_kwargs)
-        judged_fit, target_lines = by_penalties(fit, obj, proxy, rng_key)
-        if not target_lines:
-            judged_fit, target_lines = by_proxy(fit, obj, proxy_of(obj, proxy), rng_key)
-        numbers = num_samples, num_moves
-        context = FitContext(obj, judged_fit, result, rng_key, *numbers, target_lines)
-    with progress_bar(len(CHECKS_OF_FIT[context.kind]), "diagnosing") as answered:
-        rows = tuple(rows_of(context, answered))
-    return Diagnosis(context.title, rows, plot_data_of(context))
+    fit = fit_of(obj, result, model_args, model_kwargs)
+    fit, problems = target_of(fit, obj, proxy, rng_key)
+    context = FitContext(obj, fit, result, rng_key, num_samples, num_moves, problems)
+    with progress_bar(len(CHECKS[context.kind]), "diagnosing") as answered:
+        rows = rows_of(context, answered)
+    return Diagnosis(context.title, shorten(rows), plot_data_of(context))

@@ -13,7 +13,10 @@ import numpy as np
 from numpyro_ext._checks import check_count
 from numpyro_ext.diagnostics._fit import FitArguments
 from numpyro_ext.diagnostics.calibration import Calibration
+from numpyro_ext.diagnostics.checks.chains import AGREEMENT
+from numpyro_ext.diagnostics.checks.weights import KHAT
 from numpyro_ext.diagnostics.classification import bins_of, error_of, probs_and_labels
+from numpyro_ext.diagnostics.comparison import MEAN, SD
 from numpyro_ext.diagnostics.limits import RHAT
 from numpyro_ext.diagnostics.table import Diagnosis
 
@@ -53,8 +56,8 @@ def plot_diagnosis(diagnosis: Diagnosis, panels: Sequence[str] | None = None) ->
     A panel that the fit has nothing for is left out:
 
     - ``means``, ``sds``: means after exact moves, in standard deviations, and standard deviations
-      over those after them, of the ten numbers that change most and of linear combinations that are
-      wrong. Right ones lie in the band. The bars are two Monte Carlo errors.
+      over those after them, of the ten numbers that change most. Right ones lie in the band. The
+      bars are two Monte Carlo errors.
     - ``weights``: the largest importance weights, and the Pareto tail fitted to them (the line). A
       straight fall to the right end means that a few draws carry everything. Of many independent
       units there is a histogram of their k-hat.
@@ -63,7 +66,6 @@ def plot_diagnosis(diagnosis: Diagnosis, panels: Sequence[str] | None = None) ->
       ones lie below the line.
     - the name of a number: its draws (filled), and the moved ones (the line), of the three numbers
       that change most, where there are at most 300 coordinates.
-    - two names, ``"a, b"``: the coordinates of a linear combination that is wrong.
 
     :param diagnosis: what :func:`diagnose` returned, with the moves for the panels that need them.
     :param panels: the names of the panels to draw; default: all that there are.
@@ -103,41 +105,38 @@ def plot_diagnosis(diagnosis: Diagnosis, panels: Sequence[str] | None = None) ->
     if "means" in axes and "sds" in axes:
         axes["sds"].tick_params(labelleft=False)
     for name, ax in axes.items():
-        draw, quantities = drawn[name]
+        draw, quantity = drawn[name]
         draw(ax)
-        row = next((row for row in diagnosis.rows if row.quantity.startswith(quantities)), None)
-        if row is not None and quantities:
-            limit = f" (limit {row.limit})" if row.limit else ""
-            said = {"color": "C3"} if row.ok is False else {}
-            ax.set_title(f"{row.quantity}\n{row.shown}{limit}", fontsize=9, **said)
+        if (
+            row := next((row for row in diagnosis.rows if row.quantity == quantity), None)
+        ) is not None:
+            red = {"color": "C3"} if row.ok is False else {}
+            text = f"{row.quantity}\n{row.shown} (limit {row.limit})"
+            ax.set_title(text, fontsize=9, **red)
     title = textwrap.fill(str(diagnosis).split("\n")[0], 36 * columns)
     figure.suptitle(title, fontsize=11)
     return axes
 
 
-def _panels(diagnosis: Diagnosis) -> dict[str, tuple[Callable[[Any], None], tuple[str, ...]]]:
-    """How each panel is drawn, and how the line of the table that is its title begins."""
-    found: dict[str, tuple[Callable[[Any], None], tuple[str, ...]]] = {}
-    if (seen := diagnosis.seen) is None:
-        return found
-    if (moves := seen.moves) is not None:
-        band = -moves.farthest, moves.farthest
-        of_means = moves.names, moves.shift, moves.shift_error, band, 0.0
-        of_sds = moves.names, moves.ratio, moves.ratio_error, moves.limits, 1.0
-        found["means"] = partial(_dots, *of_means), ("shift against exact moves",)
-        found["sds"] = partial(_dots, *of_sds), ("sd against exact moves",)
-    if seen.tail is not None:
-        found["weights"] = partial(_tail, seen.tail), ("k-hat", "share of units")
-    if seen.losses:
-        found["losses"] = partial(_losses, seen.losses), ("change of the loss", "residual")
-    if seen.chains is not None:
-        found["chains"] = partial(_chains, seen.chains), ("largest R-hat",)
-    if moves is not None:
-        for name, both in moves.draws.items():
-            found[name] = partial(_posterior, name, *both), ()
-        for pair, both in moves.pairs.items():
-            found[", ".join(pair)] = partial(_pair, *pair, *both), ()
-    return found
+def _panels(diagnosis: Diagnosis) -> dict[str, tuple[Callable[[Any], None], str]]:
+    """How each panel is drawn, and the quantity of the line that is its title."""
+    panels: dict[str, tuple[Callable[[Any], None], str]] = {}
+    if (data := diagnosis.plot_data) is None:
+        return panels
+    if (moved := data.moved) is not None:
+        shift, shift_error, ratio, error = moved.values
+        band = -moved.farthest, moved.farthest
+        panels["means"] = partial(_dots, moved.names, shift, shift_error, band, 0.0), MEAN
+        panels["sds"] = partial(_dots, moved.names, ratio, error, moved.limits, 1.0), SD
+    if data.weights is not None:
+        panels["weights"] = partial(_tail, data.weights), KHAT
+    if data.losses:
+        panels["losses"] = partial(_losses, data.losses), "change of the loss"
+    if data.chains is not None:
+        panels["chains"] = partial(_chains, data.chains), AGREEMENT
+    for name, both in moved.draws.items() if moved is not None else ():
+        panels[name] = partial(_posterior, name, *both), ""
+    return panels
 
 
 def _dots(
@@ -160,24 +159,21 @@ def _dots(
     ax.set_ylim(-0.6, len(names) - 0.4)
 
 
-def _tail(tail: Any, ax: Any) -> None:
+def _tail(weights: Any, ax: Any) -> None:
     """The largest fifth of the weights, or one k-hat for each unit."""
-    limit = tail.found.threshold
-    if tail.log_w.ndim > 1:
-        khat = np.ravel(tail.found.khat)
-        ax.hist(np.clip(khat, -1, 2), bins=30, color="C0")
-        ax.axvline(limit, color="C3", linewidth=1)
+    if weights.log_w.ndim > 1:
+        ax.hist(np.clip(np.ravel(weights.fit.khat), -1, 2), bins=30, color="C0")
+        ax.axvline(weights.fit.threshold, color="C3", linewidth=1)
         ax.set(xlabel="k-hat of a unit", ylabel="units")
         return
-    log_w = np.sort(tail.log_w.astype(np.float64))[::-1]
-    smoothed = np.sort(tail.found.log_weights)[::-1]
+    log_w = np.sort(weights.log_w.astype(np.float64))[::-1]
+    smoothed = np.sort(weights.fit.log_weights)[::-1]
     size, last = len(log_w), np.sum(log_w > -np.inf) - 1
     smoothed += log_w[last] - smoothed[last]  # only the tail differs
-    total = np.logaddexp.reduce(log_w)
-    shown = slice(0, max(25, size // 5))
-    rank = np.arange(1, size + 1)[shown]
-    ax.loglog(rank, np.exp(log_w - total)[shown] * size, "o", ms=3, label="weights")
-    ax.loglog(rank, np.exp(smoothed - total)[shown] * size, color="C1", label="Pareto tail")
+    mean, largest = np.logaddexp.reduce(log_w) - np.log(size), slice(0, max(25, size // 5))
+    rank = np.arange(1, size + 1)[largest]
+    ax.loglog(rank, np.exp(log_w - mean)[largest], "o", ms=3, label="weights")
+    ax.loglog(rank, np.exp(smoothed - mean)[largest], color="C1", label="Pareto tail")
     ax.set(xlabel="rank of the draw", ylabel="weight over the mean")
     ax.legend(frameon=False, fontsize=8)
 
@@ -185,20 +181,19 @@ def _tail(tail: Any, ax: Any) -> None:
 def _losses(losses: list[np.ndarray], ax: Any) -> None:
     """The second half decides the height, or the start would hide the rest."""
     ends = []
-    for k, one in enumerate(losses):
-        y = np.asarray(one, np.float64)
-        last = y[-max(1, len(y) // 5) :]
-        y = y - np.median(last[np.isfinite(last)]) if np.isfinite(last).any() else y
+    for k, each in enumerate(losses):
+        y = np.asarray(each, np.float64)
+        y = y - np.nanmedian(np.where(np.isfinite(y), y, np.nan)[-max(1, len(y) // 5) :])
         window = max(1, len(y) // 50)
         mean = np.convolve(y, np.ones(window) / window, "valid")
         some = np.arange(0, len(y), max(1, len(y) // 2000))
         ax.plot(some, y[some], ".", ms=1.5, alpha=0.4, color=f"C{k}")
         ax.plot(np.arange(len(mean)) + window // 2, mean, lw=1.2, color=f"C{k}")
-        late = y[len(y) // 2 :]
-        ends.append(late[np.isfinite(late)])
+        ends.append(y[len(y) // 2 :])
     ax.set(xlabel="step", ylabel="loss above the end (nats)")
-    if finite := [np.quantile(late, [0.01, 0.99]) for late in ends if len(late)]:
-        low, high = np.min(finite, 0)[0], np.max(finite, 0)[1]
+    late = np.concatenate(ends)
+    if np.isfinite(late).any():
+        low, high = np.quantile(late[np.isfinite(late)], [0.01, 0.99])
         room = 0.5 * (high - low) or 1.0
         ax.set_ylim(low - room, high + room)
 
@@ -221,13 +216,6 @@ def _posterior(name: str, before: np.ndarray, after: np.ndarray, ax: Any) -> Non
     ax.hist(after, bins, density=True, color="C1", histtype="step", lw=1.5, label="moved")
     ax.set(xlabel=name, yticks=[])
     ax.legend(frameon=False, fontsize=8)
-
-
-def _pair(x: str, y: str, before: np.ndarray, after: np.ndarray, ax: Any) -> None:
-    ax.plot(*after.T, ".", ms=2, color="C1", label="moved")
-    ax.plot(*before.T, ".", ms=2, color="C0", label="draws")
-    ax.set(xlabel=f"{x} (unconstrained)", ylabel=f"{y} (unconstrained)")
-    ax.legend(frameon=False, fontsize=8, markerscale=4)
 
 
 def plot_calibration(
@@ -268,20 +256,10 @@ def plot_calibration(
     for label, one in models.items():
         order = np.argsort(one.levels)
         name = f"{label}, " if label else ""
-        ax.plot(
-            one.levels[order],
-            one.empirical[order],
-            marker="o",
-            markersize=4,
-            label=f"{name}error {one.error:.2g}",
-        )
-    ax.set(
-        xlabel="stated probability",
-        ylabel="share of the observations",
-        xlim=(0, 1),
-        ylim=(0, 1),
-        aspect="equal",
-    )
+        levels, shares = one.levels[order], one.empirical[order]
+        ax.plot(levels, shares, marker="o", markersize=4, label=f"{name}error {one.error:.2g}")
+    ax.set(xlabel="stated probability", ylabel="share of the observations")
+    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     ax.legend(loc="best", fontsize=8)
     return ax
 
@@ -336,35 +314,13 @@ def plot_reliability(
     ax.plot([0, 1], [0, 1], color="0.4", linewidth=1)
     ax.bar(left, accuracy, width, align="edge", color="C0", edgecolor="white", alpha=0.75)
     error = 2 * np.sqrt(confidence * (1 - confidence) / count)
-    ax.errorbar(
-        confidence,
-        confidence,
-        error,
-        fmt="none",
-        ecolor="0.25",
-        capsize=2,
-        linewidth=1,
-        label="stated, with 2 standard errors",
-    )
+    stated = {"fmt": "none", "ecolor": "0.25", "capsize": 2, "linewidth": 1}
+    ax.errorbar(confidence, confidence, error, label="stated, with 2 standard errors", **stated)
     for x, rows in zip(left, count, strict=True):
-        ax.annotate(
-            f"{rows:,}",
-            (x + width / 2, 0.0),
-            (0, 3),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            fontsize=7,
-            rotation=90,
-        )
-    ax.set(
-        xlabel="probability of the most probable class",
-        ylabel="share that is right",
-        title=f"{len(y):,} rows, calibration error {error_of(bins):.3f}",
-        xlim=(0, 1),
-        ylim=(0, 1),
-        aspect="equal",
-    )
+        ax.text(x + width / 2, 0.01, f"{rows:,}", ha="center", va="bottom", fontsize=7, rotation=90)
+    ax.set(xlabel="probability of the most probable class", ylabel="share that is right")
+    ax.set_title(f"{len(y):,} rows, calibration error {error_of(bins):.3f}")
+    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     ax.legend(loc="upper left", frameon=False)
     return ax
 

@@ -12,10 +12,10 @@ from numpyro.infer import MCMC
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext.diagnostics._by_proxy import by_proxy, proxy_of
 from numpyro_ext.diagnostics._density import declare
 from numpyro_ext.diagnostics._evaluate import Prototype, evaluator, prototype
 from numpyro_ext.diagnostics._fit import Fit, FitRequest, check_key
+from numpyro_ext.diagnostics._target import by_proxy, proxy_of
 
 __all__ = ["ParetoKhat", "fit_with_density", "khat_error", "log_weights_of", "pareto_khat"]
 
@@ -246,10 +246,9 @@ def fit_with_density(
 ) -> tuple[Fit, Prototype, Array]:
     """The fit of an ``SVI`` or an engine whose draws have a density, and a key for its draws."""
     rng_key = check_key(asked.rng_key)
-    fit, lines = by_proxy(asked.fit(), asked.obj, proxy, rng_key)
-    for line in lines:
-        if not line.ok:
-            warnings.warn(InferenceWarning(f"proxy is {line.verdict}"), stacklevel=5)
+    fit, problems = by_proxy(asked.fit(), asked.obj, proxy, rng_key)
+    for problem in problems:
+        warnings.warn(InferenceWarning(problem), stacklevel=5)
     key_prototype, key_draws = jax.random.split(rng_key)
     proto = prototype(fit, key_prototype)
     if proto.marginalized:

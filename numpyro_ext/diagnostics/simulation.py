@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import warnings
 
 import jax
-from jax import Array, random
+from jax import random
 import numpy as np
+from scipy.stats import chisquare
 
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._typing import Model
 from numpyro_ext.diagnostics._fit import check_arguments, check_key
-from numpyro_ext.diagnostics._simulate import Simulated, Simulator
+from numpyro_ext.diagnostics._simulate import Simulator
 from numpyro_ext.diagnostics.simulation_fits import Fit
 from numpyro_ext.diagnostics.table import in_columns
 
@@ -54,20 +55,18 @@ class SBCResult(NamedTuple):
     def __str__(self) -> str:
         attributes = self.dataset.attrs
         num_simulations, num_samples = attributes["num_simulations"], attributes["num_samples"]
-        title = f"{num_simulations} simulations, ranks among {num_samples} draws"
         cells = [("site", "components", "least p-value", "ranks")]
         count = sum(int(np.sum(~np.isnan(p))) for p in self.p_values.values())
         for name, p in self.p_values.items():
-            varies = ~np.isnan(p)
-            if not np.any(varies):
+            if np.all(np.isnan(p)):
                 cells.append((name, f"{p.size}", "-", "nothing varies"))
                 continue
-            worst = int(np.nanargmin(p))
-            pit = self.pit[name].reshape(num_simulations, -1)[:, worst]
+            pit = self.pit[name].reshape(num_simulations, -1)[:, int(np.nanargmin(p))]
             shape = _shape(pit) if np.nanmin(p) * count < _LEVEL else "uniform"
             cells.append((name, f"{p.size}", f"{np.nanmin(p):.2g}", shape))
         together = f"{self.p_value:.2g}"
         cells.append(("all", f"{count}", together, "(times their number: Bonferroni)"))
+        title = f"{num_simulations} simulations, ranks among {num_samples} draws"
         lines = [f"  {line}".rstrip() for line in in_columns(cells)]
         return "\n".join([title, *lines, *self.notes])
 
@@ -148,134 +147,102 @@ def simulation_based_calibration(
         ((40,), True)
     """
     num_simulations = check_count("num_simulations", num_simulations, 20)
-    num_samples = check_count("num_samples", num_samples, 10)
+    L = check_count("num_samples", num_samples, 10)
     key_prior, key_fits, key_ranks = random.split(check_key(rng_key), 3)
     args, kwargs = check_arguments(args, kwargs)
     simulator = Simulator(model, args, kwargs, observed_sites)
     names = [name for name in simulator.latents if name not in simulator.discrete]
     if not names:
         raise ValueError(f"the model has no continuous latent site, but {simulator.latents}.")
-    simulated = _simulate(simulator, key_prior, num_simulations)
-    counted, messages = _Ranks(names, num_samples, key_ranks), []
-    for i, key in enumerate(random.split(key_fits, num_simulations)):
-        truth, data = jax.tree.map(lambda x: x[i], simulated)  # noqa: B023 - used at once
-        there, named = simulator.arguments(data)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", InferenceWarning)
-            draws = fit(key, simulator.model, there, named)
-        messages += _pass_on_warnings(caught)
-        counted.add(i, truth, draws)
-    ranks, pit = counted.result()
-    if messages:
-        message = (
-            f"{len(messages)} of the {num_simulations} fits warned, one of them: {messages[0]}"
-        )
-        warnings.warn(InferenceWarning(message), stacklevel=2)
-    counted.warn_of_correlation()
-    notes = [f"left out, because it is discrete: '{name}'" for name in simulator.discrete]
-    dataset = _dataset(pit, notes, num_simulations, num_samples)
-    p_values = {name: _p_values(x, counted.varies[name]) for name, x in pit.items()}
-    return SBCResult(ranks, pit, p_values, dataset)
-
-
-def _simulate(simulator: Simulator, rng_key: Array, size: int) -> Simulated:
-    """All pairs of latent values and data, with a leading axis; an error if one is not finite."""
-    found = jax.jit(jax.vmap(simulator.draw))(random.split(rng_key, size))
-    for name, x in found.latents.items():
+    simulated = jax.jit(jax.vmap(simulator.draw))(random.split(key_prior, num_simulations))
+    for name, x in simulated.latents.items():
         if not np.all(np.isfinite(jax.device_get(x))):
             raise ValueError(
                 f"draws of the prior of latent site '{name}' are not finite; give it a prior whose"
                 " draws are numbers."
             )
-    return found
+    # Of a new-style key or a legacy one.
+    rng = np.random.default_rng(jax.device_get(random.bits(key_ranks, (4,))))
+    fits: list[dict[str, _Ranked]] = []
+    for i, key in enumerate(random.split(key_fits, num_simulations)):
+        truth, data = jax.tree.map(lambda x: x[i], simulated)  # noqa: B023 - used at once
+        draws = fit(key, simulator.model, *simulator.arguments(data))
+        fits.append({name: _ranked(name, draws, truth[name], L, rng) for name in names})
+    by_site = {
+        name: _Ranked(*map(np.stack, zip(*(x[name] for x in fits), strict=True))) for name in names
+    }
+    ranks = {name: x.rank for name, x in by_site.items()}
+    pit = {name: (x + rng.uniform(size=x.shape)) / (L + 1) for name, x in ranks.items()}
+    p_values = {
+        name: np.where(by_site[name].varies.any(0), _p_values(pit[name]), np.nan) for name in names
+    }
+    _warn_of_correlation(by_site, L)
+    notes = [f"left out, because it is discrete: '{name}'" for name in simulator.discrete]
+
+    import arviz_base
+
+    tree = arviz_base.from_dict({"prior_sbc": {name: x[None] for name, x in pit.items()}})
+    tree.attrs.update(notes="\n".join(notes), num_simulations=num_simulations, num_samples=L)
+    return SBCResult(ranks, pit, p_values, tree)
 
 
-def _pass_on_warnings(caught: list[warnings.WarningMessage]) -> list[str]:
-    """The first of the warnings about the result of one fit; the others are given again."""
-    found = [str(one.message) for one in caught if issubclass(one.category, InferenceWarning)]
-    for one in caught:
-        if not issubclass(one.category, InferenceWarning):
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-    return found[:1]
+class _Ranked(NamedTuple):
+    """Of one site: ranks, whether the draws vary, and their correlation from one to the next."""
+
+    rank: np.ndarray
+    varies: np.ndarray
+    correlation: np.ndarray
 
 
-class _Ranks:
-    """The ranks of true values among draws, fit by fit."""
-
-    def __init__(self, names: list[str], num_samples: int, rng_key: Array) -> None:
-        self.names, self.num_samples = names, num_samples
-        # Of a new-style key or a legacy one.
-        data = jax.device_get(random.bits(rng_key, (4,)))
-        self.rng = np.random.default_rng(data)
-        self.ranks: dict[str, list[np.ndarray]] = {name: [] for name in names}
-        self.correlation: dict[str, list[np.ndarray]] = {name: [] for name in names}
-        self.varies: dict[str, Any] = dict.fromkeys(names, False)
-
-    def add(self, i: int, truth: dict[str, Any], draws: Any) -> None:
-        """The ranks of one simulation."""
-        for name in self.names:
-            if name not in draws:
-                raise ValueError(f"fit returned draws of {sorted(draws)}, and none of '{name}'.")
-            x, y = np.asarray(jax.device_get(draws[name])), np.asarray(truth[name])
-            if x.shape[1:] != y.shape or x.ndim == 0 or len(x) < self.num_samples:
-                raise ValueError(
-                    f"fit returned draws of shape {x.shape} at site '{name}'; it must return at"
-                    f" least num_samples={self.num_samples} of shape {y.shape}."
-                )
-            if not np.all(np.isfinite(x)):
-                raise ValueError(
-                    f"the fit of simulation {i} has draws of site '{name}' that are not finite;"
-                    " take a smaller step, or a prior whose data are less extreme."
-                )
-            x = x[(np.arange(1, self.num_samples + 1) * len(x)) // self.num_samples - 1]
-            ties = np.sum(x == y, 0)
-            below = np.sum(x < y, 0)
-            self.varies[name] = self.varies[name] | (ties < self.num_samples)
-            self.ranks[name].append(below + self.rng.integers(0, ties + 1))
-            self.correlation[name].append(_lag_one(x))
-
-    def result(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The ranks, and as numbers between 0 and 1."""
-        ranks = {name: np.stack(x) for name, x in self.ranks.items()}
-        pit = {
-            name: (x + self.rng.uniform(size=x.shape)) / (self.num_samples + 1)
-            for name, x in ranks.items()
-        }
-        return ranks, pit
-
-    def warn_of_correlation(self) -> None:
-        """Warn if the draws of a fit are not nearly independent."""
-        worst = {n: float(np.max(np.mean(x, 0), initial=0)) for n, x in self.correlation.items()}
-        name = max(worst, key=lambda name: worst[name])
-        if worst[name] > _CORRELATED:
-            message = (
-                f"the {self.num_samples} draws of each fit are correlated ({worst[name]:.2f} from"
-                f" one to the next at site '{name}'), so that their ranks are heaped at both ends"
-                " as if q were too narrow; run longer chains, or take fewer num_samples."
-            )
-            warnings.warn(InferenceWarning(message), stacklevel=3)
+def _stacked(fits: list[_Ranked]) -> _Ranked:
+    """Those of all fits, ``(I, *site)``."""
+    return _Ranked(*(np.stack(x) for x in zip(*fits, strict=True)))
 
 
-def _lag_one(x: np.ndarray) -> np.ndarray:
-    """The correlation of one draw with the next, nearly unbiased for independent draws."""
-    rounding = len(x) * (1e-6 * np.max(np.abs(x), 0)) ** 2
-    x = x - np.mean(x, 0, dtype=np.float64)
-    variance = np.sum(x**2, 0)
-    varies = variance > rounding
-    found = np.sum(x[1:] * x[:-1], 0) / np.where(varies, variance, 1.0)
-    return np.where(varies, found + 1 / len(x), 0.0)
+def _ranked(name: str, draws: Any, truth: Any, L: int, rng: np.random.Generator) -> _Ranked:
+    """The ranks of true values among L draws of one fit; ties are broken at random."""
+    if name not in draws:
+        raise ValueError(f"fit returned draws of {sorted(draws)}, and none of '{name}'.")
+    x, y = np.asarray(jax.device_get(draws[name])), np.asarray(truth)
+    if x.shape[1:] != y.shape or x.ndim == 0 or len(x) < L:
+        raise ValueError(
+            f"fit returned draws of shape {x.shape} at site '{name}'; it must return at least"
+            f" num_samples={L} of shape {y.shape}."
+        )
+    if not np.all(np.isfinite(x)):
+        raise ValueError(
+            f"a fit has draws of site '{name}' that are not finite; take a smaller step, or a prior"
+            " whose data are less extreme."
+        )
+    x = x[(np.arange(1, L + 1) * len(x)) // L - 1]
+    ties = np.sum(x == y, 0)
+    rank = np.sum(x < y, 0) + rng.integers(0, ties + 1)
+    # The correlation, nearly unbiased for independent draws.
+    rounding = L * (1e-6 * np.max(np.abs(x), 0)) ** 2
+    z = x - np.mean(x, 0, dtype=np.float64)
+    variance = np.sum(z**2, 0)
+    lag = np.sum(z[1:] * z[:-1], 0) / np.where(variance > rounding, variance, 1.0) + 1 / L
+    return _Ranked(rank, ties < L, np.where(variance > rounding, lag, 0.0))
 
 
-def _p_values(pit: np.ndarray, varies: np.ndarray | bool) -> np.ndarray:
-    """Of the chi-square test of each component, along the first axis; NaN where nothing varies."""
-    from scipy.special import gammaincc
+def _warn_of_correlation(sites: dict[str, _Ranked], L: int) -> None:
+    """Warn if the draws of the fits are not nearly independent."""
+    worst = {n: float(np.max(np.mean(x.correlation, 0), initial=0)) for n, x in sites.items()}
+    name = max(worst, key=lambda name: worst[name])
+    if worst[name] > _CORRELATED:
+        message = (
+            f"the {L} draws of each fit are correlated ({worst[name]:.2f} from one to the next at"
+            f" site '{name}'), so that their ranks are heaped at both ends as if q were too narrow;"
+            " run longer chains, or take fewer num_samples."
+        )
+        warnings.warn(InferenceWarning(message), stacklevel=3)
 
-    size = len(pit)
-    bins = min(20, size // 5)
+
+def _p_values(pit: np.ndarray) -> np.ndarray:
+    """Of the chi-square test of each component, along the first axis."""
+    bins = min(20, len(pit) // 5)
     place = np.minimum((pit * bins).astype(int), bins - 1)
-    counts = np.stack([np.sum(place == b, 0) for b in range(bins)])
-    statistic = np.sum((counts - size / bins) ** 2, 0) / (size / bins)
-    return np.asarray(np.where(varies, gammaincc((bins - 1) / 2, statistic / 2), np.nan))
+    return np.asarray(chisquare(np.stack([np.sum(place == b, 0) for b in range(bins)])).pvalue)
 
 
 def _shape(pit: np.ndarray) -> str:
@@ -290,16 +257,3 @@ def _shape(pit: np.ndarray) -> str:
     if spread > 0:
         return "heaped at both ends: the draws are too narrow"
     return "heaped in the middle: the draws are too wide"
-
-
-def _dataset(
-    pit: dict[str, np.ndarray], notes: list[str], num_simulations: int, num_samples: int
-) -> "xr.DataTree":
-    """The group ``prior_sbc`` for ArviZ, one chain of I draws."""
-    import arviz_base
-
-    tree = arviz_base.from_dict({"prior_sbc": {name: x[None] for name, x in pit.items()}})
-    tree.attrs.update(
-        notes="\n".join(notes), num_simulations=num_simulations, num_samples=num_samples
-    )
-    return tree

@@ -14,10 +14,13 @@ from numpyro_ext._checks import InferenceWarning
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Diagnosis", "Row", "equally_spaced", "in_columns", "shown", "warn_of"]
+__all__ = ["MOST_ROWS", "Diagnosis", "Row", "equally_spaced", "in_columns", "merge_rows"]
+__all__ += ["shorten", "shown", "warn_of"]
 
+MOST_ROWS = 8
+"""The largest number of lines in a table."""
 _WIDTH = 100
-_MARKS = {True: "ok", False: "!!", None: ""}
+_MARKS = {True: "ok", False: "!!", None: "?"}
 
 
 def shown(x: float, digits: int = 4) -> str:
@@ -34,18 +37,13 @@ class Row(NamedTuple):
     error: float | None
     """Monte Carlo standard error of the value."""
     limit: str
-    """The limit that the value is compared with; empty if there is none."""
+    """The limit that the value is compared with."""
     ok: bool | None
-    """None for a number that is shown for information or, where there is a limit, not judged."""
+    """True if the value is right, False if it is wrong, None if it could not be judged."""
     verdict: str
     """One sentence: the meaning of the value, and what to do."""
     of_draws: bool = False
-    """True if the line says whether the draws are those of the posterior."""
-
-    @property
-    def not_judged(self) -> bool:
-        """True if there is a limit and no verdict."""
-        return self.ok is None and bool(self.limit)
+    """True if the line compares the draws with the posterior."""
 
     @property
     def shown(self) -> str:
@@ -53,9 +51,8 @@ class Row(NamedTuple):
         if self.error is None or not math.isfinite(self.error):
             return shown(self.value)
         digits = 4
-        if (
-            self.error and self.value and math.isfinite(self.value)
-        ):  # down to the place of the error
+        if self.error and self.value and math.isfinite(self.value):
+            # Down to the place of the error.
             digits = 1 + math.floor(math.log10(abs(self.value)))
             digits = max(4, digits - math.floor(math.log10(abs(self.error))))
         return f"{shown(self.value, digits)} +- {shown(self.error, 2)}"
@@ -63,26 +60,25 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """The result of :func:`diagnose`; it prints as a table."""
+    """The result of :func:`diagnose`; it prints as a table of at most eight lines."""
 
     title: str
     """The kernel, or the guide and its loss, and the number of draws."""
     rows: tuple[Row, ...]
     """The lines of the table: ``quantity, value, error, limit, ok, verdict, of_draws``."""
-    seen: Any = field(default=None, compare=False)
-    """What :func:`plot_diagnosis` draws: arrays that the lines were made of. Not compared."""
+    plot_data: Any = field(default=None, compare=False)
+    """Arrays that :func:`plot_diagnosis` draws. Not compared."""
 
     @property
     def ok(self) -> bool:
-        """True if no line says that something is wrong, and the draws have been judged.
+        """True if no line is wrong, and something was compared with the posterior and agrees.
 
-        A line that should judge the draws and could not counts as wrong, unless another has.
+        Lines that compare the draws with the posterior count first: if there are any, one of them
+        must be right. A fit without such lines (NUTS) needs any line that is right.
         """
-        if any(row.ok is False for row in self.rows):
-            return False
-        draws = [row for row in self.rows if row.of_draws]
-        should = any(row.not_judged for row in draws)
-        return any(row.ok for row in (draws if should else self.rows))
+        of_draws = [row for row in self.rows if row.of_draws]
+        right = any(row.ok for row in of_draws or self.rows)
+        return right and all(row.ok is not False for row in self.rows)
 
     def to_frame(self) -> "pd.DataFrame":
         """The table as a pandas frame, one line per quantity."""
@@ -92,21 +88,15 @@ class Diagnosis:
 
     def __str__(self) -> str:
         wrong = sum(row.ok is False for row in self.rows)
-        left = sum(row.not_judged for row in self.rows)
-        of_draws = any(row.of_draws for row in self.rows)
-        are = "is" if wrong == 1 else "are"
-        found = "no problems found"
+        summary = "no problems found"
         if wrong:
-            found = f"{wrong} of {len(self.rows)} {are} wrong"
+            summary = f"{wrong} of {len(self.rows)} {'is' if wrong == 1 else 'are'} wrong"
         elif not self.ok:
-            found = "the draws could not be judged" if of_draws else "nothing could be judged"
-        found += f", {left} not judged" if left and (of_draws or self.ok or wrong) else ""
+            summary = "nothing could compare the draws with the posterior"
         cells = [("quantity", "value", "limit", "")]
-        for row in self.rows:
-            mark = "?" if row.not_judged else _MARKS[row.ok]
-            cells.append((row.quantity, row.shown, row.limit, mark))
+        cells += [(row.quantity, row.shown, row.limit, _MARKS[row.ok]) for row in self.rows]
         texts = ["verdict", *(row.verdict for row in self.rows)]
-        lines = [f"{self.title}: {found}"]
+        lines = [f"{self.title}: {summary}"]
         for left, text in zip(in_columns(cells), texts, strict=True):
             indent = len(left) + 4
             wrapped = textwrap.wrap(text, max(20, _WIDTH - indent))
@@ -115,6 +105,34 @@ class Diagnosis:
 
     def __repr__(self) -> str:
         return str(self)
+
+
+def merge_rows(rows: Sequence[Row]) -> list[Row]:
+    """One line for each quantity, of which several checks may have judged the same: it is wrong if
+    one of them finds it wrong, and otherwise right if one of them finds it right."""
+    merged: dict[str, list[Row]] = {}
+    for row in rows:
+        merged.setdefault(row.quantity, []).append(row)
+    result = []
+    for same in merged.values():
+        ok = next((ok for ok in (False, True) if any(row.ok is ok for row in same)), None)
+        first, *others = [row for row in same if row.ok is ok]
+        verdict = first.verdict
+        if ok and others:  # "... (by weights)." and "... (by moves)."
+            by = [row.verdict.rpartition(" (by ")[2].rstrip(").") for row in [first, *others]]
+            verdict = f"{verdict.rpartition(' (by ')[0]} (by {' and by '.join(by)})."
+        result.append(first._replace(verdict=verdict, of_draws=any(x.of_draws for x in same)))
+    return result
+
+
+def shorten(rows: list[Row], most: int = MOST_ROWS) -> tuple[Row, ...]:
+    """At most so many lines: where there are more, the last ones that are right are left out."""
+    kept = list(rows)
+    for ok in (True, None, False):
+        for row in reversed(rows):
+            if len(kept) > most and row.ok is ok:
+                kept.remove(row)
+    return tuple(kept)
 
 
 def in_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

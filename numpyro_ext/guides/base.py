@@ -208,6 +208,8 @@ class AutoAtModes(AutoJoint):
 
     def __post_init__(self) -> None:
         self.modes_given = given_modes(self.init_from)
+        self.start_modes = self.modes_given
+        """The modes at which the guide began, once it has."""
         self.searches = self.searches and isinstance(self.init_from, str)
         self.searches = self.searches and not self.forward_mode_differentiation
         self.init_from = SEARCH if self.searches else None  # a fitted guide may not pickle
@@ -254,7 +256,8 @@ class AutoAtModes(AutoJoint):
         """The modes at which the guide begins; None for NumPyro's start."""
         if self.modes_given is not None or self.find_modes is None:
             return self.modes_given
-        return self.find_modes()
+        self.start_modes = self.find_modes()
+        return self.start_modes
 
     def known_map(self) -> tuple[Array, Array] | None:
         """The fixed map that is among the parameters already; None where there is none yet."""

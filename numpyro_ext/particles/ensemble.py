@@ -177,7 +177,9 @@ class ParVI(MCMCKernel):
         self.model = model
         self.field = field
         self.optim = optim
-        self.start_modes = given_modes(init_from)
+        self.given_modes = given_modes(init_from)
+        self.start_modes = self.given_modes
+        """The modes at which the particles began, once they have."""
         # In forward mode there is no curvature.
         own = forward_mode_differentiation or init_strategy is not None
         self.searches = isinstance(init_from, str) and not own
@@ -352,7 +354,8 @@ class ParVI(MCMCKernel):
         if init_params is not None:
             return info.check_unconstrained("init_params", init_params, (num_particles,)), None
         model, potential = substitute(self.model, data=self.params), self._potential(args, kwargs)
-        modes = modes_of_start(self.start_modes, self.searches, model, potential)
+        modes = modes_of_start(self.given_modes, self.searches, model, potential)
+        self.start_modes = modes
         if modes is not None:
             x, groups = draw_at_modes(rng_key, modes, num_particles, potential)
             return jax.vmap(info.unravel)(x), groups

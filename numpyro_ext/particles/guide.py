@@ -113,7 +113,9 @@ class AutoParticles(ContinuousGuide):
         init_scale: float | None = None,
         count_steps: bool = False,
     ) -> None:
-        self.start_modes = given_modes(init_from)
+        self.given_modes = given_modes(init_from)
+        self.start_modes = self.given_modes
+        """The modes at which the particles began, once they have."""
         self.searches = isinstance(init_from, str) and init_loc_fn is None and init_scale is None
         self.init_scale = 0.0 if init_scale is None else init_scale
         check_nonnegative("init_scale", self.init_scale)
@@ -126,7 +128,7 @@ class AutoParticles(ContinuousGuide):
     @property
     def at_modes(self) -> bool:
         """True if particles may begin at several modes."""
-        return self.searches or (self.start_modes is not None and len(self.start_modes.modes) > 1)
+        return self.searches or (self.given_modes is not None and len(self.given_modes.modes) > 1)
 
     @property
     def param_name(self) -> str:
@@ -146,7 +148,8 @@ class AutoParticles(ContinuousGuide):
         # Without the block the model's own sites would be recorded in the guide's trace.
         with handlers.block():
             potential = Potential(self.model, info, {}, args, kwargs)
-            modes = modes_of_start(self.start_modes, self.searches, self.model, potential)
+            modes = modes_of_start(self.given_modes, self.searches, self.model, potential)
+            self.start_modes = modes
             key = _key()
             if modes is not None:
                 params = draw_params(random.fold_in(key, 0), self.model, info, args, kwargs)

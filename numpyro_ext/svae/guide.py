@@ -20,6 +20,7 @@ from numpyro_ext.svae.checks import (
     check_model,
     check_naturals,
 )
+from numpyro_ext.svae.judgement import Judgement, judge, narrowest
 from numpyro_ext.svae.local_inference.base import (
     LocalInference,
     LocalPosterior,
@@ -302,6 +303,28 @@ class SVAEGuide:
         naturals = {name: multiply(self.prior[name], added[name]) for name in rule.families}
         with block(), seed(rng_seed=rng_key):
             return self._sample_globals(naturals)
+
+    def judge_local(
+        self,
+        rng_key: Array,
+        model: Model,
+        params: list[Params],
+        draws: dict[str, Any],
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> list[Judgement]:
+        """What ``diagnose`` asks: did message passing come to rest, and are states in use?
+
+        :param model: the model on all data.
+        :param list params: those of each restart.
+        :param dict draws: ``{site: (restart, draw, *site)}`` of this guide.
+        """
+        return judge(self, model, params, draws, args, kwargs, rng_key)
+
+    def narrowest_global(self, rng_key: Array, draws: dict[str, Any]) -> tuple[float, str] | None:
+        """The least ratio of the width of a global site to that after :meth:`sample_globals`, and
+        the name of the site."""
+        return narrowest(self, draws, rng_key)
 
     def param_labels(self, params: Params) -> dict[str, str]:
         """``"natural"`` or ``"network"`` for each parameter, for ``optax.multi_transform``."""

@@ -54,7 +54,7 @@ TWO = {"num_chains": 2, "chain_method": "sequential"}
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the (number of particles|implied sd ratio|shift in sds)")
+@pytest.mark.filterwarnings("ignore:the (number of particles|shift of the mean|sd ratio)")
 @pytest.mark.parametrize(
     ("fit", "chains"),
     [

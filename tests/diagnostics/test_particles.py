@@ -13,12 +13,17 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning, diagnose
+from numpyro_ext.diagnostics._fit import fit_of
+from numpyro_ext.diagnostics._points import Points, minibatch_noise
+from numpyro_ext.diagnostics.checks.gradients import rows_of_points
+from numpyro_ext.diagnostics.checks.modes import SHARES_OF_MODES
+from numpyro_ext.diagnostics.comparison import MEAN
 from numpyro_ext.particles import AutoParticles, ParVI, RegularizedSVGD
+from tests.diagnostics.drawn import rows_of
 
 N, BATCH, M = 400, 20, 100
 X = jnp.asarray(np.random.default_rng(0).normal(3.0, 1.0, N), float)
-SD, MEAN = (N + 1) ** -0.5, X.sum() / (N + 1)
-NOISE = "noise of a minibatch in sds"
+SD_OF_Z, MEAN_OF_Z = (N + 1) ** -0.5, X.sum() / (N + 1)
 
 
 def model(x, batch=None):
@@ -33,38 +38,36 @@ def judged(shift, batch=BATCH):
     svi = SVI(model, AutoParticles(model, M, init_from=None), optax.adam(0.1), RegularizedSVGD())
     params = svi.get_params(svi.init(random.key(0), X))
     quantiles = dist.Normal().icdf((jnp.arange(M) + 0.5) / M)
-    params["auto_particles"] = (MEAN + SD * (quantiles + shift))[:, None]
+    params["auto_particles"] = (MEAN_OF_Z + SD_OF_Z * (quantiles + shift))[:, None]
     fit = {"result": params, "model_args": (X, batch)}
     found = diagnose(svi, num_moves=0, **fit)
-    return {row.quantity: row for row in found.rows}, fit, svi
+    return rows_of(found), svi, params
 
 
 @pytest.mark.slow
 def test_the_noise_of_a_minibatch_is_that_of_sampling_without_replacement():
     """The gradient is N times the mean of B of N rows: variance N^2 S^2 / B (1 - B / N)."""
-    rows, _, _ = judged(0.0)
-    law = SD * N * np.std(X, ddof=1) * ((1 - BATCH / N) / BATCH) ** 0.5
+    fit = fit_of(*judged(0.0)[1:3], (X, BATCH), {})
+    law = SD_OF_Z * N * np.std(X, ddof=1) * ((1 - BATCH / N) / BATCH) ** 0.5
+    x = jnp.asarray(fit.draws[0]["z"])[:, None]
     # The sd of 32 batches has an error of 1 / sqrt(62) = 13 %.
-    assert rows[NOISE].value == pytest.approx(law, rel=0.5)
-    assert rows[NOISE].ok is None and rows["shift in sds"].ok
-    assert NOISE not in judged(0.0, None)[0]
+    assert minibatch_noise(fit, x) == pytest.approx(law, rel=0.5)
+    assert minibatch_noise(fit._replace(minibatch=None), x) is None
 
 
 @pytest.mark.nightly
 def test_a_shift_that_the_noise_explains_is_told_from_one_that_it_does_not():
-    by_noise, _, _ = judged(1.0)
-    assert by_noise["shift in sds"].value == pytest.approx(1.0, abs=0.02)
-    assert "take a larger batch" in by_noise["shift in sds"].verdict
+    by_noise, *_ = judged(1.0)
+    assert by_noise[MEAN].value == pytest.approx(1.0, abs=0.02)
+    assert "take a larger batch" in by_noise[MEAN].verdict
     # The noise is 4.4 sds.
-    biased = judged(20.0)[0]
-    assert "larger batch" not in biased["shift in sds"].verdict
-    assert "not the cause" in biased[NOISE].verdict
-    assert "larger batch" not in judged(1.0, None)[0]["shift in sds"].verdict
+    assert "larger batch" not in judged(20.0)[0][MEAN].verdict
+    assert "larger batch" not in judged(1.0, None)[0][MEAN].verdict
 
 
 def test_a_shift_within_the_error_of_as_many_independent_draws_is_fine():
     """Of 100 in one dimension it is 0.1, besides the limit of 0.1."""
-    fine, wrong = (judged(shift)[0]["shift in sds"] for shift in (0.15, 0.25))
+    fine, wrong = (judged(shift)[0][MEAN] for shift in (0.15, 0.25))
     assert fine.ok and wrong.ok is False
     assert fine.error == pytest.approx(0.1, rel=0.05)
 
@@ -82,12 +85,28 @@ def test_an_ensemble_warns_of_the_noise_that_its_particles_share():
     # The mean over 50 steps has a tenth of the noise of one.
     with pytest.warns(InferenceWarning, match=r"\(known to [\d.]+\); .*larger batch"):
         ran()
-    rows = {row.quantity: row for row in diagnose(mcmc, num_moves=0).rows}
     sd = float(mcmc.get_samples()["z"].std())
     law = float(sd * N * np.std(X, ddof=1) * ((1 - 5 / N) / 5) ** 0.5)
-    assert rows[NOISE].value == pytest.approx(law, rel=0.5)
     # Twenty steps are worth as many minibatches, of which an sd has an error of 16 %.
     assert float(mcmc.last_state.minibatch_noise) == pytest.approx(law, rel=0.8)
+
+
+def test_a_gradient_that_is_no_number_does_not_mark_the_mean():
+    x = jnp.linspace(-1.0, 1.0, 50)[:, None]
+    mean, _ = rows_of_points(Points(x, jnp.where(x > 0.95, jnp.nan, -x), str), particles=True)
+    assert mean.quantity == MEAN and mean.ok is None
+
+
+def test_particles_that_agree_in_a_coordinate_are_too_narrow_there():
+    x = np.random.default_rng(0).normal(size=(50, 2)).astype(np.float32)
+    for value in (0.1, 0.25):  # the mean of 0.25 is exact
+        x[:, 0] = value
+        points = Points(jnp.asarray(x), jnp.asarray(-x), "ab".__getitem__)
+        mean, spread = rows_of_points(points, particles=True)
+        assert spread.value == 0.0 and spread.ok is False and "most of all in a" in spread.verdict
+        # On a standard normal it is the distance of the mean, of the other coordinate.
+        expected = abs(x[:, 1].mean()) * x[:, 1].std()
+        assert mean.value == pytest.approx(expected, rel=1e-4)
 
 
 def two_modes_at(gap):
@@ -115,20 +134,20 @@ def diagnosed(model, low, high, gap):
 
 
 def side_by_side(model, low, high):
-    return {row.quantity: row for row in diagnosed(model, low, high, 30.0).rows}
+    return rows_of(diagnosed(model, low, high, 30.0))
 
 
 @pytest.mark.nightly
 def test_particles_that_keep_the_shares_of_their_start_say_so():
     """A share of .3 where .05 belongs; no short chain crosses the 60 sds between the modes."""
     rows = side_by_side(two_modes_at(30.0), 70, 30)
-    row = rows["crossing rate between modes"]
+    row = rows[SHARES_OF_MODES]
     assert row.ok is False
     assert "as many particles are on a side as began there" in row.verdict
-    assert rows["shift in sds"].ok
+    assert rows[MEAN].ok
     # Where the chains cross, they say that the posterior is not that.
     wide = side_by_side(normal, 50, 50)
-    assert "crossing rate between modes" not in wide
+    assert SHARES_OF_MODES not in wide
 
 
 @pytest.mark.nightly

@@ -1,7 +1,5 @@
 """Ranks of true values among the draws of fits: uniform if these are exact, and named if not."""
 
-import warnings
-
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -202,19 +200,12 @@ def test_data_inside_a_loop(given):
     calibrate(fit, walk, *args, size=20, draws=10, observed_sites=["y"])
 
 
-def test_correlated_draws_and_warnings_of_fits_are_told_once():
+def test_correlated_draws_are_warned_of():
     def fit(rng_key, model, args, kwargs):
-        warnings.warn(InferenceWarning("not converged"), stacklevel=1)
-        steps = random.normal(rng_key, (50, N))
-        return {"z": jnp.cumsum(steps, 0)}
+        return {"z": jnp.cumsum(random.normal(rng_key, (50, N)), 0)}
 
-    with pytest.warns(InferenceWarning) as caught:
+    with pytest.warns(InferenceWarning, match=r"the 50 draws of each fit are correlated \(0\."):
         calibrate(fit, size=20, draws=50)
-    messages = [str(one.message) for one in caught]
-    assert (
-        len(messages) == 2 and messages[0] == "20 of the 20 fits warned, one of them: not converged"
-    )
-    assert messages[1].startswith("the 50 draws of each fit are correlated (0.")
 
 
 def autoregressive(y):
@@ -281,7 +272,7 @@ def test_models_that_cannot_be_simulated(model, args, kwargs, message):
         (
             {"z": np.full((10, N), np.nan)},
             ValueError,
-            "simulation 0 has draws of site 'z' that are",
+            "draws of site 'z' that are not finite",
         ),
     ],
 )

@@ -1,8 +1,8 @@
-"""A fit to more rows than its draws can be run through, by a proxy of these rows."""
+"""The density by which a fit is judged, where that is not the posterior by all rows."""
 
 from functools import partial
-import math
 from typing import Any
+import warnings
 
 import jax
 from jax import Array, random
@@ -12,64 +12,98 @@ import numpyro
 from numpyro.handlers import block
 from numpyro.infer import MCMC
 
+from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.handlers import rows
 from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import Site, call_and_trace, frames
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy, sd_over_minibatches
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._typing import Model, Params, Sites, Trace
-from numpyro_ext.diagnostics._evaluate import draw_of, model_trace_of, prototype
+from numpyro_ext.diagnostics._evaluate import draw_of, evaluator, model_trace_of, prototype
 from numpyro_ext.diagnostics._fit import Fit
-from numpyro_ext.diagnostics.limits import PROXY_NOISE
-from numpyro_ext.diagnostics.table import Row
+from numpyro_ext.diagnostics.limits import PENALTY_NOISE, PROXY_NOISE
 
-__all__ = ["by_proxy", "proxy_of"]
+__all__ = ["by_penalties", "by_proxy", "proxy_of", "target_of"]
 
 OVER = 10_000
 """Rows up to which a fit takes them all."""
 ROWS = 2000
 """Rows that stand in for more; one of them costs as much as several without the expansion."""
 _DRAWS = 64
+_FEWEST, _MOST, _NUMBERS = 1000, 20_000, 5 * 10**7
+"""Draws for the expectations of penalties, and the numbers that they hold together."""
+
+
+def target_of(
+    fit: Fit, obj: Any, proxy: TaylorProxy | None, rng_key: Array
+) -> tuple[Fit, tuple[str, ...]]:
+    """The fit with the model by which it is judged, and sentences on what is wrong with that."""
+    loss: Any = getattr(obj, "loss", None)
+    # True if the best guide is the posterior of loss.tilted(model), with parameters loss.slopes.
+    if not getattr(loss, "tilts", False) or fit.model is None:
+        return by_proxy(fit, obj, proxy_of(obj, proxy), rng_key)
+    if proxy is not None:
+        raise ValueError(
+            f"no proxy stands in for the penalties of a {type(loss).__name__}, which are of all"
+            " rows; leave out proxy=."
+        )
+    return by_penalties(fit, loss, rng_key)
+
+
+def by_penalties(fit: Fit, loss: Any, rng_key: Array) -> tuple[Fit, tuple[str, ...]]:
+    """The fit with the posterior times exp(-slope f), of which the penalties of its loss ask."""
+    proto = prototype(fit, rng_key)
+    sites = (x for x in proto.trace.values() if x["type"] in ("sample", "deterministic"))
+    size = sum(jnp.size(site["value"]) for site in sites)
+    num_draws = min(max(_NUMBERS // max(size, 1), _FEWEST), _MOST)
+    drawn = evaluator(fit, proto)(rng_key, num_draws)
+    values, params, noise = {**drawn["deterministic"], **drawn["latent"]}, [], 0.0
+    for i, given in enumerate(fit.params):
+        slopes, error = loss.slopes({name: x[i] for name, x in values.items()})
+        params.append({**given, **slopes})
+        noise = max(noise, error)
+    tilted = fit._replace(model=loss.tilted(fit.model), params=params)
+    if noise <= PENALTY_NOISE:
+        return tilted, ()
+    return tilted, (
+        f"The slopes of the penalties are not known well from {num_draws:,} draws: they have a"
+        f" noise of {noise:.2g} nats.",
+    )
 
 
 def proxy_of(obj: Any, proxy: Any) -> TaylorProxy | None:
     """The proxy that is given, or that of the loss of an ``SVI``."""
-    found = getattr(getattr(obj, "loss", None), "proxy", None) if proxy is None else proxy
-    return None if found is None else check_proxy(found)
+    return check_proxy(proxy or getattr(getattr(obj, "loss", None), "proxy", None))
 
 
 def by_proxy(
     fit: Fit, obj: Any, proxy: TaylorProxy | None, rng_key: Array
-) -> tuple[Fit, list[Row]]:
-    """The fit with a model of some rows that stand in for all, and a line that says so; the fit as
-    it is, where its own rows are to be taken."""
+) -> tuple[Fit, tuple[str, ...]]:
+    """The fit with a model of some rows that stand in for all, where the proxy is good enough and
+    the rows are many; otherwise the fit as it is, and why."""
     if proxy is None or fit.model is None:
-        return fit, []
+        return fit, ()
     model = obj.sampler.model if isinstance(obj, MCMC) else obj.model
     try:
         proxy.check_data(model, fit.args, fit.kwargs)
         if proxy.size <= OVER:
-            return fit, []
+            return fit, ()
         noise = _noise(fit, model, proxy, rng_key)
     except ValueError as error:
         if proxy is not proxy_of(obj, None):
             raise
-        verdict = f"of another model or of other data; the fit was trained with it: {error}"
-        return fit, [Row("proxy of the loss", math.nan, None, "of these data", False, verdict)]
-    what, limit = "noise of the proxy in nats", f"{PROXY_NOISE}"
+        return fit, (f"The proxy of the loss is of another model or of other data: {error}",)
     if noise <= PROXY_NOISE:
-        verdict = (
-            f"{rows_for(proxy):,} rows and the proxy stand in for {proxy.size:,} rows in the"
-            " lines on weights and moves."
-        )
-        fit = fit._replace(model=stand_in(model, proxy))
-        return fit, [Row(what, noise, None, limit, True, verdict)]
-    verdict = (
-        "not used: at these draws it is so noisy that the weights would be those of its noise, so"
-        f" weights and moves are those of all {proxy.size:,} rows; move it to the draws by"
-        " proxy=proxy.at(guide, params)."
+        return fit._replace(model=stand_in(model, proxy)), ()
+    warnings.warn(
+        InferenceWarning(
+            f"the proxy is not used: at these draws it has a noise of {noise:.2g} nats, so that the"
+            f" weights would be those of its noise. Weights and moves take all {proxy.size:,} rows;"
+            " move the proxy to the draws by proxy=proxy.at(guide, params)."
+        ),
+        stacklevel=5,
     )
-    return fit, [Row(what, noise, None, limit, None, verdict)]
+    return fit, ()
 
 
 def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:

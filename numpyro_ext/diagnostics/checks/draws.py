@@ -1,0 +1,92 @@
+"""Whether draws are numbers, and whether they vary at all. It costs nothing."""
+
+from typing import Any
+
+import numpy as np
+
+from numpyro_ext._model.read import Site, is_delta
+from numpyro_ext.diagnostics._density import coordinates
+from numpyro_ext.diagnostics._spread import least_spread, mean_and_sd
+from numpyro_ext.diagnostics.context import FitContext, cached
+from numpyro_ext.diagnostics.table import Row
+
+__all__ = ["STILL", "finite", "has_moves", "varying"]
+
+STILL = "sites that do not vary"
+
+
+def finite(context: FitContext) -> list[Row]:
+    """The line of draws with a number that is NaN or infinite; none if all are finite."""
+    draws = context.draws if context.kind != "particles" else context.particles
+    each = [np.isfinite(x.reshape(*x.shape[:2], -1)).all(-1) for x in draws.values()]
+    lost = float(np.mean(~np.all(each, 0)))
+    if not lost:
+        return []
+    verdict = (
+        "these draws have left the support of a site or are not finite; take a smaller step, or"
+        " another start."
+    )
+    return [Row("draws not finite", lost, None, "0", False, verdict)]
+
+
+@cached
+def varying(context: FitContext) -> list[Row]:
+    """The line of latent sites of which all draws are the same; none if all vary."""
+    if context.kind == "chains":
+        moving = {name: x for name, x in context.draws.items() if name in context.moving}
+        still = [name for name, x in moving.items() if x.size and np.all(x == x[:1, :1])]
+        verdict = (
+            f"no chain ever moved {_named(still)}: the transform of its support may be saturated;"
+            " take another start or a smaller step."
+        )
+        return [Row(STILL, len(still), None, "0", False, verdict)] if still else []
+    proto, draws = context.proto, context.latent
+    sites = [name for name in proto.latents if draws[name].size]
+    if not sites or draws[sites[0]].shape[1] < 2:
+        return []
+    is_still = {name: _still(proto.trace[name], draws[name]) for name in sites}
+    if all(np.any(np.all(x, 1)) for x in is_still.values()):
+        verdict = (
+            "all draws are the same but for rounding, so this is a point estimate, whose error is"
+            " not known; take a guide with a density, such as AutoNormal, or another loss if it has"
+            " one."
+        )
+        return [Row(STILL, len(sites), None, "0", None, verdict, of_draws=True)]
+    still = [name for name in sites if np.any(is_still[name]) and _can_vary(proto.trace[name])]
+    verdict = (
+        f"all draws of {_named(still)} are the same: a Delta, or a number narrower than its"
+        " rounding, is not a posterior, and other sites are too narrow given it; take a guide with"
+        " a density for it, or double precision."
+    )
+    return [Row(STILL, len(still), None, "0", False, verdict, of_draws=True)] if still else []
+
+
+def has_moves(context: FitContext) -> bool:
+    """Whether draws of a guide have a gradient, and are no point estimate; where a density has
+    collapsed to a point, moves say how far."""
+    is_estimate = any(row.ok is None for row in varying(context))
+    return context.has_gradient and not (context.proto.density == "none" and is_estimate)
+
+
+def _named(sites: list[str]) -> str:
+    return ", ".join(f"'{name}'" for name in sites)
+
+
+def _still(site: Site, x: np.ndarray) -> np.ndarray:
+    """``(chain, number)``: whether all draws of a number are the same but for rounding; one for a
+    whole site where numbers may be constants, as the zeros of a triangular factor."""
+    flat = x.reshape(*x.shape[:2], -1)
+    if not np.issubdtype(x.dtype, np.floating):
+        still = np.all(flat == flat[:, :1], 1)
+    else:
+        mean, sd = mean_and_sd(np.moveaxis(flat, 1, 0).astype(np.float64))
+        still = sd <= least_spread(mean, float(np.finfo(x.dtype).eps))
+    support: Any = site["fn"].support
+    each = not support.is_discrete and coordinates(support, site) == flat.shape[2]
+    return still if each else np.all(still, 1, keepdims=True)
+
+
+def _can_vary(site: Site) -> bool:
+    """True for a latent site of the model with a coordinate that is neither discrete nor given."""
+    support: Any = site["fn"].support
+    return not support.is_discrete and not is_delta(site) and coordinates(support, site) > 0

@@ -1,0 +1,109 @@
+"""Whether the optimiser of a guide has come to rest: its losses, or the equations of an engine."""
+
+from collections.abc import Sequence
+import math
+from typing import Any
+
+import numpy as np
+
+from numpyro_ext.diagnostics.context import FitContext
+from numpyro_ext.diagnostics.limits import FALL, LOST, STEP_NOISE, judged
+from numpyro_ext.diagnostics.table import Row
+
+__all__ = ["convergence_rows", "loss_row", "losses", "losses_of"]
+
+_FAR = 10.0
+"""Nats: a loss that falls by more in a fifth of the steps began far from the posterior."""
+
+
+def losses(context: FitContext, others: Sequence[Row]) -> list[Row]:
+    """The line of the losses, or the lines of the equations that an engine solves. A loss that has
+    not come to rest has no line where the draws were found right."""
+    if hasattr(context.obj, "convergence"):
+        return convergence_rows(context.obj, context.results)
+    row = loss_row(losses_of(context))
+    of_draws = [other.ok for other in others if other.of_draws]
+    is_right = True in of_draws and False not in of_draws
+    return [] if row is None or (row.ok is False and is_right and row.error) else [row]
+
+
+def losses_of(context: FitContext) -> list[np.ndarray]:
+    """The losses of each restart."""
+    every = [np.asarray(getattr(result, "losses", ())) for result in context.results]
+    return [losses for losses in every if losses.ndim == 1 and len(losses) > 1]
+
+
+def loss_row(losses: list[np.ndarray]) -> Row | None:
+    """The last fifth of the losses against the fifth before, of the restart where it differs
+    most."""
+    name, limit = "change of the loss", f"{FALL} or 3 errors"
+    changes = []
+    for each in losses:
+        fifth = len(each) // 5
+        if fifth < 2:
+            continue
+        parts = [each[-3 * fifth : -2 * fifth], each[-2 * fifth : -fifth], each[-fifth:]]
+        lost = float(np.mean(~np.isfinite(np.concatenate(parts[1:]))))
+        if lost > LOST:
+            verdict = (
+                f"{lost:.0%} of the losses are not finite; take a smaller learning rate, or"
+                " stable_update=True."
+            )
+            return Row(name, math.nan, None, limit, False, verdict)
+        # A step that is not finite is skipped; a few of them do no harm.
+        m0, m1, m2 = (float(np.mean(x[np.isfinite(x)])) for x in parts)
+        variances = [float(np.var(x[np.isfinite(x)], ddof=1)) for x in parts[1:]]
+        error = math.sqrt(sum(variances) / fifth)
+        changes.append((abs(m2 - m1) / max(error, 1e-300), m2 - m1, m1 - m0, error, fifth))
+    if not changes:
+        return None
+    _, change, before, error, fifth = max(changes)
+    right = "the last fifth of the losses is as high as the fifth before it."
+    wrong = "the loss rose in the last fifth of the steps; take a smaller learning rate."
+    if change < 0:
+        longer = _run_longer(-change, -before, fifth)
+        wrong = f"the loss still fell in the last fifth of the steps; {longer}."
+    ok = abs(change) <= max(FALL, 3 * error)
+    return judged(name, change, limit, ok, right, wrong, error)
+
+
+def _run_longer(fall: float, before: float, fifth: int) -> str:
+    """How many more steps a loss takes whose fall shrinks by the same factor in every fifth of the
+    steps, or what helps instead."""
+    if fall > _FAR:
+        return "begin nearer to the posterior: init_from=find_modes(model, *args)"
+    shrinks = fall / before if before > fall else 1.0
+    fifths = math.log(fall / FALL) / -math.log(shrinks) if shrinks < 0.9 else 5.0
+    steps = fifth * max(1, math.ceil(min(fifths, 5.0)))
+    return f"run about {steps:,} steps more"
+
+
+def convergence_rows(engine: Any, results: list[Any]) -> list[Row]:
+    """Whether an engine has solved its equations, in the worst of its restarts.
+
+    :param engine: its ``convergence(state)`` is a dict with the ``residual`` and its ``limit`` (0
+        if it is not compared), the numbers of factors ``skipped`` and ``inaccurate``, and maybe the
+        ``noise`` of the rows that were drawn.
+    """
+    states = [result.state for result in results if hasattr(result, "state")]
+    each = [engine.convergence(state) for state in states]
+    if not each:
+        return []
+    worst, rows = max(each, key=lambda x: x["residual"]), []
+    if limit := worst["limit"]:
+        right = "a further sweep leaves the mean and the variances as they are."
+        wrong = "the sweeps have not settled; run longer, or with a smaller damping."
+        value = worst["residual"]
+        rows.append(judged("residual", value, f"{limit:g}", value < limit, right, wrong))
+    noise = max((x["noise"] for x in each if x.get("noise", math.nan) >= 0), default=None)
+    if noise is not None:
+        right = "the rows that were drawn move the mean and the standard deviations by less."
+        wrong = "the result hangs on the rows that were drawn; run longer, or take more in a step."
+        limit = f"{STEP_NOISE}"
+        rows.append(judged("residual", noise, limit, noise <= STEP_NOISE, right, wrong))
+    if skipped := max(x["skipped"] for x in each):
+        inaccurate = max(x["inaccurate"] for x in each)
+        wrong = "factors were left as they were; their moments do not exist or were not found."
+        wrong += f" The nodes of the quadrature were too few {inaccurate} times." * bool(inaccurate)
+        rows.append(judged("factors skipped", skipped, "0", ok=False, right="", wrong=wrong))
+    return rows

@@ -1,0 +1,213 @@
+"""At which of the modes that its start has found the draws of a fit are, and with which shares."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+import warnings
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_ext._model.mode_search import find_modes
+from numpyro_ext._model.modes import Mode, Modes, of_kind
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._typing import Sites
+from numpyro_ext.diagnostics._fit import Numbers
+from numpyro_ext.diagnostics._points import flat_draws
+from numpyro_ext.diagnostics.context import FitContext, cached
+from numpyro_ext.diagnostics.limits import (
+    DEPARTURE,
+    ELSEWHERE,
+    FEWEST_EFFECTIVE,
+    SHARES,
+    farthest,
+)
+from numpyro_ext.diagnostics.table import Row
+
+__all__ = ["SHARES_OF_MODES", "AtModes", "compare_with", "draws_at_modes", "place_in", "searched"]
+
+SHARES_OF_MODES = "shares of the modes"
+MOST_LATENTS, MOST_COST = 100, 2 * 10**6
+"""Coordinates, and numbers that a gradient computes, up to which modes are searched for where a fit
+has not looked for any."""
+
+
+class AtModes(NamedTuple):
+    """Draws by the mode that they are at."""
+
+    modes: list[Mode]
+    which: np.ndarray
+    """``(chain, draw)``, -1 for a draw that is not kept; of particles ``(1, m)``."""
+    places: list[str]
+    """What a mode is called: the number in which the modes are farthest apart."""
+    row: Row
+    """Whether each mode has its share."""
+
+    def within(self, draws: Numbers) -> dict[int, Numbers]:
+        """The draws at each mode, of those chains that were there for half as long as any, and as
+        many of each; none of a mode at which there are too few."""
+        groups = {}
+        for k in range(len(self.modes)):
+            here = self.which == k
+            counts = here.sum(1)
+            if counts.max() < FEWEST_EFFECTIVE:
+                continue
+            chains = np.flatnonzero(2 * counts >= counts.max())
+            n = int(counts[chains].min())
+            at = {name: [x[c][here[c]][:n] for c in chains] for name, x in draws.items()}
+            groups[k] = {name: np.stack(x) for name, x in at.items()}
+        return groups
+
+
+def place_in(modes: list[Mode]) -> Callable[[Array], tuple[Array, Array]]:
+    """The mode at which a point most likely is, by the mixture of their normals, and the square of
+    its distance from there."""
+    volumes = [
+        jnp.log(jnp.abs(m.factor if m.factor.ndim == 1 else jnp.diag(m.factor))).sum()
+        for m in modes
+    ]
+
+    def place(x: Array) -> tuple[Array, Array]:
+        away = jnp.stack([jnp.sum(mode.whitening.to_xi(x) ** 2) for mode in modes])
+        logs = jnp.log(jnp.array([mode.share for mode in modes])) - jnp.stack(volumes) - away / 2
+        k = jnp.argmax(jnp.where(jnp.isnan(logs), -jnp.inf, logs))
+        return k, away[k]
+
+    return place
+
+
+@cached
+def draws_at_modes(context: FitContext) -> AtModes | None:
+    """Where the draws are among the modes of the start; None where it has not found several."""
+    if context.kind == "chains":
+        modes = getattr(context.obj.sampler, "modes", None)
+        if context.temperature not in (None, 1):
+            return None
+    else:
+        source = getattr(context.obj, "guide", None) or context.obj.sampler
+        modes = getattr(source, "start_modes", None)
+    return compare_with(context, modes)
+
+
+def searched(context: FitContext) -> AtModes | None:
+    """The same for a fit whose start has not looked for modes; None where a search is dear."""
+    guide, fit = getattr(context.obj, "guide", None), context.fit
+    is_dear = context.info.size > MOST_LATENTS or (context.gradient_cost or 0.0) > MOST_COST
+    if is_dear or getattr(guide, "start_modes", None) is not None:
+        return None
+    assert fit.model is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            modes = find_modes(fit.model, *fit.args, **fit.kwargs)
+        except Exception:  # whatever stops a search, the other lines stay
+            return None
+    return compare_with(context, modes)
+
+
+def compare_with(context: FitContext, modes: Any) -> AtModes | None:
+    """The draws at these modes, if they are several that lie apart."""
+    if not isinstance(modes, Modes) or not of_kind(modes.problems, "several modes"):
+        return None
+    if not context.has_gradient or modes.size != context.info.size:
+        return None
+    target, place = context.potential(), place_in(list(modes.modes))
+    if context.kind == "particles":
+        kept = np.ones((1, context.num_points), bool)
+        which, away = jax.jit(jax.vmap(place))(context.points.x)
+    else:
+        draws = context.draws if context.kind == "chains" else context.latent
+        draws = {name: draws[name] for name in context.info.latents}
+        kept = np.ones(next(iter(draws.values())).shape[:2], bool)
+        if context.kind == "chains" and context.sampling is not None:
+            kept = context.sampling
+
+        def run(draws: Sites) -> tuple[Array, Array]:
+            x = flat_draws(target, draws, context.block)
+            return lax.map(place, x, batch_size=context.block)
+
+        flat = {name: jnp.asarray(x.reshape(-1, *x.shape[2:])) for name, x in draws.items()}
+        which, away = jax.jit(run)(flat)
+    which, away = (np.asarray(x).reshape(kept.shape) for x in (which, away))
+    which = np.where(kept & np.isfinite(away), which, -1)
+    places = _places(target, modes.modes)
+    row = _row(context, list(modes.modes), which, away, places)
+    return AtModes(list(modes.modes), which, places, row)
+
+
+def _places(target: Potential, modes: tuple[Mode, ...]) -> list[str]:
+    """For each mode, the coordinate in which the modes are farthest apart, in their widths."""
+    centers = np.stack([np.asarray(mode.center, np.float64) for mode in modes])
+    sds = np.stack([mode.sds for mode in modes])
+    k = int(np.argmax(np.ptp(centers, 0) / sds.mean(0)))
+    constrain, info = target.postprocess(), target.info
+    site, coordinates = next((n, s) for n, s in info.slices.items() if s.start <= k < s.stop)
+    values = [np.ravel(constrain(info.unravel(mode.center))[site]) for mode in modes]
+    # A constrained site may have more numbers than coordinates, or fewer.
+    j = min(k - coordinates.start, values[0].size - 1)
+    name = site if values[0].size == 1 else f"{site}[{j}]"
+    return [f"{name} = {value[j]:.3g}" for value in values]
+
+
+def _row(
+    context: FitContext,
+    modes: list[Mode],
+    which: np.ndarray,
+    away: np.ndarray,
+    places: list[str],
+) -> Row:
+    """The share of the draws q at each mode against that p of the evidence: the mean of a number
+    may be off by the root of the sum of (q - p)^2 / p, in standard deviations."""
+    p = np.array([mode.share for mode in modes])
+    counts = np.array([np.sum(which == k) for k in range(len(modes))])
+    q = counts / max(counts.sum(), 1)
+
+    def off(group: np.ndarray) -> float:
+        of_p, of_q = (np.bincount(group, x) for x in (p, q))
+        there = of_p > 0
+        return float(np.sqrt(np.sum((of_q - of_p)[there] ** 2 / of_p[there])))
+
+    value = off(np.arange(len(p)))
+    listed = "; ".join(
+        f"{places[k]} has {q[k]:.3g} of the draws{_who(context, which, k)} and {p[k]:.3g} of the"
+        " mass"
+        for k in range(min(len(p), 4))
+    )
+    d = len(modes[0].center)
+    far = float(np.mean(away[which >= 0] > farthest(d))) if counts.sum() else 1.0
+    departure = max(mode.departure if mode.share >= SHARES**2 else 0.0 for mode in modes)
+    # A copy of a mode, by a permutation or changes of sign, belongs to the one that it copies.
+    root = np.arange(len(p))
+    for k, mode in enumerate(modes):
+        root[k] = root[mode.copy_of] if mode.copy_of is not None else k
+    why = None
+    if far > ELSEWHERE:
+        why = f"{far:.0%} of the draws are at none of the modes that are known"
+    elif not all(mode.at_mode and not mode.variational for mode in modes):
+        why = "a search has not come to a mode, so that its mass is not known"
+    elif not departure <= DEPARTURE:
+        why = "the posterior is far from normal at a mode, so that its mass is doubtful"
+    elif value > SHARES >= off(root):
+        why = "the modes with other shares seem to be copies of each other"
+    if why:
+        verdict = f"not judged: {why} ({listed})."
+        return Row(SHARES_OF_MODES, value, None, f"{SHARES}", None, verdict)
+    ok = value <= SHARES
+    more = {
+        "particles": "take more particles, or AutoMixtureNormal",
+        "chains": "take more chains that start together (chain_method='vectorized'), or"
+        " AutoMixtureNormal",
+        "guide": "take AutoMixtureNormal, or more of its components",
+    }
+    verdict = f"each mode has its share: {listed}." if ok else f"{listed}; {more[context.kind]}."
+    return Row(SHARES_OF_MODES, value, None, f"{SHARES}", ok, verdict)
+
+
+def _who(context: FitContext, which: np.ndarray, k: int) -> str:
+    """The chains that have most of their draws at a mode."""
+    here = np.flatnonzero(2 * np.sum(which == k, 1) > np.sum(which >= 0, 1))
+    if context.kind != "chains" or not len(here):
+        return ""
+    named = ", ".join(map(str, here[:8])) + (", ..." if len(here) > 8 else "")
+    return f" (chain{'s' if len(here) > 1 else ''} {named})"

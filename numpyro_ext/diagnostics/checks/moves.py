@@ -1,0 +1,403 @@
+"""Check draws by running Hamiltonian Monte Carlo on the full data from each of them.
+
+It finds what weights and gradients do not: a guide that is a little too narrow, a single particle
+far out in a tail, a funnel that is not filled.
+"""
+
+from collections.abc import Callable
+from functools import partial
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array, random
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_ext._model.operations import FEW, quick_options
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import coordinate_name, model_info
+from numpyro_ext._typing import Params, Sites
+from numpyro_ext.diagnostics import limits
+from numpyro_ext.diagnostics._evaluate import Prototype
+from numpyro_ext.diagnostics._fit import Numbers
+from numpyro_ext.diagnostics._moves import LEAPS, Moved, move_points, worst_combinations
+from numpyro_ext.diagnostics._points import flat_draws, replace_nonfinite
+from numpyro_ext.diagnostics.checks.chains import split_by_mode
+from numpyro_ext.diagnostics.checks.draws import has_moves
+from numpyro_ext.diagnostics.checks.modes import AtModes, place_in
+from numpyro_ext.diagnostics.checks.weights import weights
+from numpyro_ext.diagnostics.comparison import SD, Comparison, not_judged
+from numpyro_ext.diagnostics.context import FitContext, cached
+from numpyro_ext.diagnostics.limits import FEWEST_EFFECTIVE, FREE, MOVED_RATIO, STAY, STUCK
+from numpyro_ext.diagnostics.table import Row, equally_spaced
+
+__all__ = ["MovedGroup", "move_groups", "moves", "name_of", "numbers_of"]
+
+MOVES = 40
+MOST_OPERATIONS = 2 * 10**10
+"""The most numbers that moves compute without being asked."""
+SPEED = 2 * 10**9
+"""Numbers that a core computes in a second, about."""
+_DRAWS, _STARTS, _FEWEST_STARTS, _LEAST_STARTS = 10_000, 1000, 128, 32
+"""Draws that are compared, and of them those that are moved: at most; where they cost much; and
+where they would cost too much."""
+_MOST_WATCHED = 100
+"""Numbers up to which a deterministic site is compared too."""
+_FEW = 10
+"""Particles at a mode, whose spread says nothing."""
+_REMEDIES = {
+    "particles": "take twice as many particles, reparametrise the model, or compare with NUTS",
+    "guide": "reparametrise the model, train longer, take a richer guide, or compare with NUTS",
+    "chains": "take a smaller step (or max_bias), reparametrise the model, or compare with NUTS",
+}
+
+Group = tuple[AtModes, int]
+"""Where the draws are, and the mode of which those that are there are compared by themselves."""
+
+
+class MovedGroup(NamedTuple):
+    """Draws before and after moves, and the sentences about them."""
+
+    moved: Moved
+    name: Callable[[int], str]
+    """The name of a number."""
+    coordinate: Callable[[int], str]
+    """The name of a coordinate."""
+    limits: tuple[float, float]
+    """Of the ratios of sds."""
+    farthest: float
+    """The limit of the shift."""
+    remedy: str
+    shares_known: bool = False
+    """True if weights have judged the draws, and with them the shares of modes."""
+
+    def rows(self) -> list[Row]:
+        """The lines of the worst numbers: their mean, spread and shape."""
+        if self.moved.accepted < STUCK:
+            low, high = self.limits
+            verdict = (
+                "a Markov chain on all data does not leave the draws, so nothing is known of their"
+                " spread; the density may be rough, or not a number near some of them."
+            )
+            ratio = float(np.nanmin(np.append(self.moved.ratio, np.inf)))
+            return [Row(SD, ratio, None, f"{low} to {high}", False, verdict, True)]
+        rows = self._compared()
+        if (why := self._doubt()) and all(row.ok for row in rows):
+            rows = [row._replace(ok=None, verdict=f"not judged: {why}.") for row in rows]
+        return rows
+
+    def _compared(self) -> list[Row]:
+        """Of single numbers; of linear combinations too where one of them is wrong, as the worst of
+        so many is known less well."""
+        moved, combined = self.moved, self.moved.combined
+        fields = "shift", "shift_error", "ratio", "error"
+        single = [np.asarray(getattr(moved, name), float) for name in fields]
+        comparison = Comparison(
+            "a Markov chain on all data from each draw",
+            "Markov chains",
+            self.name,
+            self.remedy,
+            *single,
+            widths=None if moved.range_ratio is None else np.asarray(moved.range_ratio, float),
+            width_errors=None if moved.range_error is None else np.asarray(moved.range_error),
+            limits=self.limits,
+            farthest=self.farthest,
+            elsewhere="the draws are elsewhere: begin at the modes, find_modes(model, *args)",
+        )
+        if combined is None:
+            return comparison.rows()
+        count, nothing = len(single[0]), np.full(2, np.nan)
+
+        def name(k: int) -> str:
+            if k < count:
+                return self.name(k)
+            first, second = map(self.coordinate, sorted(combined.coordinates[k - count].tolist()))
+            return f"a linear combination of {first} and {second} most of all"
+
+        more = (
+            [*nothing, *combined.shift],
+            [*nothing, *combined.shift_error],
+            [*combined.ratios, np.nan],
+            [*combined.errors, np.nan],
+        )
+        both = (np.append(x, y) for x, y in zip(single, more, strict=True))
+        values = dict(zip(("shift", "shift_error", "ratio", "ratio_error"), both, strict=True))
+        rows = comparison._replace(name=name, **values).rows()
+        return rows if any(row.ok is False for row in rows[:2]) else comparison.rows()
+
+    def _doubt(self) -> str | None:
+        """Why chains that leave the draws as they are say nothing of them, if they do not."""
+        accepted = float(self.moved.accepted)
+        if accepted > FREE:
+            return (
+                f"of the steps of the Markov chains {accepted:.1%} are accepted, so they are too"
+                " small for the density, or it is the same everywhere"
+            )
+        between = np.nan_to_num(np.asarray(self.moved.between, float))
+        k = int(np.argmax(between))
+        if not self.shares_known and between[k] > STAY:
+            return (
+                f"the Markov chains are too short for {self.name(k)}, of whose variance"
+                f" {between[k]:.0%} is between them; a larger num_moves makes them longer"
+            )
+        return None
+
+
+def moves(context: FitContext) -> list[Row]:
+    """The lines of the worst numbers after moves, or why the draws were not moved: of several
+    groups the worst line, which is a wrong one, then one that is not judged."""
+    worst: dict[str, Row] = {}
+    rank = {False: 0, None: 1, True: 2}
+    for group in move_groups(context):
+        rows = [not_judged(group, MOVED_RATIO)] if isinstance(group, str) else group.rows()
+        for row in rows:
+            before = worst.setdefault(row.quantity, row)
+            if rank[row.ok] < rank[before.ok]:
+                worst[row.quantity] = row
+    return list(worst.values())
+
+
+@cached
+def move_groups(context: FitContext) -> list[MovedGroup | str]:
+    """The draws of each group that is compared by itself, or why they were not moved."""
+    if context.num_moves == 0:
+        return []
+    if context.kind == "guide":
+        return [_group_of_guide(context)] if has_moves(context) else []
+    # A chain without a model has no potential to move by.
+    if context.kind == "chains" and not (context.is_biased and context.fit.model):
+        return []
+    if context.kind == "chains" and context.temperature is None:
+        return ["the draws have no temperature, or several of them"]
+    if not context.has_gradient:
+        return ["a site was summed out, or has no gradient"]
+    return _groups_of_chains(context) if context.kind == "chains" else _groups_of_particles(context)
+
+
+def _groups_of_particles(context: FitContext) -> list[MovedGroup | str]:
+    """The group of all particles; none if there are as many coordinates."""
+    x = context.points.x
+    m, d = x.shape
+    if m <= d:
+        return []
+    if isinstance(plan := _plan(context, m), str):
+        return [plan]
+    if (at := split_by_mode(context)) is None:
+        return [_particles_moved(context, plan, x, None)]
+    # Too few at a mode for their spread have too few of all to matter.
+    groups = [np.flatnonzero(at.which[0] == k) for k in range(len(at.modes))]
+    large = {k: here for k, here in enumerate(groups) if len(here) > max(d, _FEW)}
+    if sum(map(len, large.values())) < 0.9 * m:
+        return ["at a mode there are too few particles"]
+    return [_particles_moved(context, plan, x[here], (at, k)) for k, here in large.items()]
+
+
+def _particles_moved(
+    context: FitContext, plan: "_Plan", x: Array, group: Group | None
+) -> MovedGroup:
+    # They follow each other, so that they are no independent draws.
+    moved = _moved(context, plan, x, context.rng_key, independent=False, group=group)
+    of_particles = limits.PARTICLES_RATIO, limits.particles_shift(len(x))
+    return moved._replace(limits=of_particles[0], farthest=of_particles[1])
+
+
+def _group_of_guide(context: FitContext) -> MovedGroup | str:
+    """The group of the draws of the first restart, and of more draws of its guide."""
+    if isinstance(plan := _plan(context), str):
+        return plan
+    key_draws, key_moves = random.split(context.rng_key)
+    group = _moved(context, plan, _more(context, key_draws), key_moves)
+    # Where the weights may be used, they have judged the draws, and with them the shares of modes.
+    return group._replace(shares_known=weights(context)[0].ok is True)
+
+
+def _groups_of_chains(context: FitContext) -> list[MovedGroup | str]:
+    """The groups of draws of kernels whose stationary law is not the posterior: chains that are far
+    from it agree with each other."""
+    draws = {name: context.draws[name] for name in context.info.latents}
+    if (at := split_by_mode(context)) is not None:
+        return [_group_of_chains(context, x, (at, k)) for k, x in at.within(draws).items()]
+    kept = np.all([np.isfinite(y).all((0, *range(2, y.ndim))) for y in draws.values()], 0)
+    if context.sampling is not None:
+        kept &= context.sampling.all(0)
+    return [_group_of_chains(context, {name: y[:, kept] for name, y in draws.items()})]
+
+
+def _group_of_chains(
+    context: FitContext, draws: Numbers, group: Group | None = None
+) -> MovedGroup | str:
+    """Draws of chains in a random order, of one mode where one is given."""
+    mixed, sizes = _mixed(draws)
+    if not np.min(sizes) >= FEWEST_EFFECTIVE:
+        return f"the effective sample size of the draws is below {FEWEST_EFFECTIVE}"
+    if isinstance(plan := _plan(context), str):
+        return plan
+    trace, total = context.proto.trace, len(next(iter(mixed.values())))
+    derived = sum(jnp.size(trace[name]["value"]) for name in _watched_sites(context.proto))
+    sizes = np.append(sizes, np.full(derived, np.min(sizes)))
+    independent = jnp.asarray(np.maximum(total / sizes, 1.0), float)
+    x = {name: jnp.asarray(y) for name, y in mixed.items()}
+    return _moved(context, plan, x, context.key_moves, independent=independent, group=group)
+
+
+def _mixed(draws: Numbers) -> tuple[Numbers, np.ndarray]:
+    """Draws ``{site: (m, *site)}`` of chains in a random order, of which the first ones are moved,
+    and the effective sample sizes of their numbers."""
+    from arviz_stats.base.array import array_stats
+
+    chains, length = next(iter(draws.values())).shape[:2]
+    total = sum(math.prod(y.shape[2:]) for y in draws.values())
+    most = min(_DRAWS, 10**7 // max(total, 1)) // chains
+    chosen = equally_spaced(length, max(most, 1))
+    draws = {name: y[:, chosen] for name, y in draws.items()}
+    shape = chains, len(chosen)
+    order = np.random.default_rng(0).permutation(math.prod(shape))
+    mixed = {n: y.reshape(len(order), *y.shape[2:])[order] for n, y in draws.items()}
+    if len(chosen) < 4:
+        return mixed, np.zeros(1)
+    flat = [y.reshape(*shape, math.prod(y.shape[2:])) for y in draws.values()]
+    x = np.concatenate(flat, -1).astype(np.float64)
+    # At most so many numbers get an effective size of their own; the others the least of these.
+    some = equally_spaced(x.shape[-1], 1000)
+    varies = np.any(x != x[:1, :1], (0, 1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ess: Any = array_stats.ess(x[..., some], chain_axis=0, draw_axis=1)
+    known = np.where(varies[some], ess, math.prod(shape))
+    sizes = np.full(x.shape[-1], np.min(known))
+    sizes[some] = known
+    return mixed, sizes
+
+
+class _Plan(NamedTuple):
+    """Moves that are not too dear."""
+
+    starts: int
+    num_moves: int
+    options: dict[str, int] | None
+    """Options of the compiler."""
+
+
+def _plan(context: FitContext, starts: int | None = None) -> _Plan | str:
+    """The moves, by what a gradient on all data costs; or why there are none.
+
+    :param starts: the number of particles, all of which are moved; of draws as many as is cheap.
+    """
+    if (cost := context.gradient_cost) is None:
+        return "the model has no gradient in reverse mode, which a Markov chain needs here"
+    num_moves = MOVES if context.num_moves is None else context.num_moves
+    each, asked = num_moves * LEAPS * cost, context.num_moves is not None
+    if starts is None:
+        starts = int(np.clip(FEW / each, _FEWEST_STARTS, _STARTS))
+        if not asked:
+            starts = min(starts, max(int(MOST_OPERATIONS / each), _LEAST_STARTS))
+    if not asked and starts * each > MOST_OPERATIONS:
+        return (
+            f"Markov chains of {MOVES} moves from each of {starts} draws would take about"
+            f" {starts * each / SPEED:,.0f} seconds of a core; num_moves={MOVES} runs them"
+        )
+    return _Plan(starts, num_moves, quick_options(starts * each))
+
+
+def _moved(
+    context: FitContext,
+    plan: _Plan,
+    draws: Sites | Array,
+    rng_key: Array,
+    independent: Array | bool = True,
+    group: Group | None = None,
+) -> MovedGroup:
+    """The first of the constrained draws ``(m, *site)``, or of ``(m, d)`` points, before and after
+    moves with the density p^(1/T), which do not leave the mode of a group."""
+
+    def run(params: Params, x: Any, independent: Array | bool, rng_key: Array) -> Moved:
+        target = context.potential(params, _watched_sites(context.proto))
+        starts = min(plan.starts, len(jax.tree.leaves(x)[0]))
+        if isinstance(x, dict):
+            x = replace_nonfinite(flat_draws(target, x, context.block))
+        energy, numbers = _energy(context, target, group), numbers_of(target)
+        return move_points(
+            energy, numbers, x, rng_key, plan.num_moves, context.block, starts, independent
+        )
+
+    compiled = jax.jit(run, compiler_options=plan.options)
+    moved = compiled(context.fit.params[0], draws, independent, rng_key)
+    moved = moved._replace(combined=worst_combinations(moved))
+    where = "" if group is None else f" (at {group[0].places[group[1]]})"
+    name, coordinate = name_of(context.proto), partial(coordinate_name, context.info.slices)
+    return MovedGroup(
+        moved,
+        name=lambda k: name(k) + where,
+        coordinate=lambda k: coordinate(k) + where,
+        limits=MOVED_RATIO,
+        farthest=limits.SHIFT,
+        remedy=_REMEDIES[context.kind],
+    )
+
+
+def _more(context: FitContext, rng_key: Array) -> Sites:
+    """The draws of latent sites and others like them, by the program that made them."""
+    info = context.info
+    chosen = {name: context.first[name] for name in info.latents}
+    size = len(next(iter(chosen.values())))
+    # Some numbers have so heavy a tail that 1,000 draws do not tell their spread.
+    times = min(_DRAWS, 10**7 // info.size) // size - 1
+    pieces = [chosen]
+    for key in random.split(rng_key, max(0, min(times, 9))):
+        latent = context.evaluate(key, size, [context.fit.params[0]])["latent"]
+        pieces.append({name: latent[name][0] for name in chosen})
+    return {name: jnp.concatenate([piece[name] for piece in pieces]) for name in chosen}
+
+
+def _energy(
+    context: FitContext, target: Potential, group: Group | None
+) -> Callable[[Array], tuple[Array, Array]]:
+    """The potential of a vector and its gradient, over the temperature of chains; infinite where it
+    is not at the mode of the group."""
+    T = (context.temperature or 1.0) if context.kind == "chains" else 1.0
+
+    def energy(x: Array) -> tuple[Array, Array]:
+        U, gradient = target.value_and_grad_flat(x, {})
+        if T != 1.0:
+            U, gradient = U / T, gradient / T
+        if group is not None:
+            at, k = group
+            U = jnp.where(place_in(at.modes)(x)[0] == k, U, jnp.inf)
+        return U, gradient
+
+    return energy
+
+
+def numbers_of(target: Potential) -> Callable[[Array], Array]:
+    """The numbers of the latent sites at a vector, constrained, and of its deterministic ones."""
+    constrain, info = target.postprocess(), target.info
+
+    def numbers(x: Array) -> Array:
+        values = constrain(info.unravel(x))
+        names = [*info.latents, *info.deterministic]
+        return jnp.concatenate([jnp.ravel(values[name]) for name in names])
+
+    return numbers
+
+
+def _watched_sites(proto: Prototype) -> tuple[str, ...]:
+    """The deterministic sites whose numbers are compared too, such as a scale that is computed from
+    a precision near 0."""
+    return tuple(
+        name
+        for name, site in proto.trace.items()
+        if site["type"] == "deterministic"
+        and name not in proto.left_out
+        and jnp.issubdtype(jnp.result_type(site["value"]), jnp.floating)
+        and jnp.size(site["value"]) <= _MOST_WATCHED
+    )
+
+
+def name_of(proto: Prototype) -> Callable[[int], str]:
+    """The name of a number of the latent sites, or of the deterministic ones after them."""
+    trace, latents = proto.trace, model_info(proto.trace, sums=True).latents.items()
+    sizes = {name: math.prod(latent.constrained.shape) for name, latent in latents}
+    sizes |= {name: jnp.size(trace[name]["value"]) for name in _watched_sites(proto)}
+    ends = np.cumsum(list(sizes.values())).tolist()
+    slices = dict(zip(sizes, map(slice, [0, *ends[:-1]], ends), strict=True))
+    return partial(coordinate_name, slices)
