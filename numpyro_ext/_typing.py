@@ -96,11 +96,6 @@ class DiagnosableChains(Diagnosable, Protocol):
         what to do about a chain that is hotter than predicted. None if they were given."""
         ...
 
-    def gradients_per_transition(self, rows: float) -> float | None:
-        """The number of minibatch gradients in a transition, where the gradient of all data counts
-        as ``rows`` of them; None if the number is not known."""
-        ...
-
     def temperature_at(self, i: Any) -> Array | None:
         """The temperature of transition ``i``, 0 while a cyclical schedule explores; None for a
         kernel without a temperature. It may be mapped over ``i``."""

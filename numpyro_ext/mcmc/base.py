@@ -565,11 +565,6 @@ class ModelKernel(ResumableKernel):
         """
         raise NotImplementedError
 
-    def gradients_per_transition(self, rows: float) -> float | None:
-        """Minibatch gradients in one transition, where the gradient of all rows counts as ``rows``
-        of them; None if that number is not known."""
-        return None
-
     def temperature_at(self, i: Any, dtype: Any = float) -> Array | None:
         """Temperature of transition ``i``, None for a kernel without one."""
         return None
@@ -917,10 +912,6 @@ class SGMCMCKernel(ModelKernel):
         if callable(self.temperature):
             at_start = jax.jit(self.temperature)(np.zeros((), np.int32))
             check_nonnegative("temperature at i = 0", at_start)
-
-    def gradients_per_transition(self, rows: float) -> float:
-        cost: Any = getattr(self.in_use("gradient"), "cost", None)
-        return 1.0 if cost is None else float(cost(rows))
 
     def sampling_at(self, i: Any) -> Array:
         """False in the exploration stage of a cyclical schedule."""

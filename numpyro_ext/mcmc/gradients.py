@@ -1,8 +1,6 @@
 """Estimators of the gradient of the potential of all N rows, from a minibatch of B.
 
 A kernel takes any object with the methods of ``GradientEstimator`` in ``numpyro_ext/_typing.py``.
-A further ``cost(rows) -> float`` returns the number of minibatch gradients that an estimate takes,
-where the gradient of all rows counts as ``rows`` of them; without this method it is one.
 """
 
 from typing import NamedTuple
@@ -93,9 +91,6 @@ class ControlVariate:
     def refresh(self, state: Anchor, potential: Potential) -> Anchor:
         return self.init(state.z, potential)
 
-    def cost(self, rows: float) -> float:
-        return 2.0
-
     def estimate(
         self, rng_key: Array, i: Array, z: Sites, idx: Sites, potential: Potential, state: Anchor
     ) -> tuple[Array, Sites, Anchor]:
@@ -136,9 +131,6 @@ class SVRG:
 
     def refresh(self, state: Anchor, potential: Potential) -> Anchor:
         return self.init(state.z, potential)
-
-    def cost(self, rows: float) -> float:
-        return 2.0 + rows / self._refresh_every
 
     def estimate(
         self, rng_key: Array, i: Array, z: Sites, idx: Sites, potential: Potential, state: Anchor

@@ -110,11 +110,6 @@ class PSGLD(SGMCMCKernel):
                 "adapt is 'warmup' but num_warmup is 0; give it some draws, or use adapt='always'."
             )
 
-    def gradients_per_transition(self, rows: float) -> float:
-        # A product with the Hessian costs about as much as another gradient.
-        each = 2.0 if self.gamma == "hutchinson" else 1.0
-        return each * super().gradients_per_transition(rows)
-
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         return {
             "preconditioner": jnp.ones_like(z),

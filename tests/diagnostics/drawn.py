@@ -30,9 +30,6 @@ class Drawn(MCMCKernel):
         self.inference_method = method
         self.default_fields = ("z",) if sampling is None else ("z", "sampling")
 
-    def gradients_per_transition(self, rows):
-        return 1.0
-
     def noise_share(self, state):
         return None
 

@@ -54,9 +54,6 @@ class Scripted(MCMCKernel):
         self.still, self.lost = still, lost
         self.inference_method = "sgmcmc" if sg else "mcmc"
 
-    def gradients_per_transition(self, rows):
-        return None
-
     def noise_share(self, state):
         return None
 
