@@ -21,8 +21,8 @@ _model/taylor.py -> objectives/test_taylor_proxy.py
     of_all_rows + self.size * jnp.mean(residuals)
     of_all_rows + jnp.sum(residuals)
 diagnostics/predictive_density.py -> diagnostics/test_predictive_density.py
-    log_mean_exp(found.sum(1)) / found
-    np.mean(found.sum(1)) / found
+    log_mean_exp(matrix.sum(1)) / matrix
+    np.mean(matrix.sum(1)) / matrix
 diagnostics/weighted_ess.py -> diagnostics/test_weighted_ess.py
     squares = w**2
     squares = w

@@ -28,9 +28,9 @@ def least_crossing(start: np.ndarray, low: np.ndarray, high: np.ndarray) -> tupl
         return math.inf, 0
     several = math.log(n)  # the least of n counts may be less
     columns = zip(start.T, low.T, high.T, strict=True)
-    found = [_crossings_of(x, least, most, fewest, several) for x, least, most in columns]
-    least = int(np.argmin(found))
-    return float(found[least]), least
+    rates = [_crossings_of(x, least, most, fewest, several) for x, least, most in columns]
+    least = int(np.argmin(rates))
+    return float(rates[least]), least
 
 
 def _crossings_of(
@@ -47,13 +47,13 @@ def _crossings_of(
     across = np.searchsorted(np.sort(low), cuts) - np.searchsorted(np.sort(high), cuts)
     # Equal numbers cannot be cut.
     share = np.where(start[left - 1] < start[left], across / np.minimum(left, m - left), np.inf)
-    found = math.inf
+    rate = math.inf
     if np.min(share) >= _WELL_MIXED:
-        return found
+        return rate
     least = np.argsort(share, kind="stable")[:_CUTS]
     for left_of, cut in zip(left[least].tolist(), cuts[least].tolist(), strict=True):
-        found = min(found, _crossings_at(start, low, high, left_of, cut, several))
-    return found
+        rate = min(rate, _crossings_at(start, low, high, left_of, cut, several))
+    return rate
 
 
 def _crossings_at(

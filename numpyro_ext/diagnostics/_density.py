@@ -113,11 +113,11 @@ def reference_of(model_trace: Trace, guide_trace: Trace, units: Layout | None) -
     """What :func:`log_weight` takes off every row, and :func:`total_of` adds again."""
 
     def at(trace: Trace) -> dict[str, Array]:
-        found = {}
+        each = {}
         for site in sample_sites(trace):
             x = log_prob(site) if units else scaled(site, row_log_prob(site))
-            found[site["name"]] = jnp.where(jnp.isfinite(x), x, 0.0)
-        return found
+            each[site["name"]] = jnp.where(jnp.isfinite(x), x, 0.0)
+        return each
 
     return at(model_trace), at(guide_trace)
 

@@ -240,22 +240,22 @@ def move_points(
     before, root = lax.map(numbers, x, batch_size=block), unit_root(x)
     scale = _scale_of(before, jnp.finfo(x.dtype).eps)
     starts = x if num_starts is None else x[:num_starts]
-    known = (before[: len(starts)] - scale.centre) / scale.unit
+    scaled = (before[: len(starts)] - scale.centre) / scale.unit
     chain = _chain_from(potential, numbers, scale, root, num_moves)
-    inputs = starts, known, random.split(rng_key, len(starts))
+    inputs = starts, scaled, random.split(rng_key, len(starts))
     tally, (later, after) = lax.map(chain, inputs, batch_size=block)
-    found = _compare_with_chains(before, known, scale, tally, independent)
+    moved = _compare_with_chains(before, scaled, scale, tally, independent)
     if root.ndim < 2:
-        return found
-    return found._replace(points=x, later=later, root=root, before=before, after=after)
+        return moved
+    return moved._replace(points=x, later=later, root=root, before=before, after=after)
 
 
 def _compare_with_chains(
-    before: Array, known: Array, scale: _Scale, tally: _Tally, independent: Array | bool
+    before: Array, scaled: Array, scale: _Scale, tally: _Tally, independent: Array | bool
 ) -> Moved:
     """Moments and ranges of the points, and of the chains from some of them, whose scaled numbers
     are ``known``."""
-    (m, n), num_chains, heavy = before.shape, len(known), scale.heavy
+    (m, n), num_chains, heavy = before.shape, len(scaled), scale.heavy
     draws_each = jnp.maximum(jnp.asarray(independent, float), 1.0)
     mean = jnp.mean(tally.first, axis=0)
     variance = jnp.mean(tally.second, axis=0) - mean**2
@@ -264,10 +264,10 @@ def _compare_with_chains(
     of_points = independent * jnp.var(((before - scale.centre) / scale.unit) ** 2, axis=0) / m
     of_chains = jnp.var((tally.second - 2 * mean * tally.first) / variance, axis=0) / num_chains
     # What the chains still know of their starts is no news: it is off by what the starts are.
-    slope = jnp.mean((tally.first - mean) * known, axis=0)
-    slope = slope / jnp.maximum(jnp.var(known, axis=0), 1e-30)
-    rest = jnp.var(tally.first - slope * known, axis=0) / num_chains
-    shift = mean - slope * jnp.mean(known, axis=0)
+    slope = jnp.mean((tally.first - mean) * scaled, axis=0)
+    slope = slope / jnp.maximum(jnp.var(scaled, axis=0), 1e-30)
+    rest = jnp.var(tally.first - slope * scaled, axis=0) / num_chains
+    shift = mean - slope * jnp.mean(scaled, axis=0)
     shift_error = jnp.sqrt(rest + independent * (1 - slope) ** 2 / m)
 
     held = jnp.mean(inside(before, scale.levels), axis=1)
@@ -286,7 +286,7 @@ def _compare_with_chains(
     def choose(by_moments: Array, by_ranges: Array, otherwise: float = jnp.nan) -> Array:
         return jnp.where(judged, jnp.where(heavy, by_ranges, by_moments), otherwise)
 
-    extremes = jnp.stack([known, tally.least, tally.most])
+    extremes = jnp.stack([scaled, tally.least, tally.most])
     return Moved(
         ratio=choose(ratio, widths[0]),
         error=choose(0.5 * ratio * jnp.sqrt(of_points + of_chains), width_errors[0], 0.0),
@@ -314,14 +314,14 @@ class Combined(NamedTuple):
     """``(3, 2)`` the two coordinates that have most of each."""
 
 
-def worst_combinations(found: Moved) -> Combined | None:
+def worst_combinations(moved: Moved) -> Combined | None:
     """The extreme eigenvectors of the moved covariance where the points have unit covariance. One
     half of the chains chooses them and the other says how they are spread, both ways, because
     chance makes the largest of many eigenvalues large. None for a single coordinate, or too many.
     """
-    if found.root is None or found.root.shape[0] < 2 or len(found.later) < 8:
+    if moved.root is None or moved.root.shape[0] < 2 or len(moved.later) < 8:
         return None
-    root, x, later = (np.asarray(y, np.float64) for y in (found.root, found.points, found.later))
+    root, x, later = (np.asarray(y, np.float64) for y in (moved.root, moved.points, moved.later))
     if not all(np.all(np.isfinite(y)) for y in (root, x, later)):
         return None
     d = len(root)
@@ -338,7 +338,7 @@ def worst_combinations(found: Moved) -> Combined | None:
         directions = linalg.eigh(np.cov(flat.T))[1][:, [0, -1]]
         away = flat.mean(0) / max(float(np.linalg.norm(flat.mean(0))), 1e-300)
         directions = np.column_stack([directions, away])
-        pieces.append(_compare(before @ directions, judging @ directions, float(found.draws_each)))
+        pieces.append(_compare(before @ directions, judging @ directions, float(moved.draws_each)))
         weights = np.abs(linalg.solve_triangular(root, directions, lower=True, trans=1))
         chosen.append(np.argsort(-weights * x.std(0)[:, None], 0)[:2].T)
     log_ratio, relative, shift, shift_error = (np.stack(both) for both in zip(*pieces, strict=True))

@@ -99,11 +99,11 @@ def predictions_of_fit(asked: FitRequest, labelled: bool = True) -> Predicted:
         size = 1  # a point, as each member of a deep ensemble is
     _refuse_large(4.0 * numbers * size * len(fit.params), size * len(fit.params), shape)
     pieces, data = zip(*run(key_draws, size), strict=True)
-    found = concatenate(pieces)
+    predictions = concatenate(pieces)
     several = f"{len(pieces)} x " if len(pieces) > 1 else ""
     draws = f"{several}{size:,} draw{'s' * (size > 1)}"
     draws += " of the linearised network" * (fit.linearised is not None)
-    return _assemble(title_of(fit.attributes, draws), name, kind, data[-1], found)
+    return _assemble(title_of(fit.attributes, draws), name, kind, data[-1], predictions)
 
 
 def _any_labels(fit: Fit, rng_key: Array) -> Fit:
@@ -170,29 +170,33 @@ def predicted(site: Site, rng_key: Array) -> dict[str, Array]:
         own = jnp.isnan(fn.probs)
         own = jnp.any(own, -1) if own.ndim > len(fn.batch_shape) else own
         return {**out, "probs": jnp.moveaxis(jnp.where(own, jnp.nan, probs), 0, -1)}
-    found = _closed_forms(inner, kind)
-    if len(found) < 3:
+    moments = _closed_forms(inner, kind)
+    if len(moments) < 3:
         draws = fn.sample(rng_key, (NOISE_DRAWS, *shape[: len(shape) - len(fn.shape())]))
         below = jnp.mean((draws < value) + 0.5 * (draws == value), 0)
-        found = {"mean": jnp.mean(draws, 0), "variance": jnp.var(draws, 0), "cdf": below} | found
-    return out | {name: jnp.broadcast_to(x, shape) for name, x in found.items()}
+        moments = {
+            "mean": jnp.mean(draws, 0),
+            "variance": jnp.var(draws, 0),
+            "cdf": below,
+        } | moments
+    return out | {name: jnp.broadcast_to(x, shape) for name, x in moments.items()}
 
 
 def _closed_forms(site: Site, kind: str) -> dict[str, Array]:
     """Those of ``mean``, ``variance`` and ``cdf`` that the distribution has."""
-    found: dict[str, Array] = {}
+    moments: dict[str, Array] = {}
     fn = site["fn"]
     for name in ("mean", "variance"):
         try:
-            found[name] = getattr(fn, name)
+            moments[name] = getattr(fn, name)
         except (NotImplementedError, AttributeError):
             continue
     try:
         cdf = fn.cdf(site["value"])
     except (NotImplementedError, AttributeError):
-        return found
+        return moments
     half = 0.5 * jnp.exp(log_prob(site)) if kind == "counts" else 0.0
-    return {**found, "cdf": cdf - half}
+    return {**moments, "cdf": cdf - half}
 
 
 def _site_of(trace: Trace, name: str | None) -> str:
@@ -239,11 +243,11 @@ def _compile(fit: Fit, name: str, numbers: int) -> Callable[..., Iterator[Any]]:
     """The compiled predictions of draws, each ``(S, ...)``, and the data of the site."""
 
     def prepare(params: Params, first: Sites | None, keys: Array) -> tuple[Any, Any]:
-        def one(draw: Sites | None, keys: Array) -> dict[str, Array]:
+        def predict(draw: Sites | None, keys: Array) -> dict[str, Array]:
             return predicted(_predict_draw(fit, name, params, draw, keys), keys[2])
 
         site = _predict_draw(fit, name, params, first, keys)
-        return one, {"y": jnp.asarray(site["value"]), "seen": seen(site)}
+        return predict, {"y": jnp.asarray(site["value"]), "seen": seen(site)}
 
     return over_draws(fit, prepare, max(1, BLOCK // max(1, numbers)), 3)
 
@@ -273,10 +277,10 @@ def predictions_of_distribution(fn: Distribution, y: Any, rng_key: Any = None) -
     kind = kind_of(site)
     if kind == "classes":
         labels_of("y", y, num_classes(site))
-    found = jax.device_get(predicted(site, check_key(rng_key)))
+    predictions = jax.device_get(predicted(site, check_key(rng_key)))
     data = {"y": y, "seen": jax.device_get(seen(site))[0]}
     title = f"{type(fn).__name__}, {fn.shape()[0]:,} draws"
-    return _assemble(title, "y", kind, data, found)
+    return _assemble(title, "y", kind, data, predictions)
 
 
 def predictions_of_samples(draws: dict[str, Any], y: Any, site: str | None = None) -> Predicted:
@@ -336,11 +340,11 @@ def _refuse_nan(site: str, x: np.ndarray) -> None:
 
 
 def _assemble(
-    title: str, site: str, kind: str, data: dict[str, Any], found: dict[str, np.ndarray]
+    title: str, site: str, kind: str, data: dict[str, Any], predictions: dict[str, np.ndarray]
 ) -> Predicted:
     """Everything in double precision, without the entries that a mask leaves out."""
     kept = data["seen"]
-    log_lik = found["log_lik"]
+    log_lik = predictions["log_lik"]
     rows = kept.reshape(*log_lik.shape[1:], -1).any(-1) if kept.ndim else kept
     if not rows.any():
         raise ValueError(f"every row of '{site}' is masked; pass rows with observations.")
@@ -349,10 +353,10 @@ def _assemble(
     _refuse_nan(site, log_lik)
     there = Predicted(title, site, kind, y, log_lik)
     if kind == "classes":
-        probs = found["probs"].astype(np.float64)[:, kept]
+        probs = predictions["probs"].astype(np.float64)[:, kept]
         _refuse_nan(site, probs.reshape(len(probs), -1))
         return there._replace(probs=probs)
     mean, variance, cdf = (
-        found[name][:, kept].astype(np.float64) for name in ("mean", "variance", "cdf")
+        predictions[name][:, kept].astype(np.float64) for name in ("mean", "variance", "cdf")
     )
     return there._replace(mean=mean, variance=variance, pit=cdf.mean(0))

@@ -144,15 +144,15 @@ class Simulator:
             drawn = {site["name"]: site["value"] for site in sample_sites(trace)}
             return drawn, {n: trace[n]["infer"]["obs"] for n, given in self._given.items() if given}
 
-        found = None
+        sources_of = None
         for kinds in (arrays | float, arrays):  # a number may be an option of the model
             named = {f"{i}": x for i, x in enumerate(self._leaves) if isinstance(x, kinds)}
             with suppress(jax.errors.JAXTypeError, jax.errors.JAXIndexError):
-                found = eval_provenance(look, **named)
+                sources_of = eval_provenance(look, **named)
                 break
-        if found is None:  # the model looks at the numbers themselves
+        if sources_of is None:  # the model looks at the numbers themselves
             return {}, tuple(self._paths[int(i)] for i in named)
-        drawn, observed = found
+        drawn, observed = sources_of
         sources = {int(i) for found in observed.values() for i in found}
         for name in [*self.latents, *self.data]:
             for i in sources & {int(i) for i in drawn[name]}:
@@ -241,10 +241,10 @@ def _data_sites(trace: Trace, given: Collection[str] | None) -> list[str]:
             f"site '{left[0]}' is observed and not among observed_sites {list(given or ())}: the"
             " fits would see data that are not simulated; name it too, or leave it out."
         )
-    found = [name for name in sites if name in (observed if given is None else given)]
-    if not found:
+    names = [name for name in sites if name in (observed if given is None else given)]
+    if not names:
         raise ValueError(
             "the model observes no site on these arguments; pass its data, or name the sites that"
             " are data by observed_sites=."
         )
-    return found
+    return names

@@ -84,7 +84,7 @@ def _tree(
                 f"the model has a site '{name}', which is the name of a dimension of the DataTree,"
                 " so the site would be lost there; rename it in the model."
             )
-        found = arviz_base.dict_to_dataset(
+        variables = arviz_base.dict_to_dataset(
             _renamed(data),
             attrs=attributes if group == "posterior" else None,
             inference_library=numpyro,
@@ -101,8 +101,8 @@ def _tree(
         )
         for name in data:
             if _name(name) != name:
-                found[_name(name)].attrs["site"] = name
-        return found
+                variables[_name(name)].attrs["site"] = name
+        return variables
 
     tree = DataTree.from_dict(
         {group: dataset(group, data) for group, data in groups.items() if data}

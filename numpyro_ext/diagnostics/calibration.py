@@ -124,17 +124,17 @@ def regression_calibration(
 
 
 def calibration_of(
-    found: Predicted, levels: np.ndarray | None = None, kind: str = "central"
+    predicted: Predicted, levels: np.ndarray | None = None, kind: str = "central"
 ) -> Calibration:
     """The calibration of predicted numbers."""
-    if found.pit is None or found.mean is None:
+    if predicted.pit is None or predicted.mean is None:
         raise ValueError(
-            f"site '{found.site}' has classes; its calibration is expected_calibration_error."
+            f"site '{predicted.site}' has classes; its calibration is expected_calibration_error."
         )
-    variance = 0.0 if found.variance is None else found.variance.mean(0)
-    sharpness = float(np.mean(variance + found.mean.var(0)))
+    variance = 0.0 if predicted.variance is None else predicted.variance.mean(0)
+    sharpness = float(np.mean(variance + predicted.mean.var(0)))
     # The mean of a cdf in single precision may be 1 and a little more.
-    u = np.clip(found.pit, 0, 1)
+    u = np.clip(predicted.pit, 0, 1)
     return _calibration(u, sharpness, _levels(None) if levels is None else levels, kind)
 
 

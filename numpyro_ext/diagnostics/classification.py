@@ -268,10 +268,13 @@ def _check_probs(p: np.ndarray) -> None:
         )
 
 
-def classes_of(found: Predicted) -> tuple[np.ndarray, np.ndarray]:
+def classes_of(predicted: Predicted) -> tuple[np.ndarray, np.ndarray]:
     """``(S, n, C)`` probabilities and labels of a prediction of classes."""
-    if found.probs is None:
+    if predicted.probs is None:
         raise ValueError(
-            f"site '{found.site}' has {found.kind} and no classes; use regression_calibration."
+            f"site '{predicted.site}' has {predicted.kind} and no classes; use"
+            " regression_calibration."
         )
-    return found.probs, labels_of(f"site '{found.site}'", found.y, found.probs.shape[-1])
+    return predicted.probs, labels_of(
+        f"site '{predicted.site}'", predicted.y, predicted.probs.shape[-1]
+    )

@@ -43,9 +43,12 @@ def rows_of(context: FitContext, answered: Any = lambda: None) -> list[Row]:
     if context.kind == "guide":
         rows = [*losses(context, rows), *rows]
     rows = merge_rows(rows)
-    # That the weights may not be used matters only where nothing else compares the draws.
+    # That the weights may not be used matters only where nothing else compares the draws, or where
+    # a declaration would give them.
     compared = any(row.quantity in OF_DRAWS and row.ok is not None for row in rows)
-    return [row for row in rows if not (compared and row.quantity == KHAT and row.ok is None)]
+    if not compared or (context.kind == "guide" and context.proto.undeclared):
+        return rows
+    return [row for row in rows if row.quantity != KHAT or row.ok is not None]
 
 
 def diagnose(

@@ -126,13 +126,13 @@ def log_weights_of(asked: FitRequest) -> np.ndarray:
     fit = predicting_fit(asked, "held-out data need")
     _refuse_fixed_rows(asked.obj, fit, key_prototype)
     pieces = _compile(fit, key_prototype)(key_draws, num_samples)
-    found = concatenate([one for one, _ in pieces]).astype(np.float64)
-    if np.any(np.isnan(found) | np.isposinf(found)):
+    log_weights = concatenate([part for part, _ in pieces]).astype(np.float64)
+    if np.any(np.isnan(log_weights) | np.isposinf(log_weights)):
         raise ValueError(
             "the log likelihood of a row is NaN or +inf in some draws; leave out the chains or"
             " restarts that diverged, and look whether the new rows hold NaN."
         )
-    return found
+    return log_weights
 
 
 def _refuse_fixed_rows(obj: Any, fit: Fit, rng_key: Array) -> None:
@@ -177,7 +177,7 @@ def _sites_reading_data(fit: Fit, rng_key: Array) -> set[str]:
         sources = eval_provenance(drawn, data=arrays)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):  # it needs the numbers themselves
         return set()
-    return {name for name, found in sources.items() if found}
+    return {name for name, arrays in sources.items() if arrays}
 
 
 def _sites_along_data(fit: Fit, layout: Layout, trace: Trace) -> set[str]:
@@ -211,7 +211,7 @@ def _compile(fit: Fit, rng_key: Array) -> Callable[..., Iterator[Any]]:
     numbers = sum(math.prod(jnp.shape(site["value"])) for site in sample_sites(trace))
     block = max(1, BLOCK // max(1, numbers * (1 if category is None else len(category[1]))))
 
-    def one(params: Params, draw: Sites | None, keys: Array) -> Array:
+    def log_weight(params: Params, draw: Sites | None, keys: Array) -> Array:
         key_guide, key_model = keys
         if draw is not None:
             trace = model_trace_of(fit, params, draw, key_model)
@@ -237,7 +237,7 @@ def _compile(fit: Fit, rng_key: Array) -> Callable[..., Iterator[Any]]:
             log_p, log_q = jax.tree.map(partial(jax.nn.logsumexp, axis=0), jax.vmap(at)(support))
         return log_p - log_q
 
-    return over_draws(fit, lambda params, *_: (partial(one, params), None), block, 2)
+    return over_draws(fit, lambda params, *_: (partial(log_weight, params), None), block, 2)
 
 
 def _look(
@@ -277,10 +277,10 @@ def _look(
             " model's own latent sites from distributions, such as a FlowGuide"
             f"{declare(undeclared)}."
         )
-    found = [site for site in locals_of["guide"] if _is_category(site)]
-    if len(found) != 1:
+    categories = [site for site in locals_of["guide"] if _is_category(site)]
+    if len(categories) != 1:
         return layout, None
-    (site,) = found
+    (site,) = categories
     with jax.ensure_compile_time_eval():
         count = jnp.shape(site["fn"].enumerate_support(expand=False))[0]
     return layout, (site["name"], _support_of(site, count))

@@ -253,11 +253,11 @@ def plot_calibration(
     band = np.clip([p - half, p + half], 0, 1)
     ax.fill_between(p, *band, color="0.88", linewidth=0, label="95 % of a perfect model")
     ax.plot([0, 1], [0, 1], color="0.4", linewidth=1)
-    for label, one in models.items():
-        order = np.argsort(one.levels)
+    for label, each in models.items():
+        order = np.argsort(each.levels)
         name = f"{label}, " if label else ""
-        levels, shares = one.levels[order], one.empirical[order]
-        ax.plot(levels, shares, marker="o", markersize=4, label=f"{name}error {one.error:.2g}")
+        levels, shares = each.levels[order], each.empirical[order]
+        ax.plot(levels, shares, marker="o", markersize=4, label=f"{name}error {each.error:.2g}")
     ax.set(xlabel="stated probability", ylabel="share of the observations")
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     ax.legend(loc="best", fontsize=8)
@@ -268,8 +268,8 @@ def _by_label(calibration: Any) -> dict[str, Calibration]:
     if isinstance(calibration, Calibration):
         return {"": calibration}
     if isinstance(calibration, Mapping):
-        return {str(label): one for label, one in calibration.items()}
-    return {f"model {i}": one for i, one in enumerate(calibration)}
+        return {str(label): each for label, each in calibration.items()}
+    return {f"model {i}": each for i, each in enumerate(calibration)}
 
 
 def plot_reliability(
@@ -374,12 +374,12 @@ def _last_state(draws: Any) -> dict[str, np.ndarray]:
         return {str(name): np.asarray(x) for name, x in draws.items()}
     tree: Any = draws
     is_ensemble = tree.attrs.get("inference_method") == "particles" and "kernel" in tree.attrs
-    found = {}
+    sites = {}
     for name, value in tree["posterior"].data_vars.items():
         x = value.transpose("chain", "draw", ...).to_numpy()
         site = value.attrs.get("site", str(name))
-        found[site] = x[:, -1] if is_ensemble else x.reshape(-1, *x.shape[2:])
-    return found
+        sites[site] = x[:, -1] if is_ensemble else x.reshape(-1, *x.shape[2:])
+    return sites
 
 
 def _coordinate(sites: Mapping[str, Any], name: str, num_axes: int) -> np.ndarray:

@@ -70,15 +70,15 @@ def log_predictive_density(
     check_choice("kind", kind, ("pointwise", "joint"))
     if is_fit(log_lik):
         asked = FitRequest(log_lik, result, model_args, model_kwargs, num_samples, rng_key)
-        found = log_weights_of(asked)
-        found = found.reshape(len(found), -1)
+        matrix = log_weights_of(asked)
+        matrix = matrix.reshape(len(matrix), -1)
     elif result is not None or model_args is not None:
         raise TypeError("result and model_args belong to a fit, and log_lik is an array or a tree.")
     else:
-        found = _matrix(log_lik)
+        matrix = _matrix(log_lik)
     if kind == "pointwise":
-        return float(np.mean(log_mean_exp(found)))
-    return float(log_mean_exp(found.sum(1)) / found.shape[1])
+        return float(np.mean(log_mean_exp(matrix)))
+    return float(log_mean_exp(matrix.sum(1)) / matrix.shape[1])
 
 
 def _matrix(log_lik: Any) -> np.ndarray:

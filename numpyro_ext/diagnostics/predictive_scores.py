@@ -267,45 +267,47 @@ def predictive_scores(
                 " model_args=(X_test, y_test)."
             )
         asked = FitRequest(obj, result, model_args, model_kwargs, num_samples, rng_key, site)
-        found = predictions_of_fit(asked)
+        predicted = predictions_of_fit(asked)
     elif isinstance(obj, Distribution):
-        found = predictions_of_distribution(obj, y, rng_key)
+        predicted = predictions_of_distribution(obj, y, rng_key)
     elif isinstance(obj, dict):
-        found = predictions_of_samples(obj, y, site)
+        predicted = predictions_of_samples(obj, y, site)
     else:
         raise TypeError(
             f"obj is a {type(obj).__name__}; it must be a numpyro.infer.SVI with its result, an"
             " MCMC that has run, an engine, a NumPyro distribution with draws on its first axis, or"
             " the dict of Predictive."
         )
-    return _classification(found) if found.kind == "classes" else _regression(found)
+    return _classification(predicted) if predicted.kind == "classes" else _regression(predicted)
 
 
-def _log_densities(found: Predicted) -> tuple[float, float, float]:
+def _log_densities(predicted: Predicted) -> tuple[float, float, float]:
     """Pointwise, its standard error over rows, and joint."""
-    if found.log_lik is None:
+    if predicted.log_lik is None:
         return np.nan, np.nan, np.nan
-    rows, n = log_mean_exp(found.log_lik), found.log_lik.shape[1]
+    rows, n = log_mean_exp(predicted.log_lik), predicted.log_lik.shape[1]
     error = float(np.std(rows, ddof=1) / n**0.5) if n > 1 else np.nan
-    return float(rows.mean()), error, float(log_mean_exp(found.log_lik.sum(1)) / n)
+    return float(rows.mean()), error, float(log_mean_exp(predicted.log_lik.sum(1)) / n)
 
 
-def _regression(found: Predicted) -> RegressionScores:
-    assert found.mean is not None
-    assert found.pit is not None
-    y, mean = found.y, found.mean.mean(0)
+def _regression(predicted: Predicted) -> RegressionScores:
+    assert predicted.mean is not None
+    assert predicted.pit is not None
+    y, mean = predicted.y, predicted.mean.mean(0)
     rmse = float(np.mean((y - mean) ** 2) ** 0.5)
-    pointwise, error, joint = _log_densities(found)
-    calibration = calibration_of(found)
-    central = np.abs(2 * np.clip(found.pit, 0, 1) - 1)
+    pointwise, error, joint = _log_densities(predicted)
+    calibration = calibration_of(predicted)
+    central = np.abs(2 * np.clip(predicted.pit, 0, 1) - 1)
     noise = network = np.nan
-    if found.variance is not None:
-        noise, network = (float(np.mean(v)) ** 0.5 for v in (found.variance, found.mean.var(0)))
-    one_a_row = found.log_lik is not None and found.log_lik.shape[1] == y.size
+    if predicted.variance is not None:
+        noise, network = (
+            float(np.mean(v)) ** 0.5 for v in (predicted.variance, predicted.mean.var(0))
+        )
+    one_a_row = predicted.log_lik is not None and predicted.log_lik.shape[1] == y.size
     # A Cauchy prediction has no mean.
-    bounded = found.kind == "numbers" and one_a_row and np.isfinite(rmse)
+    bounded = predicted.kind == "numbers" and one_a_row and np.isfinite(rmse)
     return RegressionScores(
-        title=f"{found.title}: {found.kind} '{found.site}', {y.size:,} observations",
+        title=f"{predicted.title}: {predicted.kind} '{predicted.site}', {y.size:,} observations",
         count=y.size,
         rmse=rmse,
         rmse_of_constant=float(y.std()),
@@ -323,14 +325,14 @@ def _regression(found: Predicted) -> RegressionScores:
     )
 
 
-def _classification(found: Predicted) -> ClassificationScores:
-    probs, labels = classes_of(found)
+def _classification(predicted: Predicted) -> ClassificationScores:
+    probs, labels = classes_of(predicted)
     mean = probs.mean(0)
-    pointwise, error, joint = _log_densities(found)
+    pointwise, error, joint = _log_densities(predicted)
     shares = np.bincount(labels, minlength=mean.shape[1]) / labels.size
     total, aleatoric, epistemic = (float(x.mean()) for x in uncertainty_of(probs))
     return ClassificationScores(
-        title=f"{found.title}: {mean.shape[1]} classes '{found.site}', {labels.size:,}"
+        title=f"{predicted.title}: {mean.shape[1]} classes '{predicted.site}', {labels.size:,}"
         " observations",
         count=labels.size,
         accuracy=float(np.mean(mean.argmax(-1) == labels)),

@@ -42,7 +42,6 @@ def test_draws_of_a_loop_are_those_of_an_mcmc(num_chains):
     tree = to_arviz(mcmc)
     assert dict(tree.log_likelihood.sizes) == {"chain": num_chains, "draw": DRAWS, "rows": N}
     assert "lp_minibatch" in tree.sample_stats and "lp" not in tree.sample_stats
-    assert (tree.attrs["batch_rows"], tree.attrs["rows"]) == (B, N)
     assert "kinetic temperature" in str(diagnose(mcmc, num_moves=0))
     with pytest.raises(ValueError, match="not one minibatch"):
         diagnose(mcmc, model_args=(X[:B],))
