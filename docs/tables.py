@@ -59,7 +59,7 @@ gap of the ELBO in nats | below the log evidence, of n numbers | {limits.GAP} + 
     "engines": f"""
 residual | largest change by a further sweep, or by the rows that are drawn \
 | given to the engine, or {limits.STEP_NOISE} | run longer
-factors skipped | in the last step; shown if there are any | 0 | see the line
+factors skipped | in the last step | 0 | see the line
 """,
     "local inference": f"""
 local inference not converged | share of the data | {UNCONVERGED} | raise max_iter

@@ -4,8 +4,6 @@ import math
 
 import numpy as np
 
-__all__ = ["least_crossing"]
-
 _FEWEST = 5
 """Chains that begin on the smaller side of a place, at least; or a fiftieth of them."""
 _WELL_MIXED = 1.9

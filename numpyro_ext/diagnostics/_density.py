@@ -24,17 +24,6 @@ from numpyro_ext._model.read import Site, is_delta, latent_sites, sample_sites
 from numpyro_ext._model.units import Layout
 from numpyro_ext._typing import Trace
 
-__all__ = [
-    "coordinates",
-    "declare",
-    "density_of",
-    "log_weight",
-    "reference_of",
-    "total_of",
-    "total_parts",
-]
-__all__ += ["union"]
-
 Reference = tuple[dict[str, Array], dict[str, Array]]
 """Log probabilities of the sites of the model and of the guide at one draw, row by row."""
 

@@ -32,9 +32,6 @@ from numpyro_ext.diagnostics._density import (
 )
 from numpyro_ext.diagnostics._fit import Fit
 
-__all__ = ["Evaluate", "Prototype", "concatenate", "draw_of", "evaluator", "over_draws"]
-__all__ += ["prototype", "warn_of_lost_draws"]
-
 BLOCK = 10**6
 """Log densities in a block of draws, unless the user says otherwise: 4 MB in float32."""
 
@@ -203,8 +200,8 @@ def _random_starts(fit: Fit, names: list[str]) -> list[str]:
         trace = trace_of(model, fit.args, fit.kwargs)
         return {name: trace[name]["value"] for name in names}
 
-    found = eval_provenance(starts, key=random.key(0))
-    return [name for name in names if union(found[name])]
+    sources = eval_provenance(starts, key=random.key(0))
+    return [name for name in names if union(sources[name])]
 
 
 def _depending(fit: Fit, trace: Trace, hidden: list[str], key: Array) -> list[str]:
@@ -223,12 +220,12 @@ def _depending(fit: Fit, trace: Trace, hidden: list[str], key: Array) -> list[st
         site["name"]: jax.ShapeDtypeStruct(jnp.shape(site["value"]), jnp.result_type(site["value"]))
         for site in latent_sites(trace)
     }
-    found = eval_provenance(
+    sources = eval_provenance(
         outputs,
         hidden={name: x for name, x in values.items() if name in hidden},
         others={name: x for name, x in values.items() if name not in hidden},
     )
-    return [name for name in trace if name in found and "hidden" in union(found[name])]
+    return [name for name in trace if name in sources and "hidden" in union(sources[name])]
 
 
 def default_block_size(trace: Trace) -> int:
@@ -272,7 +269,9 @@ def evaluator(
 
     weighs = lp and not proto.marginalized and proto.density != "none"
 
-    def one(params: Params, reference: Any, draw: Sites | None, keys: Array) -> dict[str, Any]:
+    def evaluate_draw(
+        params: Params, reference: Any, draw: Sites | None, keys: Array
+    ) -> dict[str, Any]:
         guide_sites, draw, sites = traces_of(params, draw, keys)
         out: dict[str, Any] = {"latent": draw, "stats": {}}
         out["deterministic"] = {
@@ -306,7 +305,7 @@ def evaluator(
             for name, s in sites.items()
             if is_data(s)
         }
-        return partial(one, params, reference), (observed, total)
+        return partial(evaluate_draw, params, reference), (observed, total)
 
     each = over_draws(fit, prepare, block, 3)
 

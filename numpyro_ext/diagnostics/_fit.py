@@ -27,9 +27,6 @@ from numpyro_ext.diagnostics.full_data import (
     on_all_rows,
 )
 
-__all__ = ["FitRequest", "Fit", "FitArguments", "Numbers", "chains_of", "check_arguments"]
-__all__ += ["check_key", "fit_of", "is_fit", "mcmc_stats", "predicting_fit", "restarts_of"]
-
 Numbers = dict[str, np.ndarray]
 """Arrays ``(chain, draw, *site)`` by name."""
 
@@ -103,10 +100,10 @@ def restarts_of(result: Any) -> list[Any]:
 def _all_params(obj: Any, result: Any) -> list[Params]:
     """One dict of params per restart, all of the same shapes."""
     results = restarts_of(result)
-    params = [_params_of(obj, one, i) for i, one in enumerate(results)]
-    shapes = [jax.tree.map(jnp.shape, one) for one in params]
-    for i, one in enumerate(shapes):
-        if one != shapes[0]:
+    params = [_params_of(obj, each, i) for i, each in enumerate(results)]
+    shapes = [jax.tree.map(jnp.shape, each) for each in params]
+    for i, each in enumerate(shapes):
+        if each != shapes[0]:
             raise ValueError(
                 f"restart {i} has parameters of other names or shapes than restart 0; convert"
                 " different guides one by one."
@@ -116,7 +113,9 @@ def _all_params(obj: Any, result: Any) -> list[Params]:
 
 def _same_starts(params: list[Params]) -> dict[str, int]:
     """``distinct_restarts`` and a warning if some have the same numbers; nothing otherwise."""
-    numbers = [tuple(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(one)) for one in params]
+    numbers = [
+        tuple(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(each)) for each in params
+    ]
     distinct = len(set(numbers))
     if distinct == len(params) or not any(numbers):
         return {}
@@ -187,7 +186,7 @@ def _fit_of_optimised(
         attributes["inference_method"] = "particles"
         if isinstance(guide, AutoGuide):  # those of others may not be jitted
             particles = jax.jit(particles)
-        draws = [dict(particles(one)) for one in params]
+        draws = [dict(particles(each)) for each in params]
         subsampled = obj.model if minibatch_plates(obj.model, args, kwargs) else None
         return Fit(model, args, kwargs, attributes, params, draws=draws, minibatch=subsampled)
     _set_up(guide, args, kwargs)
@@ -239,14 +238,14 @@ def _fit_of_mcmc(
         plates = plates or minibatch_plates(model, ran_args, ran_kwargs)
     method = getattr(kernel, "inference_method", "mcmc")
     is_ensemble = method == "particles"
-    known = getattr(kernel, "params", None) or params_of_hmc(kernel)
+    params = getattr(kernel, "params", None) or params_of_hmc(kernel)
     return Fit(
         model=full,
         args=args,
         kwargs=kwargs,
         attributes={"inference_method": method, "kernel": _name_of(kernel)},
         # Chains in parallel have parameters of their own, which were traced and are gone.
-        params=[{n: x for n, x in (known or {}).items() if not is_traced(x)}],
+        params=[{n: x for n, x in (params or {}).items() if not is_traced(x)}],
         draws=[samples],
         num_chains=mcmc.num_chains,
         plates=plates,
@@ -314,7 +313,7 @@ def predicting_fit(asked: FitRequest, why: str) -> Fit:
                 " predicts nothing; draw a whole cycle: num_samples times steps_per_sample"
                 " transitions, of which cycle_length are one."
             )
-        fit = fit._replace(draws=[{n: x[kept] for n, x in one.items()} for one in fit.draws])
+        fit = fit._replace(draws=[{n: x[kept] for n, x in draws.items()} for draws in fit.draws])
     if fit.model is None:
         raise TypeError(f"the MCMC runs on a potential function; {why} a model.")
     for draws in fit.draws:

@@ -24,8 +24,6 @@ from numpyro_ext.diagnostics._spread import (
 )
 from numpyro_ext.diagnostics.table import equally_spaced
 
-__all__ = ["LEAPS", "Combined", "Moved", "move_points", "worst_combinations"]
-
 LEAPS = 4
 """Leapfrog steps of a trajectory: the fewer, the longer a point in a narrow place takes."""
 _ACCEPTED = 0.7

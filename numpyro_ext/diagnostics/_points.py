@@ -20,9 +20,6 @@ from numpyro_ext.diagnostics._evaluate import Prototype, default_block_size
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.table import equally_spaced
 
-__all__ = ["Points", "flat_draws", "has_gradient", "minibatch_noise", "particles_of"]
-__all__ += ["points_and_score", "potential_of", "replace_nonfinite", "score_points"]
-
 _BATCHES, _AT = 32, 8
 """Minibatches from which the noise of the mean gradient is known, and particles in that mean."""
 
@@ -38,7 +35,7 @@ class Points(NamedTuple):
     noise: Any = None
     """Noise of a minibatch's mean gradient, in units of the shift; None without minibatches."""
 
-    def at(self, places: np.ndarray) -> "Points":
+    def subset(self, places: np.ndarray) -> "Points":
         """Some of the points."""
         return self._replace(x=self.x[places], score=self.score[places])
 
@@ -92,14 +89,14 @@ def points_and_score(fit: Fit, trace: Trace, draws: dict[str, Any]) -> tuple[Arr
     def run(params: Params, draws: Sites) -> tuple[Array, Array]:
         potential = potential_of(fit, info, params)
 
-        def one(draw: Sites) -> tuple[Array, Array]:
+        def at_draw(draw: Sites) -> tuple[Array, Array]:
             x = info.ravel(potential.unconstrain("x", draw))
             return x, -potential.value_and_grad_flat(x, {})[1]
 
-        return lax.map(one, draws, batch_size=default_block_size(trace))
+        return lax.map(at_draw, draws, batch_size=default_block_size(trace))
 
-    given = {name: jnp.asarray(draws[name]) for name in info.latents}
-    return run(fit.params[0], given)
+    drawn = {name: jnp.asarray(draws[name]) for name in info.latents}
+    return run(fit.params[0], drawn)
 
 
 def score_points(fit: Fit, proto: Prototype, draws: dict[str, Any]) -> Points:

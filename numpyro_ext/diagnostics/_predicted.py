@@ -36,14 +36,6 @@ from numpyro_ext.diagnostics._evaluate import (
 from numpyro_ext.diagnostics._fit import Fit, FitRequest, check_key, predicting_fit
 from numpyro_ext.diagnostics.context import title_of
 
-__all__ = [
-    "Predicted",
-    "labels_of",
-    "predictions_of_distribution",
-    "predictions_of_fit",
-    "predictions_of_samples",
-]
-
 LARGEST = 1e9
 """The largest predictions, in bytes, that are computed."""
 NOISE_DRAWS = 100

@@ -18,8 +18,6 @@ from numpyro_ext._model.handlers import every_row, valid_plates
 from numpyro_ext._model.read import is_data, latent_sites, sample_sites, shape_trace, trace_of
 from numpyro_ext._typing import Model, Sites, Trace
 
-__all__ = ["Simulated", "SimulatedModel", "Simulator"]
-
 
 class _unobserved(uncondition):
     """Draw the observed sites, each in the shape of its data."""

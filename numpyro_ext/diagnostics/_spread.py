@@ -13,9 +13,6 @@ from jax.scipy.special import ndtri
 import numpy as np
 from scipy import special
 
-__all__ = ["LEVELS", "inside", "is_heavy", "least_spread", "mean_and_sd", "shares_to_sd_ratios"]
-__all__ += ["unit_root"]
-
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 HEAVY = 0.3
 """Tail index from which on standard deviations are not compared: without a fourth moment, which
@@ -82,13 +79,13 @@ def shares_to_sd_ratios(
     (c, e), (c_after, e_after) = half_width(before, error), half_width(after, error_after)
     (z, f), (z_after, f_after) = place(before, error), place(after, error_after)
     ratio = c_after / c
-    known = (before > _NEARLY) & (before < 1 - _NEARLY)
+    spreads = (before > _NEARLY) & (before < 1 - _NEARLY)
     ratio_error = ratio * xp.sqrt(e**2 + e_after**2)
     return (
-        xp.where(known[spread], ratio, xp.nan),
-        xp.where(known[spread], ratio_error, 0.0),
-        xp.where(known[middle], z - z_after, xp.nan),
-        xp.where(known[middle], xp.sqrt(f**2 + f_after**2), 0.0),
+        xp.where(spreads[spread], ratio, xp.nan),
+        xp.where(spreads[spread], ratio_error, 0.0),
+        xp.where(spreads[middle], z - z_after, xp.nan),
+        xp.where(spreads[middle], xp.sqrt(f**2 + f_after**2), 0.0),
     )
 
 

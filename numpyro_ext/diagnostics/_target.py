@@ -23,8 +23,6 @@ from numpyro_ext.diagnostics._evaluate import draw_of, evaluator, model_trace_of
 from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.limits import PENALTY_NOISE, PROXY_NOISE
 
-__all__ = ["by_penalties", "by_proxy", "proxy_of", "target_of"]
-
 OVER = 10_000
 """Rows up to which a fit takes them all."""
 ROWS = 2000
@@ -115,7 +113,7 @@ def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:
 
     @jax.jit
     def variances(params: Params, keys: Array, draws: Sites | None) -> Array:
-        def one(inputs: tuple[Array, Sites | None]) -> Array:
+        def at_draw(inputs: tuple[Array, Sites | None]) -> Array:
             key, draw = inputs
             guide_trace, values = draw_of(fit, params, draw, key)
             trace = model_trace_of(fit, params, values, key)
@@ -124,15 +122,15 @@ def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:
             run = partial(program.trace, rng_key=key)
             return jnp.var(proxy.log_lik(trace, run)[1], ddof=1)
 
-        return jax.lax.map(one, (keys, draws), batch_size=8)
+        return jax.lax.map(at_draw, (keys, draws), batch_size=8)
 
     draws = None
     if fit.draws:
         some = {name: fit.draws[0][name] for name in proto.latents}
         total = len(next(iter(some.values())))
         draws = {n: x[np.linspace(0, total - 1, _DRAWS).astype(int)] for n, x in some.items()}
-    found = variances(fit.params[0], random.split(key_draws, _DRAWS), draws)
-    return sd_over_minibatches(found, proxy.size, rows_for(proxy))
+    noise_at_draws = variances(fit.params[0], random.split(key_draws, _DRAWS), draws)
+    return sd_over_minibatches(noise_at_draws, proxy.size, rows_for(proxy))
 
 
 def rows_for(proxy: TaylorProxy) -> int:
@@ -143,8 +141,8 @@ def rows_for(proxy: TaylorProxy) -> int:
 def on_rows(model: Model, proxy: TaylorProxy) -> Model:
     """The model on so many rows, the same random ones in every run."""
     chosen = np.random.default_rng(0).choice(proxy.size, rows_for(proxy), replace=False)
-    known = {proxy.plate: (proxy.size, proxy.batch)}
-    return rows(model, {proxy.plate: jnp.asarray(np.sort(chosen))}, known)
+    sizes = {proxy.plate: (proxy.size, proxy.batch)}
+    return rows(model, {proxy.plate: jnp.asarray(np.sort(chosen))}, sizes)
 
 
 def stand_in(model: Model, proxy: TaylorProxy) -> Model:

@@ -28,8 +28,6 @@ from numpyro_ext.diagnostics.table import warn_of
 if TYPE_CHECKING:
     from xarray import DataTree
 
-__all__ = ["to_arviz"]
-
 Names = Mapping[str, Sequence[str]]
 """Dimension names by site."""
 
@@ -172,9 +170,8 @@ def to_arviz(
 ) -> "DataTree":
     r"""A fitted object as an ArviZ ``DataTree``, whatever fitted it.
 
-    It stands in for ``az.from_numpyro_svi`` and ``az.from_numpyro``, and beyond these handles
-    minibatches, custom and implicit guides, particles and restarts, with the densities of
-    variational draws.
+    It stands in for ``az.from_numpyro_svi`` and ``az.from_numpyro``, and also takes minibatches,
+    guides of any kind, particles and restarts, with the densities of variational draws.
 
     All quantities are those of the model on **all N data** (see :func:`full_data`), also where the
     fit took minibatches. The groups, each ``(chain, draw, *site)`` but the last:
@@ -210,17 +207,10 @@ def to_arviz(
     an :class:`InferenceWarning` for each line of :func:`diagnose` on their temperature,
     divergences, number, spread or mean that is wrong.
 
-    **Special cases:**
-
-    - A model that is given its minibatch as an argument has no subsampled plate: pass the full
-      arrays.
-    - Parameters of the model that started at random in parallel chains, or in a ``NUTS`` that was
-      unpickled, are not known and are refused.
-    - A ``/`` in the name of a site becomes a ``.`` in the tree.
-    - Discrete latent sites that the run summed out are in the attribute ``marginalized``, and what
-      cannot be computed without them in ``left_out``.
-    - Draws that have left the support of a site are converted as they are; an
-      :class:`InferenceWarning` names the site and the chains.
+    A ``/`` in the name of a site becomes a ``.`` in the tree. Discrete latent sites that the run
+    summed out are in the attribute ``marginalized``, and what cannot be computed without them in
+    ``left_out``. Draws that have left the support of a site are converted as they are; an
+    :class:`InferenceWarning` names the site and the chains.
 
     :param obj: an ``SVI``, an ``MCMC`` that has run, or an engine with ``model``, ``guide`` and
         ``run``.
@@ -249,22 +239,17 @@ def to_arviz(
     1. *Bayesian Leave-One-Out Cross-Validation for Large Data*, M. Magnusson, M. R. Andersen,
        J. Jonasson, A. Vehtari (ICML 2019), section 2.3 (the weights of an approximate posterior).
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.diagnostics import to_arviz
-        >>> def model(x):
-        ...     loc = numpyro.sample("loc", dist.Normal())
-        ...     with numpyro.plate("N", len(x), subsample_size=2) as idx:
-        ...         numpyro.sample("x", dist.Normal(loc), obs=x[idx])
-        >>> x = jnp.array([0.5, -1.0, 2.0])
-        >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.1), Trace_ELBO())
-        >>> fit = svi.run(jax.random.key(0), 100, x, progress_bar=False)
-        >>> dt = to_arviz(svi, result=fit, model_args=(x,), num_samples=50)
-        >>> dict(dt.log_likelihood.sizes), dt.attrs["density"]
-        ({'chain': 1, 'draw': 50, 'N': 3}, 'exact')
+    >>> from numpyro_ext.diagnostics import to_arviz
+    >>> def model(x):
+    ...     loc = numpyro.sample("loc", dist.Normal())
+    ...     with numpyro.plate("N", len(x), subsample_size=2) as idx:
+    ...         numpyro.sample("x", dist.Normal(loc), obs=x[idx])
+    >>> x = jnp.array([0.5, -1.0, 2.0])
+    >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.1), Trace_ELBO())
+    >>> fit = svi.run(jax.random.key(0), 100, x, progress_bar=False)
+    >>> dt = to_arviz(svi, result=fit, model_args=(x,), num_samples=50)
+    >>> dict(dt.log_likelihood.sizes), dt.attrs["density"]
+    ({'chain': 1, 'draw': 50, 'N': 3}, 'exact')
     """
     num_samples = check_count("num_samples", num_samples)
     if block_size is not None:

@@ -10,8 +10,6 @@ from numpyro_ext._checks import check_choice
 from numpyro_ext.diagnostics._fit import FitArguments, FitRequest, is_fit
 from numpyro_ext.diagnostics._predicted import Predicted, predictions_of_fit
 
-__all__ = ["Calibration", "calibration_of", "regression_calibration"]
-
 LEVELS = tuple(i / 10 for i in range(1, 10))
 
 
@@ -85,20 +83,18 @@ def regression_calibration(
     1. *Accurate Uncertainties for Deep Learning Using Calibrated Regression*, V. Kuleshov,
        N. Fenner, S. Ermon (ICML 2018), equations 2 and 9.
 
-    .. doctest::
-
-        >>> import numpy as np
-        >>> from numpyro_ext.diagnostics import regression_calibration
-        >>> y = np.random.default_rng(0).normal(3.0, 2.0, 1000)
-        >>> right = regression_calibration(y, loc=3.0, scale=2.0)
-        >>> narrow = regression_calibration(y, loc=3.0, scale=1.0)
-        >>> bool(right.error < 10 * right.perfect_error), bool(narrow.error > 0.02)
-        (True, True)
+    >>> import numpy as np
+    >>> from numpyro_ext.diagnostics import regression_calibration
+    >>> y = np.random.default_rng(0).normal(3.0, 2.0, 1000)
+    >>> right = regression_calibration(y, loc=3.0, scale=2.0)
+    >>> narrow = regression_calibration(y, loc=3.0, scale=1.0)
+    >>> bool(right.error < 10 * right.perfect_error), bool(narrow.error > 0.02)
+    (True, True)
     """
     check_choice("kind", kind, ("central", "cdf"))
     grid = _levels(levels)
-    given = {"samples": samples, "pit": pit, "loc and scale": loc if scale is None else scale}
-    sources = [name for name, x in given.items() if x is not None]
+    predictions = {"samples": samples, "pit": pit, "loc and scale": loc if scale is None else scale}
+    sources = [name for name, x in predictions.items() if x is not None]
     if is_fit(y):
         if sources:
             raise ValueError(f"y is a fit, which predicts by itself; leave out {sources[0]}.")

@@ -9,22 +9,6 @@ from numpyro_ext._checks import check_count
 from numpyro_ext.diagnostics._fit import FitArguments, FitRequest, is_fit
 from numpyro_ext.diagnostics._predicted import Predicted, labels_of, predictions_of_fit
 
-__all__ = [
-    "PredictiveUncertainty",
-    "ReliabilityBins",
-    "bins_of",
-    "brier_of",
-    "brier_score",
-    "expected_calibration_error",
-    "classes_of",
-    "error_of",
-    "perfect_calibration_error",
-    "predictive_uncertainty",
-    "probs_and_labels",
-    "reliability_bins",
-    "uncertainty_of",
-]
-
 SUM = 1e-3
 """The largest distance from 1 of the sum of the probabilities of a row."""
 
@@ -66,12 +50,10 @@ def reliability_bins(
     :param of_a_fit: the arguments of :func:`predictive_scores`, for a fit.
     :return: :class:`ReliabilityBins`.
 
-    .. doctest::
-
-        >>> from numpyro_ext.diagnostics import reliability_bins
-        >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.35, 0.65], [0.6, 0.4]]
-        >>> reliability_bins(probs, [0, 1, 1, 0], num_bins=2).accuracy
-        array([ nan, 0.75])
+    >>> from numpyro_ext.diagnostics import reliability_bins
+    >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.35, 0.65], [0.6, 0.4]]
+    >>> reliability_bins(probs, [0, 1, 1, 0], num_bins=2).accuracy
+    array([ nan, 0.75])
     """
     return bins_of(*probs_and_labels(probs, labels, **of_a_fit), num_bins)
 
@@ -122,12 +104,10 @@ def expected_calibration_error(
     1. *On Calibration of Modern Neural Networks*, C. Guo, G. Pleiss, Y. Sun, K. Q. Weinberger
        (ICML 2017), equation 3.
 
-    .. doctest::
-
-        >>> from numpyro_ext.diagnostics import expected_calibration_error
-        >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.35, 0.65], [0.6, 0.4]]
-        >>> print(f"{expected_calibration_error(probs, [0, 1, 1, 0], num_bins=10):.4f}")
-        0.4125
+    >>> from numpyro_ext.diagnostics import expected_calibration_error
+    >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.35, 0.65], [0.6, 0.4]]
+    >>> print(f"{expected_calibration_error(probs, [0, 1, 1, 0], num_bins=10):.4f}")
+    0.4125
     """
     return error_of(bins_of(*probs_and_labels(probs, labels, **of_a_fit), num_bins))
 
@@ -159,12 +139,10 @@ def brier_score(probs: Any, labels: Any = None, **of_a_fit: Unpack[FitArguments]
     1. *Verification of Forecasts Expressed in Terms of Probability*, G. W. Brier (Monthly Weather
        Review 1950), equation 2.
 
-    .. doctest::
-
-        >>> from numpyro_ext.diagnostics import brier_score
-        >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.35, 0.65], [0.6, 0.4]]
-        >>> print(f"{brier_score(probs, [0, 1, 1, 0]):.5f}")
-        0.46625
+    >>> from numpyro_ext.diagnostics import brier_score
+    >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.35, 0.65], [0.6, 0.4]]
+    >>> print(f"{brier_score(probs, [0, 1, 1, 0]):.5f}")
+    0.46625
     """
     p, y = probs_and_labels(probs, labels, **of_a_fit)
     return brier_of(p, y)
@@ -203,12 +181,10 @@ def predictive_uncertainty(
     1. *Bayesian Active Learning for Classification and Preference Learning*, N. Houlsby, F. Huszar,
        Z. Ghahramani, M. Lengyel (2011), equation 2.
 
-    .. doctest::
-
-        >>> from numpyro_ext.diagnostics import predictive_uncertainty
-        >>> found = predictive_uncertainty([[[0.9, 0.1]], [[0.5, 0.5]]])  # two draws, one row
-        >>> [f"{x[0]:.4f}" for x in found]
-        ['0.6109', '0.5091', '0.1017']
+    >>> from numpyro_ext.diagnostics import predictive_uncertainty
+    >>> found = predictive_uncertainty([[[0.9, 0.1]], [[0.5, 0.5]]])  # two draws, one row
+    >>> [f"{x[0]:.4f}" for x in found]
+    ['0.6109', '0.5091', '0.1017']
     """
     if is_fit(probs):
         predicted = predictions_of_fit(FitRequest(probs, result, **of_a_fit), labelled=False)

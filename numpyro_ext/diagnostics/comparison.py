@@ -9,8 +9,6 @@ import numpy as np
 from numpyro_ext.diagnostics.limits import RATIO_KNOWN, SHAPE, SHAPE_KNOWN, SHIFT, decide
 from numpyro_ext.diagnostics.table import Row
 
-__all__ = ["MEAN", "OF_DRAWS", "SD", "SHAPES", "Comparison", "not_judged", "void_if_any_unjudged"]
-
 MEAN, SD, SHAPES = "shift of the mean, worst", "sd ratio, worst", "shape, worst"
 OF_DRAWS = MEAN, SD, SHAPES
 """The lines that compare the draws with the posterior."""

@@ -33,8 +33,6 @@ from numpyro_ext.diagnostics._points import (
     score_points,
 )
 
-__all__ = ["FitContext", "Kind", "cached", "title_of"]
-
 Kind = Literal["chains", "guide", "particles"]
 
 

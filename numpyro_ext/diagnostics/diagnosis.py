@@ -21,9 +21,6 @@ from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.plot_data import plot_data_of
 from numpyro_ext.diagnostics.table import Diagnosis, Row, merge_rows, shorten
 
-__all__ = ["CHECKS", "diagnose", "rows_of"]
-
-
 CHECKS = {
     "chains": [finite, varying, problems, divergences, temperature, agreement, moves],
     "guide": [finite, varying, problems, local_inference, agreement, weights, by_gradients, moves],
@@ -90,7 +87,7 @@ def diagnose(
     :param int num_samples: draws from a guide, per restart.
     :param int num_moves: trajectories of the Markov chain from each particle or draw; 0 leaves the
         moves out. By default there are 40, from fewer draws where they are dear; where they would
-        take more than some ten seconds of a core they are not made, and the line says how many
+        take more than about 40 seconds of a core they are not made, and the line says how many
         seconds: give a number to run them nevertheless.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
     :param proxy: the result of :func:`numpyro_ext.objectives.taylor_proxy` on the same data; that
@@ -105,23 +102,14 @@ def diagnose(
        (Bayesian Analysis 2021).
     2. *Yes, but Did It Work?*, Y. Yao et al. (ICML 2018).
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.diagnostics import diagnose
-        >>> def model(x):
-        ...     loc = numpyro.sample("loc", dist.Normal(0, 10))
-        ...     numpyro.sample("x", dist.Normal(loc).expand([3]).to_event(1), obs=x)
-        >>> x = jnp.array([0.5, -1.0, 2.0])
-        >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.001), Trace_ELBO())
-        >>> early = svi.run(jax.random.key(0), 200, x, progress_bar=False)
-        >>> diagnosis = diagnose(svi, result=early, model_args=(x,))
-        >>> diagnosis.ok
-        False
-        >>> diagnosis.to_frame().loc["sd ratio, worst", "ok"]
-        False
+    >>> from numpyro_ext.diagnostics import diagnose
+    >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.001), Trace_ELBO())
+    >>> early = svi.run(jax.random.key(0), 200, progress_bar=False)
+    >>> diagnosis = diagnose(svi, result=early)
+    >>> diagnosis.ok
+    False
+    >>> diagnosis.to_frame().loc["sd ratio, worst", "ok"]
+    False
     """
     num_samples = check_count("num_samples", num_samples)
     if num_moves is not None:

@@ -15,8 +15,6 @@ from numpyro_ext.diagnostics._points import points_and_score
 from numpyro_ext.diagnostics.full_data import full_data
 from numpyro_ext.scores.discrepancy import squared_ksd, squared_mmd
 
-__all__ = ["kernel_stein_discrepancy", "maximum_mean_discrepancy"]
-
 
 def _draws_of(name: str, x: Any) -> dict[str, np.ndarray] | None:
     """``{site: (S, *site)}`` of a ``DataTree``, its part or a dict; None for an array."""
@@ -102,22 +100,19 @@ def kernel_stein_discrepancy(
        (ICML 2016), equations 7 and 14.
     2. *Measuring Sample Quality with Kernels*, J. Gorham, L. Mackey (ICML 2017).
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_ext.diagnostics import kernel_stein_discrepancy
-        >>> def model(x):
-        ...     loc = numpyro.sample("loc", dist.Normal())
-        ...     with numpyro.plate("N", len(x), subsample_size=1) as idx:
-        ...         numpyro.sample("x", dist.Normal(loc), obs=x[idx])
-        >>> x = jnp.array([0.5, -1.0, 2.0])
-        >>> noise = jax.random.normal(jax.random.key(0), (300,))
-        >>> posterior, prior = {"loc": 0.375 + 0.5 * noise}, {"loc": noise}
-        >>> right, wrong = (
-        ...     kernel_stein_discrepancy(draws, model=model, model_args=(x,), statistic="v")
-        ...     for draws in (posterior, prior))
-        >>> bool(right < 0.1 * wrong)
-        True
+    >>> from numpyro_ext.diagnostics import kernel_stein_discrepancy
+    >>> def model(x):
+    ...     loc = numpyro.sample("loc", dist.Normal())
+    ...     with numpyro.plate("N", len(x), subsample_size=1) as idx:
+    ...         numpyro.sample("x", dist.Normal(loc), obs=x[idx])
+    >>> x = jnp.array([0.5, -1.0, 2.0])
+    >>> noise = jax.random.normal(jax.random.key(0), (300,))
+    >>> posterior, prior = {"loc": 0.375 + 0.5 * noise}, {"loc": noise}
+    >>> right, wrong = (
+    ...     kernel_stein_discrepancy(draws, model=model, model_args=(x,), statistic="v")
+    ...     for draws in (posterior, prior))
+    >>> bool(right < 0.1 * wrong)
+    True
     """
     draws = _draws_of("x", x)
     if draws is None:
@@ -171,14 +166,11 @@ def maximum_mean_discrepancy(
 
     1. *A Kernel Two-Sample Test*, A. Gretton et al. (JMLR 2012), equations 3 and 5.
 
-    .. doctest::
-
-        >>> import jax
-        >>> from numpyro_ext.diagnostics import maximum_mean_discrepancy
-        >>> noise = jax.random.normal(jax.random.key(0), (3, 300))
-        >>> x, same, other = {"loc": noise[0]}, {"loc": noise[1]}, {"loc": 1.0 + noise[2]}
-        >>> bool(maximum_mean_discrepancy(x, same) < 0.05 < maximum_mean_discrepancy(x, other))
-        True
+    >>> from numpyro_ext.diagnostics import maximum_mean_discrepancy
+    >>> noise = jax.random.normal(jax.random.key(0), (3, 300))
+    >>> x, same, other = {"loc": noise[0]}, {"loc": noise[1]}, {"loc": 1.0 + noise[2]}
+    >>> bool(maximum_mean_discrepancy(x, same) < 0.05 < maximum_mean_discrepancy(x, other))
+    True
     """
     draws_x, draws_y = _draws_of("x", x), _draws_of("y", y)
     if draws_x is not None and draws_y is not None:

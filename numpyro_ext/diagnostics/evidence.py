@@ -115,20 +115,16 @@ def evidence_bounds(
     2. *Variational inference via chi upper bound minimization*, Adji B. Dieng, Dustin Tran, Rajesh
        Ranganath, John Paisley, David M. Blei, NIPS 2017 (the sandwich, Section 2).
 
-    **Example**
-
-    .. doctest::
-
-        >>> from numpyro_ext.diagnostics import evidence_bounds
-        >>> bounds = evidence_bounds([-1.2, 0.3, -2.5, 0.9, -0.1, -4.0])
-        >>> for alpha, value in zip(bounds.alphas, bounds.values):
-        ...     print(f"{alpha:4} {value:.4f}")
-         1.0 -1.1000
-         0.5 -0.5089
-         0.0 -0.1594
-        -1.0 0.1908
-        >>> print(f"{bounds.effective_sample_size:.1f} draws in effect, of 6")
-        3.0 draws in effect, of 6
+    >>> from numpyro_ext.diagnostics import evidence_bounds
+    >>> bounds = evidence_bounds([-1.2, 0.3, -2.5, 0.9, -0.1, -4.0])
+    >>> for alpha, value in zip(bounds.alphas, bounds.values):
+    ...     print(f"{alpha:4} {value:.4f}")
+     1.0 -1.1000
+     0.5 -0.5089
+     0.0 -0.1594
+    -1.0 0.1908
+    >>> print(f"{bounds.effective_sample_size:.1f} draws in effect, of 6")
+    3.0 draws in effect, of 6
     """
     asked = FitRequest(obj, result, model_args, model_kwargs, num_samples, rng_key)
     lw = log_weights_of(asked) if proxy is None else _log_weights_by(proxy, asked)
@@ -168,7 +164,7 @@ def _log_weights_by(proxy: TaylorProxy, asked: FitRequest) -> np.ndarray:
     plates = minibatch_plates(on_batches, fit.args, fit.kwargs)
     num_rows = min(proxy.size, max(proxy.batch, _ROWS))
 
-    def one(params: Params, rng_key: Array) -> tuple[Array, Array]:
+    def log_weight(params: Params, rng_key: Array) -> tuple[Array, Array]:
         key_guide, key_rows, key_model = random.split(rng_key, 3)
         idx = {proxy.plate: replace_indices(key_rows, proxy.size, num_rows)}
         model = rows(on_batches, idx, plates)
@@ -183,7 +179,7 @@ def _log_weights_by(proxy: TaylorProxy, asked: FitRequest) -> np.ndarray:
     @jax.jit
     def draws(params: Params, keys: Array) -> tuple[Array, Array]:
         block = max(1, _TERMS // num_rows)
-        return lax.map(lambda key: one(params, key), keys, batch_size=block)
+        return lax.map(lambda key: log_weight(params, key), keys, batch_size=block)
 
     keys = random.split(key_draws, (len(fit.params), check_count("num_samples", asked.num_samples)))
     pieces = [jax.device_get(draws(*each)) for each in zip(fit.params, keys, strict=True)]

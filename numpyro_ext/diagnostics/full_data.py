@@ -11,14 +11,6 @@ from numpyro_ext._model.handlers import every_row, valid_plates
 from numpyro_ext._model.read import sample_sites, shape_trace
 from numpyro_ext._typing import Model, Trace
 
-__all__ = [
-    "check_full_arrays",
-    "full_data",
-    "minibatch_plates",
-    "on_all_rows",
-    "shapes_of",
-]
-
 
 def minibatch_plates(
     model: Model, args: tuple, kwargs: dict[str, Any]
@@ -85,19 +77,16 @@ def full_data(model: Model, *args: Any, **kwargs: Any) -> Model:
     :param kwargs: keyword arguments of the model, likewise.
     :return: a callable with the arguments of ``model``.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import log_likelihood
-        >>> from numpyro_ext.diagnostics import full_data
-        >>> def model(x):
-        ...     loc = numpyro.sample("loc", dist.Normal())
-        ...     with numpyro.plate("N", len(x), subsample_size=2) as idx:
-        ...         numpyro.sample("x", dist.Normal(loc), obs=x[idx])
-        >>> x = jnp.array([0.5, -1.0, 2.0])
-        >>> draws = {"loc": jnp.zeros(100)}
-        >>> log_likelihood(full_data(model, x), draws, x)["x"].shape  # 3 rows, not 2
-        (100, 3)
+    >>> from numpyro.infer import log_likelihood
+    >>> from numpyro_ext.diagnostics import full_data
+    >>> def model(x):
+    ...     loc = numpyro.sample("loc", dist.Normal())
+    ...     with numpyro.plate("N", len(x), subsample_size=2) as idx:
+    ...         numpyro.sample("x", dist.Normal(loc), obs=x[idx])
+    >>> x = jnp.array([0.5, -1.0, 2.0])
+    >>> draws = {"loc": jnp.zeros(100)}
+    >>> log_likelihood(full_data(model, x), draws, x)["x"].shape  # 3 rows, not 2
+    (100, 3)
     """
     if args or kwargs:
         check_full_arrays(valid_plates(model), args, kwargs)

@@ -36,8 +36,6 @@ from numpyro_ext.diagnostics._evaluate import (
 from numpyro_ext.diagnostics._fit import Fit, FitRequest, check_key, predicting_fit
 from numpyro_ext.diagnostics.full_data import shapes_of
 
-__all__ = ["held_out_log_likelihood", "log_mean_exp", "log_weights_of"]
-
 _ENUMERATED = BernoulliLogits, BernoulliProbs, CategoricalLogits, CategoricalProbs
 
 
@@ -95,25 +93,19 @@ def held_out_log_likelihood(
     2. *On the quantitative analysis of decoder-based generative models*, Yuhuai Wu, Yuri Burda,
        Ruslan Salakhutdinov, Roger Grosse, ICLR 2017 (Section 2.2).
 
-    **Example**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro_ext.diagnostics import held_out_log_likelihood
-        >>> def model(y):
-        ...     with numpyro.plate("data", len(y)):
-        ...         x = numpyro.sample("x", dist.Normal(0, 1))
-        ...         numpyro.sample("y", dist.Normal(x, 1), obs=y)
-        >>> def guide(y):  # the exact posterior, for simplicity
-        ...     with numpyro.plate("data", len(y)):
-        ...         numpyro.sample("x", dist.Normal(y / 2, jnp.sqrt(0.5)))
-        >>> svi = SVI(model, guide, numpyro.optim.Adam(0.01), Trace_ELBO())
-        >>> new = jnp.array([0.0, 3.0])
-        >>> found = held_out_log_likelihood(svi, {}, model_args=(new,), num_samples=10)
-        >>> print([f"{value:.3f}" for value in found])  # log N(y | 0, 2)
-        ['-1.266', '-3.516']
+    >>> from numpyro_ext.diagnostics import held_out_log_likelihood
+    >>> def model(y):
+    ...     with numpyro.plate("data", len(y)):
+    ...         x = numpyro.sample("x", dist.Normal(0, 1))
+    ...         numpyro.sample("y", dist.Normal(x, 1), obs=y)
+    >>> def guide(y):  # the exact posterior, for simplicity
+    ...     with numpyro.plate("data", len(y)):
+    ...         numpyro.sample("x", dist.Normal(y / 2, jnp.sqrt(0.5)))
+    >>> svi = SVI(model, guide, numpyro.optim.Adam(0.01), Trace_ELBO())
+    >>> new = jnp.array([0.0, 3.0])
+    >>> found = held_out_log_likelihood(svi, {}, model_args=(new,), num_samples=10)
+    >>> print([f"{value:.3f}" for value in found])  # log N(y | 0, 2)
+    ['-1.266', '-3.516']
     """
     asked = FitRequest(obj, result, model_args, model_kwargs, num_samples, rng_key)
     return log_mean_exp(log_weights_of(asked))
@@ -198,8 +190,8 @@ def _sites_along_data(fit: Fit, layout: Layout, trace: Trace) -> set[str]:
     except Exception:  # rows that the model has from elsewhere
         return set()
     before, after = (
-        {site["name"]: jnp.shape(site["value"]) for site in latent_sites(one)}
-        for one in (trace, other)
+        {site["name"]: jnp.shape(site["value"]) for site in latent_sites(trace_of_rows)}
+        for trace_of_rows in (trace, other)
     )
     return {name for name in before.keys() & after.keys() if before[name] != after[name]}
 

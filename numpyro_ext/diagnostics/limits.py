@@ -11,8 +11,6 @@ import numpy as np
 
 from numpyro_ext.diagnostics.table import Row
 
-__all__ = ["decide", "farthest", "judged", "judged_mean", "particles_shift"]
-
 TEMPERATURE = 0.1
 """Relative error of a temperature or of an implied variance that is still fine."""
 DIVERGING = 0.01

@@ -10,8 +10,6 @@ from numpyro_ext.diagnostics.checks.moves import MovedGroup, move_groups
 from numpyro_ext.diagnostics.checks.weights import WeightSummary, weigh_draws
 from numpyro_ext.diagnostics.context import FitContext
 
-__all__ = ["DiagnosisPlotData", "MovedNumbers", "plot_data_of"]
-
 _SHOWN, _DRAWN = 10, 3
 """The largest number of numbers with a line of their own, and with their draws."""
 _DRAWS = 2000

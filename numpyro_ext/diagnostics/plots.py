@@ -23,8 +23,6 @@ from numpyro_ext.diagnostics.table import Diagnosis
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_calibration", "plot_diagnosis", "plot_particles", "plot_reliability"]
-
 GRID = 80
 """Points of a contour along each axis."""
 MARGIN = 0.15
@@ -72,22 +70,13 @@ def plot_diagnosis(diagnosis: Diagnosis, panels: Sequence[str] | None = None) ->
     :return: the axes by the name of their panel; nothing is shown or saved.
     :raises ImportError: matplotlib is not installed.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.diagnostics import diagnose, plot_diagnosis
-        >>> def model(x):
-        ...     loc = numpyro.sample("loc", dist.Normal(0, 10))
-        ...     numpyro.sample("x", dist.Normal(loc).expand([3]).to_event(1), obs=x)
-        >>> x = jnp.array([0.5, -1.0, 2.0])
-        >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.001), Trace_ELBO())
-        >>> early = svi.run(jax.random.key(0), 200, x, progress_bar=False)
-        >>> axes = plot_diagnosis(diagnose(svi, early, model_args=(x,)))
-        >>> list(axes)
-        ['means', 'sds', 'weights', 'losses', 'loc']
-        >>> axes["means"].figure.savefig("diagnosis.png")                     # doctest: +SKIP
+    >>> from numpyro_ext.diagnostics import diagnose, plot_diagnosis
+    >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.001), Trace_ELBO())
+    >>> early = svi.run(jax.random.key(0), 200, progress_bar=False)
+    >>> axes = plot_diagnosis(diagnose(svi, early))
+    >>> list(axes)
+    ['means', 'sds', 'weights', 'losses', 'y', 'x']
+    >>> axes["means"].figure.savefig("diagnosis.png")                     # doctest: +SKIP
     """
     drawn = _panels(diagnosis)
     wanted = list(drawn) if panels is None else list(panels)
@@ -234,16 +223,14 @@ def plot_calibration(
     :return: the axes; nothing is shown or saved.
     :raises ImportError: matplotlib is not installed.
 
-    .. doctest::
-
-        >>> import numpy as np
-        >>> from numpyro_ext.diagnostics import plot_calibration, regression_calibration
-        >>> y = np.random.default_rng(0).normal(size=200)
-        >>> found = {c: regression_calibration(y, loc=0.0, scale=s)
-        ...          for c, s in (("right", 1.0), ("narrow", 0.5))}
-        >>> ax = plot_calibration(found)
-        >>> ax.get_xlabel()
-        'stated probability'
+    >>> import numpy as np
+    >>> from numpyro_ext.diagnostics import plot_calibration, regression_calibration
+    >>> y = np.random.default_rng(0).normal(size=200)
+    >>> found = {c: regression_calibration(y, loc=0.0, scale=s)
+    ...          for c, s in (("right", 1.0), ("narrow", 0.5))}
+    >>> ax = plot_calibration(found)
+    >>> ax.get_xlabel()
+    'stated probability'
     """
     models = _by_label(calibration)
     ax = _axes(ax)
@@ -294,15 +281,13 @@ def plot_reliability(
     :return: the axes; nothing is shown or saved.
     :raises ImportError: matplotlib is not installed.
 
-    .. doctest::
-
-        >>> import numpy as np
-        >>> from numpyro_ext.diagnostics import plot_reliability
-        >>> rng = np.random.default_rng(0)
-        >>> p = rng.uniform(size=500)
-        >>> ax = plot_reliability(np.stack([1 - p, p], -1), rng.uniform(size=500) < p, num_bins=10)
-        >>> ax.get_ylabel()
-        'share that is right'
+    >>> import numpy as np
+    >>> from numpyro_ext.diagnostics import plot_reliability
+    >>> rng = np.random.default_rng(0)
+    >>> p = rng.uniform(size=500)
+    >>> ax = plot_reliability(np.stack([1 - p, p], -1), rng.uniform(size=500) < p, num_bins=10)
+    >>> ax.get_ylabel()
+    'share that is right'
     """
     p, y = probs_and_labels(probs, labels, **of_a_fit)
     bins = bins_of(p, y, check_count("num_bins", num_bins))
@@ -346,14 +331,12 @@ def plot_particles(
     :return: the axes; nothing is shown or saved.
     :raises ImportError: matplotlib is not installed.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpy as np
-        >>> from numpyro_ext.diagnostics import plot_particles
-        >>> w = np.random.default_rng(0).normal(size=(50, 2))
-        >>> ax = plot_particles({"w": w}, ("w[0]", "w[1]"), lambda z: -jnp.sum(z**2) / 2)
-        >>> ax.get_xlabel(), ax.get_ylabel()
-        ('w[0]', 'w[1]')
+    >>> import numpy as np
+    >>> from numpyro_ext.diagnostics import plot_particles
+    >>> w = np.random.default_rng(0).normal(size=(50, 2))
+    >>> ax = plot_particles({"w": w}, ("w[0]", "w[1]"), lambda z: -jnp.sum(z**2) / 2)
+    >>> ax.get_xlabel(), ax.get_ylabel()
+    ('w[0]', 'w[1]')
     """
     sites = _last_state(draws)
     x, y = (_coordinate(sites, name, 1) for name in var_names)

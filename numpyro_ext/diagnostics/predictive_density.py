@@ -9,8 +9,6 @@ from numpyro_ext._checks import check_choice, check_nonnegative
 from numpyro_ext.diagnostics._fit import FitRequest, is_fit
 from numpyro_ext.diagnostics.held_out import log_mean_exp, log_weights_of
 
-__all__ = ["gaussian_log_density_bound", "log_predictive_density"]
-
 
 def log_predictive_density(
     log_lik: Any,
@@ -58,14 +56,12 @@ def log_predictive_density(
     2. *Evaluating Approximate Inference in Bayesian Deep Learning*, A. G. Wilson et al. (NeurIPS
        2021 competition).
 
-    .. doctest::
-
-        >>> from numpyro_ext.diagnostics import log_predictive_density
-        >>> log_lik = [[-1.0, -2.0, -0.5], [-1.5, -0.7, -3.0]]
-        >>> for kind in ("pointwise", "joint"):
-        ...     print(f"{log_predictive_density(log_lik, kind=kind):.4f}")
-        -1.1618
-        -1.3418
+    >>> from numpyro_ext.diagnostics import log_predictive_density
+    >>> log_lik = [[-1.0, -2.0, -0.5], [-1.5, -0.7, -3.0]]
+    >>> for kind in ("pointwise", "joint"):
+    ...     print(f"{log_predictive_density(log_lik, kind=kind):.4f}")
+    -1.1618
+    -1.3418
     """
     check_choice("kind", kind, ("pointwise", "joint"))
     if is_fit(log_lik):
@@ -111,11 +107,9 @@ def gaussian_log_density_bound(rmse: float) -> float:
     :param rmse: the root mean squared error, in the unit of the observations.
     :return: a number; infinite at 0.
 
-    .. doctest::
-
-        >>> from numpyro_ext.diagnostics import gaussian_log_density_bound
-        >>> f"{gaussian_log_density_bound(2.0):.4f}"
-        '-2.1121'
+    >>> from numpyro_ext.diagnostics import gaussian_log_density_bound
+    >>> f"{gaussian_log_density_bound(2.0):.4f}"
+    '-2.1121'
     """
     check_nonnegative("rmse", rmse)
     return math.inf if rmse == 0 else -0.5 * math.log(2 * math.pi * math.e) - math.log(rmse)

@@ -25,8 +25,6 @@ from numpyro_ext.diagnostics.held_out import log_mean_exp
 from numpyro_ext.diagnostics.predictive_density import gaussian_log_density_bound
 from numpyro_ext.diagnostics.table import in_columns, shown
 
-__all__ = ["ClassificationScores", "RegressionScores", "predictive_scores"]
-
 
 def _table(title: str, lines: list[tuple[str, str, str]]) -> str:
     """A title, and columns of a quantity, its value, and what it has to be compared with."""
@@ -203,16 +201,11 @@ def predictive_scores(
     predicted probabilities themselves; the entropy of the prediction with its aleatoric and
     epistemic part (:func:`predictive_uncertainty`).
 
-    The constant predictions are made from the observations themselves, so with few rows they are a
-    little too good. The rows of the fit itself are predicted too well.
-
-    A row is one entry of the batch of the site: a vector has one log density and several numbers.
-    Where NumPyro has no cdf, mean or variance of the site, 100 draws of it stand in for each draw
-    of the fit.
-
-    Every plate runs on all of its rows, which may be fewer than the minibatch of the run; entries
-    that a mask leaves out are left out here. A latent site of each row is refused, because it would
-    be inferred from the observation; use :func:`held_out_log_likelihood` for it.
+    The rows of the fit itself are predicted too well. A row is one entry of the batch of the site:
+    a vector has one log density and several numbers. Where NumPyro has no cdf, mean or variance of
+    the site, 100 draws of it stand in for each draw of the fit. Every plate runs on all of its
+    rows; entries that a mask leaves out are left out here. A latent site of each row is refused,
+    because it would be inferred from the observation; use :func:`held_out_log_likelihood` for it.
 
     **A network with its own dropout layers and no latent site** is passed as it is, with its
     ``SVI`` and an empty guide: each draw is one run of the model with a mask of its own. For
@@ -242,23 +235,18 @@ def predictive_scores(
     2. *Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles*,
        B. Lakshminarayanan, A. Pritzel, C. Blundell (NIPS 2017).
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.diagnostics import predictive_scores
-        >>> def model(x, y=None):
-        ...     slope = numpyro.sample("slope", dist.Normal(0, 3))
-        ...     with numpyro.plate("data", len(x)):
-        ...         numpyro.sample("y", dist.Normal(slope * x, 0.5), obs=y)
-        >>> x = jax.random.normal(jax.random.key(0), (300,))
-        >>> y = 2 * x + 0.5 * jax.random.normal(jax.random.key(1), (300,))
-        >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.05), Trace_ELBO())
-        >>> fit = svi.run(jax.random.key(2), 500, x[:200], y[:200], progress_bar=False)
-        >>> scores = predictive_scores(svi, fit, model_args=(x[200:], y[200:]))
-        >>> bool(scores.rmse < 0.3 * scores.rmse_of_constant), f"{scores.noise_sd:.2f}"
-        (True, '0.50')
+    >>> from numpyro_ext.diagnostics import predictive_scores
+    >>> def model(x, y=None):
+    ...     slope = numpyro.sample("slope", dist.Normal(0, 3))
+    ...     with numpyro.plate("data", len(x)):
+    ...         numpyro.sample("y", dist.Normal(slope * x, 0.5), obs=y)
+    >>> x = jax.random.normal(jax.random.key(0), (300,))
+    >>> y = 2 * x + 0.5 * jax.random.normal(jax.random.key(1), (300,))
+    >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.05), Trace_ELBO())
+    >>> fit = svi.run(jax.random.key(2), 500, x[:200], y[:200], progress_bar=False)
+    >>> scores = predictive_scores(svi, fit, model_args=(x[200:], y[200:]))
+    >>> bool(scores.rmse < 0.3 * scores.rmse_of_constant), f"{scores.noise_sd:.2f}"
+    (True, '0.50')
     """
     if is_fit(obj):
         if y is not None:

@@ -17,8 +17,6 @@ from numpyro_ext.diagnostics._evaluate import Prototype, evaluator, prototype
 from numpyro_ext.diagnostics._fit import Fit, FitRequest, check_key
 from numpyro_ext.diagnostics._target import by_proxy, proxy_of
 
-__all__ = ["ParetoKhat", "fit_with_density", "khat_error", "log_weights_of", "pareto_khat"]
-
 INSTEAD = (
     "judge its draws with kernel_stein_discrepancy or, against draws of the posterior, with"
     " maximum_mean_discrepancy"
@@ -116,16 +114,13 @@ def pareto_khat(
     2. *Yes, but Did It Work?*, Y. Yao et al. (ICML 2018), Algorithm 1.
     3. *Truncated Importance Sampling*, E. L. Ionides (JCGS 2008): the bound of a single weight.
 
-    .. doctest::
-
-        >>> import jax
-        >>> from jax.scipy.stats import norm, t
-        >>> from numpyro_ext.diagnostics import pareto_khat
-        >>> z = jax.random.normal(jax.random.key(0), (2000,))
-        >>> narrow = pareto_khat(t.logpdf(z, 3) - norm.logpdf(z))
-        >>> wide = pareto_khat(norm.logpdf(2 * z) - norm.logpdf(z))
-        >>> narrow.khat > narrow.threshold, wide.khat < 0
-        (True, True)
+    >>> from jax.scipy.stats import norm, t
+    >>> from numpyro_ext.diagnostics import pareto_khat
+    >>> z = jax.random.normal(jax.random.key(0), (2000,))
+    >>> narrow = pareto_khat(t.logpdf(z, 3) - norm.logpdf(z))
+    >>> wide = pareto_khat(norm.logpdf(2 * z) - norm.logpdf(z))
+    >>> narrow.khat > narrow.threshold, wide.khat < 0
+    (True, True)
     """
     asked = FitRequest(obj, result, model_args, model_kwargs, num_samples, rng_key)
     log_w = log_weights_of(asked, proxy_of(obj, proxy))
@@ -147,8 +142,8 @@ def pareto_khat(
     smoothed = np.empty_like(log_w)
     khat = np.empty(log_w.shape[1:])
     for unit in np.ndindex(khat.shape):
-        one = (slice(None), *unit)
-        khat[unit], smoothed[one] = _fit_tail(log_w[one], precision)
+        column = (slice(None), *unit)
+        khat[unit], smoothed[column] = _fit_tail(log_w[column], precision)
     there = np.min(np.sum(log_w > -np.inf, 0))
     if there < (1 - _LOST) * size:
         message = (

@@ -15,8 +15,6 @@ from numpyro_ext._checks import check_count
 from numpyro_ext._typing import Engine
 from numpyro_ext.diagnostics._fit import check_key
 
-__all__ = ["restarts"]
-
 
 def restarts(
     make_svi: Callable[[], Any],
@@ -60,20 +58,16 @@ def restarts(
     1. *Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles*,
        B. Lakshminarayanan, A. Pritzel, C. Blundell (NIPS 2017).
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro.infer.autoguide import AutoDelta
-        >>> from numpyro_ext.diagnostics import restarts
-        >>> def model(x):  # only the size of z is known
-        ...     z = numpyro.sample("z", dist.Normal(0, 2))
-        ...     numpyro.sample("x", dist.Normal(z**2, 0.1), obs=x)
-        >>> def make_svi():
-        ...     return SVI(model, AutoDelta(model), optax.adam(0.05), Trace_ELBO())
-        >>> fits = restarts(make_svi, jax.random.key(0), 6, 300, 4.0, progress_bar=False)
-        >>> sorted({f"{fit.params['z_auto_loc']:.1f}" for fit in fits})
-        ['-2.0', '2.0']
+    >>> from numpyro.infer.autoguide import AutoDelta
+    >>> from numpyro_ext.diagnostics import restarts
+    >>> def model(x):  # only the size of z is known
+    ...     z = numpyro.sample("z", dist.Normal(0, 2))
+    ...     numpyro.sample("x", dist.Normal(z**2, 0.1), obs=x)
+    >>> def make_svi():
+    ...     return SVI(model, AutoDelta(model), optax.adam(0.05), Trace_ELBO())
+    >>> fits = restarts(make_svi, jax.random.key(0), 6, 300, 4.0, progress_bar=False)
+    >>> sorted({f"{fit.params['z_auto_loc']:.1f}" for fit in fits})
+    ['-2.0', '2.0']
     """
     num_restarts = check_count("num_restarts", num_restarts)
     num_steps = check_count("num_steps", num_steps)

@@ -8,7 +8,6 @@ import warnings
 import jax
 from jax import random
 import numpy as np
-from scipy.stats import chisquare
 
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._typing import Model
@@ -19,8 +18,6 @@ from numpyro_ext.diagnostics.table import in_columns
 
 if TYPE_CHECKING:
     import xarray as xr
-
-__all__ = ["SBCResult", "simulation_based_calibration"]
 
 _CORRELATED = 0.2
 """Correlation of one draw with the next above which the ranks look as if q were too narrow."""
@@ -134,17 +131,14 @@ def simulation_based_calibration(
     2. *Yes, but did it work? Evaluating variational inference*, Yuling Yao, Aki Vehtari, Daniel
        Simpson, Andrew Gelman, ICML 2018 (Section 3).
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_ext.diagnostics import fit_engine, simulation_based_calibration
-        >>> from numpyro_ext.ep import EP
-        >>> from numpyro_ext.targets import normal_mean
-        >>> x = jnp.array([0.5, -1.0, 2.0])  # its length alone matters
-        >>> result = simulation_based_calibration(  # EP is exact here
-        ...     jax.random.key(0), normal_mean, fit_engine(EP, 5), x, num_simulations=40)
-        >>> result.ranks["z"].shape, result.p_value > 0.001
-        ((40,), True)
+    >>> from numpyro_ext.diagnostics import fit_engine, simulation_based_calibration
+    >>> from numpyro_ext.ep import EP
+    >>> from numpyro_ext.targets import normal_mean
+    >>> x = jnp.array([0.5, -1.0, 2.0])  # its length alone matters
+    >>> result = simulation_based_calibration(  # EP is exact here
+    ...     jax.random.key(0), normal_mean, fit_engine(EP, 5), x, num_simulations=40)
+    >>> result.ranks["z"].shape, result.p_value > 0.001
+    ((40,), True)
     """
     num_simulations = check_count("num_simulations", num_simulations, 20)
     L = check_count("num_samples", num_samples, 10)
@@ -240,6 +234,8 @@ def _warn_of_correlation(sites: dict[str, _Ranked], L: int) -> None:
 
 def _p_values(pit: np.ndarray) -> np.ndarray:
     """Of the chi-square test of each component, along the first axis."""
+    from scipy.stats import chisquare
+
     bins = min(20, len(pit) // 5)
     place = np.minimum((pit * bins).astype(int), bins - 1)
     return np.asarray(chisquare(np.stack([np.sum(place == b, 0) for b in range(bins)])).pvalue)

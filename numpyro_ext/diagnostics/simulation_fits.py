@@ -18,8 +18,6 @@ from numpyro_ext._typing import Diagnosable, Model, Params, Sites
 from numpyro_ext.diagnostics._simulate import SimulatedModel
 from numpyro_ext.diagnostics.full_data import minibatch_plates, on_all_rows
 
-__all__ = ["Fit", "fit_engine", "fit_mcmc", "fit_svi"]
-
 Fit = Callable[[Any, Model, tuple, dict[str, Any]], dict[str, Any]]
 """``fit(rng_key, model, args, kwargs)`` to draws ``{site: (S, ...)}`` of the latent sites."""
 
@@ -76,17 +74,12 @@ def fit_svi(
     :param int num_draws: draws of each fit, of which as many as needed are used.
     :return: a function ``fit(rng_key, model, args, kwargs)``.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, optax
-        >>> from numpyro.infer import Trace_ELBO
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.diagnostics import fit_svi
-        >>> from numpyro_ext.targets import normal_mean
-        >>> fit = fit_svi(AutoNormal, optax.adam(0.01), Trace_ELBO(10), 1000)
-        >>> draws = fit(jax.random.key(0), normal_mean, (jnp.array([0.5, -1.0, 2.0]),), {})
-        >>> bool(abs(draws["z"].mean() - 0.375) < 0.15)  # the posterior mean
-        True
+    >>> from numpyro_ext.diagnostics import fit_svi
+    >>> from numpyro_ext.targets import normal_mean
+    >>> fit = fit_svi(AutoNormal, optax.adam(0.01), Trace_ELBO(10), 1000)
+    >>> draws = fit(jax.random.key(0), normal_mean, (jnp.array([0.5, -1.0, 2.0]),), {})
+    >>> bool(abs(draws["z"].mean() - 0.375) < 0.15)  # the posterior mean
+    True
     """
     num_steps, num_draws = check_count("num_steps", num_steps), check_count("num_draws", num_draws)
 
@@ -120,17 +113,14 @@ def fit_mcmc(make_kernel: Callable[[Model], Any], num_warmup: int, num_samples: 
     :param int num_samples: draws of each chain.
     :return: a function ``fit(rng_key, model, args, kwargs)``.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro.infer import NUTS
-        >>> from numpyro_ext.diagnostics import fit_mcmc
-        >>> from numpyro_ext.targets import normal_mean
-        >>> fit = fit_mcmc(NUTS, 200, 1000)
-        >>> draws = fit(jax.random.key(0), normal_mean, (jnp.array([0.5, -1.0, 2.0]),), {})
-        >>> # The posterior is N(0.375, 0.5^2).
-        >>> bool(abs(draws["z"].mean() - 0.375) < 0.15), bool(abs(draws["z"].std() - 0.5) < 0.1)
-        (True, True)
+    >>> from numpyro.infer import NUTS
+    >>> from numpyro_ext.diagnostics import fit_mcmc
+    >>> from numpyro_ext.targets import normal_mean
+    >>> fit = fit_mcmc(NUTS, 200, 1000)
+    >>> draws = fit(jax.random.key(0), normal_mean, (jnp.array([0.5, -1.0, 2.0]),), {})
+    >>> # The posterior is N(0.375, 0.5^2).
+    >>> bool(abs(draws["z"].mean() - 0.375) < 0.15), bool(abs(draws["z"].std() - 0.5) < 0.1)
+    (True, True)
     """
     num_warmup = check_count("num_warmup", num_warmup, 0)
     num_samples = check_count("num_samples", num_samples)
@@ -165,17 +155,14 @@ def fit_engine(
     :param int num_draws: draws of the guide of each fit, of which as many as needed are used.
     :return: a function ``fit(rng_key, model, args, kwargs)``.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_ext.diagnostics import fit_engine
-        >>> from numpyro_ext.ep import EP
-        >>> from numpyro_ext.targets import normal_mean
-        >>> fit = fit_engine(EP, 10)
-        >>> draws = fit(jax.random.key(0), normal_mean, (jnp.array([0.5, -1.0, 2.0]),), {})
-        >>> # The posterior is N(0.375, 0.5^2).
-        >>> bool(abs(draws["z"].mean() - 0.375) < 0.15), bool(abs(draws["z"].std() - 0.5) < 0.1)
-        (True, True)
+    >>> from numpyro_ext.diagnostics import fit_engine
+    >>> from numpyro_ext.ep import EP
+    >>> from numpyro_ext.targets import normal_mean
+    >>> fit = fit_engine(EP, 10)
+    >>> draws = fit(jax.random.key(0), normal_mean, (jnp.array([0.5, -1.0, 2.0]),), {})
+    >>> # The posterior is N(0.375, 0.5^2).
+    >>> bool(abs(draws["z"].mean() - 0.375) < 0.15), bool(abs(draws["z"].std() - 0.5) < 0.1)
+    (True, True)
     """
     num_steps, num_draws = check_count("num_steps", num_steps), check_count("num_draws", num_draws)
     made: dict[str, Any] = {}
@@ -223,8 +210,8 @@ def _draws(
     """Draws of the guide on all rows, ``{site: (size, ...)}``."""
     whole, (known,) = posterior_guide(guide, [params], args, kwargs, every_row)
 
-    def one(rng_key: Array) -> Sites:
+    def draw(rng_key: Array) -> Sites:
         fn = seed(substitute(on_all_rows(whole), data=known), rng_key)
         return {site["name"]: site["value"] for site in latent_sites(trace_of(fn, args, kwargs))}
 
-    return jax.vmap(one)(random.split(rng_key, size))
+    return jax.vmap(draw)(random.split(rng_key, size))

@@ -14,9 +14,6 @@ from numpyro_ext._checks import InferenceWarning
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["MOST_ROWS", "Diagnosis", "Row", "equally_spaced", "in_columns", "merge_rows"]
-__all__ += ["shorten", "shown", "warn_of"]
-
 MOST_ROWS = 8
 """The largest number of lines in a table."""
 _WIDTH = 100
@@ -84,7 +81,8 @@ class Diagnosis:
         """The table as a pandas frame, one line per quantity."""
         import pandas as pd
 
-        return pd.DataFrame(list(self.rows), columns=list(Row._fields)).set_index("quantity")
+        frame = pd.DataFrame(list(self.rows), columns=list(Row._fields)).set_index("quantity")
+        return frame.astype({"ok": object})
 
     def __str__(self) -> str:
         wrong = sum(row.ok is False for row in self.rows)

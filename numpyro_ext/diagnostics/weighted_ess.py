@@ -6,8 +6,6 @@ import numpy as np
 
 from numpyro_ext._checks import check_count
 
-__all__ = ["weighted_ess"]
-
 
 def weighted_ess(x: Any, weights: Any = None, num_batches: int | None = None) -> np.ndarray:
     r"""Effective sample size of a weighted mean of correlated draws, by batch means.
@@ -42,15 +40,13 @@ def weighted_ess(x: Any, weights: Any = None, num_batches: int | None = None) ->
     2. *Batch means and spectral variance estimators in Markov chain Monte Carlo*, James M. Flegal,
        Galin L. Jones, Annals of Statistics 2010 (eq. 5).
 
-    .. doctest::
-
-        >>> import numpy as np
-        >>> from numpyro_ext.diagnostics import weighted_ess
-        >>> x = np.random.default_rng(0).normal(size=10_000)
-        >>> w = 1 / np.sqrt(1 + np.arange(10_000))
-        >>> exact = w.sum() ** 2 / (w**2).sum()
-        >>> bool(abs(weighted_ess(x, w) / exact - 1) < 0.5)
-        True
+    >>> import numpy as np
+    >>> from numpyro_ext.diagnostics import weighted_ess
+    >>> x = np.random.default_rng(0).normal(size=10_000)
+    >>> w = 1 / np.sqrt(1 + np.arange(10_000))
+    >>> exact = w.sum() ** 2 / (w**2).sum()
+    >>> bool(abs(weighted_ess(x, w) / exact - 1) < 0.5)
+    True
     """
     x = np.asarray(x, np.float64)
     if x.ndim not in (1, 2) or x.shape[-1] < 4:
@@ -70,7 +66,7 @@ def weighted_ess(x: Any, weights: Any = None, num_batches: int | None = None) ->
     B = int(np.sqrt(T)) if num_batches is None else check_count("num_batches", num_batches, 2)
     if B > T:
         raise ValueError(f"num_batches is {B}; it must be at most the number {T} of draws.")
-    each = [_of_chain(*one, B) for one in zip(np.atleast_2d(x), np.atleast_2d(w), strict=True)]
+    each = [_of_chain(*chain, B) for chain in zip(np.atleast_2d(x), np.atleast_2d(w), strict=True)]
     return np.asarray(sum(each))
 
 

@@ -54,6 +54,7 @@ def test_diagnosis(fitted):
     }
     assert rows["residual"].ok
     assert rows["residual"].limit == "3e-05"
+    assert rows["factors skipped"].ok
     assert "change of the loss" not in rows
     short = result.state._replace(report=result.state.report._replace(residual=jnp.array(0.2)))
     found = diagnose(

@@ -11,8 +11,6 @@ from numpyro_ext.diagnostics.context import FitContext, cached
 from numpyro_ext.diagnostics.limits import DIVERGING, ESS, ESS_EACH, RHAT, judged
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["AGREEMENT", "Agreement", "agreement", "compare_chains", "divergences", "split_by_mode"]
-
 AGREEMENT = "largest R-hat"
 _NUMBERS = 1000
 """The largest number of coordinates, equally spaced, that are looked at."""
@@ -53,18 +51,18 @@ def agreement(context: FitContext) -> list[Row]:
 def compare_chains(context: FitContext) -> "Agreement":
     """All numbers of chains, or of restarts; where chains differ, those of each mode by itself."""
     together = _all_together(context)
-    if context.kind == "chains" and (at := split_by_mode(context)) is not None:
-        return together.of_groups([Agreement(x) for x in at.within(context.draws).values()])
+    if context.kind == "chains" and (by_mode := split_by_mode(context)) is not None:
+        return together.of_groups([Agreement(x) for x in by_mode.within(context.draws).values()])
     return together
 
 
 def split_by_mode(context: FitContext) -> AtModes | None:
     """The draws at each mode, where there are several with known shares; None where they are judged
     together, as those of chains that agree are, whatever modes they visit."""
-    at = draws_at_modes(context)
-    if at is None or at.row.ok is None or context.kind == "guide":
+    by_mode = draws_at_modes(context)
+    if by_mode is None or by_mode.row.ok is None or context.kind == "guide":
         return None
-    return None if context.kind == "chains" and _agree(context) else at
+    return None if context.kind == "chains" and _agree(context) else by_mode
 
 
 def _agree(context: FitContext) -> bool:
@@ -120,10 +118,10 @@ class Agreement:
         return joined
 
     def worst(self, values: np.ndarray, largest: bool) -> tuple[float, str]:
-        known = np.flatnonzero(~np.isnan(values))
-        if not len(known):
+        finite = np.flatnonzero(~np.isnan(values))
+        if not len(finite):
             return math.nan, ""
-        k = known[np.argmax(values[known]) if largest else np.argmin(values[known])]
+        k = finite[np.argmax(values[finite]) if largest else np.argmin(values[finite])]
         return float(values[k]), self.names[k]
 
 

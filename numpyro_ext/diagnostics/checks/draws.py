@@ -10,8 +10,6 @@ from numpyro_ext.diagnostics._spread import least_spread, mean_and_sd
 from numpyro_ext.diagnostics.context import FitContext, cached
 from numpyro_ext.diagnostics.table import Row
 
-__all__ = ["STILL", "finite", "has_moves", "varying"]
-
 STILL = "sites that do not vary"
 
 

@@ -21,8 +21,6 @@ from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.table import Row
 from numpyro_ext.scores.implied_sd import IMPLIED_RATIO, IMPLIED_SHIFT, implied_sd_ratio
 
-__all__ = ["by_gradients", "enough_particles", "rows_of_points"]
-
 _ratios_of = jax.jit(implied_sd_ratio)
 
 
@@ -48,11 +46,14 @@ def by_gradients(context: FitContext) -> list[Row]:
         if not context.has_gradient:
             return []
         short = any(row.ok is None and np.isfinite(row.value) for row in moves(context))
-        at, points = split_by_mode(context), context.points
-        if at is None:
+        by_mode, points = split_by_mode(context), context.points
+        if by_mode is None:
             rows = rows_of_points(points, particles=True)
         else:
-            groups = [points.at(np.flatnonzero(at.which[0] == k)) for k in range(len(at.modes))]
+            groups = [
+                points.subset(np.flatnonzero(by_mode.which[0] == k))
+                for k in range(len(by_mode.modes))
+            ]
             noisy = [p._replace(noise=minibatch_noise(context.fit, p.x)) for p in groups]
             worst: dict[str, Row] = {}
             for row in (row for p in noisy for row in rows_of_points(p, particles=True)):

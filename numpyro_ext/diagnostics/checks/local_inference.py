@@ -7,8 +7,6 @@ from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.limits import NARROW
 from numpyro_ext.diagnostics.table import Row
 
-__all__ = ["local_inference"]
-
 
 def local_inference(context: FitContext) -> list[Row]:
     """The lines of a guide with ``judge_local`` and ``narrowest_global``; none of other guides. A
@@ -17,8 +15,8 @@ def local_inference(context: FitContext) -> list[Row]:
     if not hasattr(guide, "judge_local"):
         return []
     key_prior, key_step = random.split(random.fold_in(context.rng_key, 1))
-    given = fit.model, fit.params, draws, fit.args, fit.kwargs
-    judgements = guide.judge_local(key_prior, *given)
+    fitted = fit.model, fit.params, draws, fit.args, fit.kwargs
+    judgements = guide.judge_local(key_prior, *fitted)
     rows = [Row(x.quantity, x.value, None, x.limit, x.ok, x.verdict) for x in judgements]
     if (narrowest := guide.narrowest_global(key_step, draws)) is None:
         return rows

@@ -10,8 +10,6 @@ from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.limits import FALL, LOST, STEP_NOISE, judged
 from numpyro_ext.diagnostics.table import Row
 
-__all__ = ["convergence_rows", "loss_row", "losses", "losses_of"]
-
 _FAR = 10.0
 """Nats: a loss that falls by more in a fifth of the steps began far from the posterior."""
 
@@ -101,9 +99,8 @@ def convergence_rows(engine: Any, results: list[Any]) -> list[Row]:
         wrong = "the result hangs on the rows that were drawn; run longer, or take more in a step."
         limit = f"{STEP_NOISE}"
         rows.append(judged("residual", noise, limit, noise <= STEP_NOISE, right, wrong))
-    if skipped := max(x["skipped"] for x in each):
-        inaccurate = max(x["inaccurate"] for x in each)
-        wrong = "factors were left as they were; their moments do not exist or were not found."
-        wrong += f" The nodes of the quadrature were too few {inaccurate} times." * bool(inaccurate)
-        rows.append(judged("factors skipped", skipped, "0", ok=False, right="", wrong=wrong))
-    return rows
+    skipped, inaccurate = (max(x[name] for x in each) for name in ("skipped", "inaccurate"))
+    right = "every factor was updated in the last step."
+    wrong = "factors were left as they were; their moments do not exist or were not found."
+    wrong += f" The nodes of the quadrature were too few {inaccurate} times." * bool(inaccurate)
+    return [*rows, judged("factors skipped", skipped, "0", skipped == 0, right, wrong)]

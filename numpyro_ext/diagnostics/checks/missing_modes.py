@@ -13,8 +13,6 @@ from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.limits import CROSSING
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["missing_modes"]
-
 _WHERE_FROM = {
     "particles": "as many particles are on a side as began there; AutoMixtureNormal, whose"
     " importance weights check the shares, says how many belong there",
@@ -26,20 +24,20 @@ _WHERE_FROM = {
 def missing_modes(context: FitContext, others: Sequence[Row]) -> list[Row]:
     """The line of the modes that the start has found; otherwise of two sides between which hardly a
     chain moves, or of the modes that a search finds where no other line has found anything."""
-    at = draws_at_modes(context)
-    if context.kind == "chains":
+    by_mode = draws_at_modes(context)
+    if by_mode is not None:
         # Chains that agree have visited what modes there are with the right shares.
-        agree = split_by_mode(context) is None and at is not None and at.row.ok is not None
-        return [] if at is None or agree else [at.row]
-    if at is not None:
-        return [at.row]
+        agree = context.kind == "chains" and split_by_mode(context) is None
+        return [] if agree and by_mode.row.ok is not None else [by_mode.row]
+    if context.kind == "chains":
+        return []
     groups = [group for group in move_groups(context) if isinstance(group, MovedGroup)]
     if rows := [row for group in groups for row in _sides(context, group)]:
         return rows[:1]
     if context.kind == "guide" and context.num_moves != 0 and has_moves(context):
         fine = all(row.ok is not False for row in others)
-        at = searched(context) if fine else None
-        return [] if at is None else [at.row]
+        by_mode = searched(context) if fine else None
+        return [] if by_mode is None else [by_mode.row]
     return []
 
 

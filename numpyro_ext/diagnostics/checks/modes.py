@@ -25,8 +25,6 @@ from numpyro_ext.diagnostics.limits import (
 )
 from numpyro_ext.diagnostics.table import Row
 
-__all__ = ["SHARES_OF_MODES", "AtModes", "compare_with", "draws_at_modes", "place_in", "searched"]
-
 SHARES_OF_MODES = "shares of the modes"
 MOST_LATENTS, MOST_COST = 100, 2 * 10**6
 """Coordinates, and numbers that a gradient computes, up to which modes are searched for where a fit
@@ -55,8 +53,8 @@ class AtModes(NamedTuple):
                 continue
             chains = np.flatnonzero(2 * counts >= counts.max())
             n = int(counts[chains].min())
-            at = {name: [x[c][here[c]][:n] for c in chains] for name, x in draws.items()}
-            groups[k] = {name: np.stack(x) for name, x in at.items()}
+            there = {name: [x[c][here[c]][:n] for c in chains] for name, x in draws.items()}
+            groups[k] = {name: np.stack(x) for name, x in there.items()}
         return groups
 
 
@@ -111,6 +109,8 @@ def compare_with(context: FitContext, modes: Any) -> AtModes | None:
     if not isinstance(modes, Modes) or not of_kind(modes.problems, "several modes"):
         return None
     if not context.has_gradient or modes.size != context.info.size:
+        return None
+    if of_kind(modes.problems, "few rows"):  # whose masses are not those of all
         return None
     target, place = context.potential(), place_in(list(modes.modes))
     if context.kind == "particles":

@@ -32,13 +32,10 @@ from numpyro_ext.diagnostics.context import FitContext, cached
 from numpyro_ext.diagnostics.limits import FEWEST_EFFECTIVE, FREE, MOVED_RATIO, STAY, STUCK
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["MovedGroup", "move_groups", "moves", "name_of", "numbers_of"]
-
 MOVES = 40
-MOST_OPERATIONS = 2 * 10**10
-"""The most numbers that moves compute without being asked."""
-SPEED = 2 * 10**9
-"""Numbers that a core computes in a second, about."""
+MOST_OPERATIONS, SPEED = 2 * 10**10, 5 * 10**8
+"""The most numbers that moves compute without being asked, and about how many a core computes in a
+second: they take 40 seconds at most."""
 _DRAWS, _STARTS, _FEWEST_STARTS, _LEAST_STARTS = 10_000, 1000, 128, 32
 """Draws that are compared, and of them those that are moved: at most; where they cost much; and
 where they would cost too much."""
@@ -183,14 +180,14 @@ def _groups_of_particles(context: FitContext) -> list[MovedGroup | str]:
         return []
     if isinstance(plan := _plan(context, m), str):
         return [plan]
-    if (at := split_by_mode(context)) is None:
+    if (by_mode := split_by_mode(context)) is None:
         return [_particles_moved(context, plan, x, None)]
     # Too few at a mode for their spread have too few of all to matter.
-    groups = [np.flatnonzero(at.which[0] == k) for k in range(len(at.modes))]
+    groups = [np.flatnonzero(by_mode.which[0] == k) for k in range(len(by_mode.modes))]
     large = {k: here for k, here in enumerate(groups) if len(here) > max(d, _FEW)}
     if sum(map(len, large.values())) < 0.9 * m:
         return ["at a mode there are too few particles"]
-    return [_particles_moved(context, plan, x[here], (at, k)) for k, here in large.items()]
+    return [_particles_moved(context, plan, x[here], (by_mode, k)) for k, here in large.items()]
 
 
 def _particles_moved(
@@ -216,8 +213,10 @@ def _groups_of_chains(context: FitContext) -> list[MovedGroup | str]:
     """The groups of draws of kernels whose stationary law is not the posterior: chains that are far
     from it agree with each other."""
     draws = {name: context.draws[name] for name in context.info.latents}
-    if (at := split_by_mode(context)) is not None:
-        return [_group_of_chains(context, x, (at, k)) for k, x in at.within(draws).items()]
+    if (by_mode := split_by_mode(context)) is not None:
+        return [
+            _group_of_chains(context, x, (by_mode, k)) for k, x in by_mode.within(draws).items()
+        ]
     kept = np.all([np.isfinite(y).all((0, *range(2, y.ndim))) for y in draws.values()], 0)
     if context.sampling is not None:
         kept &= context.sampling.all(0)
@@ -263,9 +262,9 @@ def _mixed(draws: Numbers) -> tuple[Numbers, np.ndarray]:
     varies = np.any(x != x[:1, :1], (0, 1))
     with np.errstate(divide="ignore", invalid="ignore"):
         ess: Any = array_stats.ess(x[..., some], chain_axis=0, draw_axis=1)
-    known = np.where(varies[some], ess, math.prod(shape))
-    sizes = np.full(x.shape[-1], np.min(known))
-    sizes[some] = known
+    effective = np.where(varies[some], ess, math.prod(shape))
+    sizes = np.full(x.shape[-1], np.min(effective))
+    sizes[some] = effective
     return mixed, sizes
 
 
@@ -361,8 +360,8 @@ def _energy(
         if T != 1.0:
             U, gradient = U / T, gradient / T
         if group is not None:
-            at, k = group
-            U = jnp.where(place_in(at.modes)(x)[0] == k, U, jnp.inf)
+            by_mode, k = group
+            U = jnp.where(place_in(by_mode.modes)(x)[0] == k, U, jnp.inf)
         return U, gradient
 
     return energy

@@ -12,8 +12,6 @@ from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.limits import TEMPERATURE, judged_mean
 from numpyro_ext.diagnostics.table import Row, shown
 
-__all__ = ["problems", "temperature"]
-
 
 def temperature(context: FitContext) -> list[Row]:
     """The line of the kinetic temperature, or of the variances that the size of the gradients
@@ -90,9 +88,9 @@ def _of_kernel(context: FitContext) -> list[str]:
         return []
     state = context.obj.last_state
     sentences: list[str] = list(settings.problems) if settings else []
-    at = draws_at_modes(context)
+    by_mode = draws_at_modes(context)
     agree = any(row.quantity == AGREEMENT and row.ok for row in agreement(context))
-    if agree and at is not None and at.row.ok:
+    if agree and by_mode is not None and by_mode.row.ok:
         # Several modes are no problem where each has its share of the draws.
         sentences = [x for x in sentences if x not in of_kind(sentences, "several modes")]
     if (kernel.noise_share(state) or 0) > 1:

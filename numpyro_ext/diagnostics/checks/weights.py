@@ -29,9 +29,6 @@ from numpyro_ext.diagnostics.limits import (
 from numpyro_ext.diagnostics.psis import ParetoKhat, khat_error, pareto_khat
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
-__all__ = ["KHAT", "WeightSummary", "compare_with_weights", "summarise_weights", "weigh_draws"]
-__all__ += ["weights"]
-
 KHAT, OF_GAP = "k-hat", "gap of the ELBO in nats"
 _UNITS = 1000
 """The largest number of units, equally spaced, that get a k-hat of their own."""
@@ -158,8 +155,8 @@ def _broken(units: np.ndarray) -> str | None:
             f"{share} a density under the model, because the guide leaves its support; fit again"
             " with another guide"
         )
-    one = units.shape[1] == 1
-    if one and np.sum(np.exp(units.astype(np.float64) - np.max(units)) > 0) == 1:
+    single = units.shape[1] == 1
+    if single and np.sum(np.exp(units.astype(np.float64) - np.max(units)) > 0) == 1:
         return (
             "all weights but one are 0: the guide has collapsed, or lies where the posterior has no"
             " mass; fit again with another loss or another guide"
