@@ -235,8 +235,9 @@ def check_rows(
     An error that names the observed site whose data, in any row, are NaN or outside of its support.
 
     A minibatch holds such a row by chance only, and is traced. So the model is run once on all of
-    its rows: where an argument has NaN, and where data are outside of a support, which a program of
-    the data alone finds out. Data that are traced cannot be looked at.
+    its rows: where an argument has NaN, and where a support has bounds, which may depend on latent
+    sites; then only data beyond bounds that do not are an error, because NumPyro's formulas give
+    them a number. Data that are traced cannot be looked at.
 
     :param bounded: :attr:`ModelInfo.bounded`; if it is not known, True.
     """
@@ -253,13 +254,9 @@ def check_rows(
                 " rows, and the arguments of the model hold NaN; drop these rows, or leave them out"
                 " by numpyro.handlers.mask(mask=~jnp.isnan(...))."
             )
-    if bounded and any(look(_is_outside, init_strategy).values()):
-        # A support may depend on latent sites, which a strategy may set.
-        points = (
-            look(_compare_densities, init_strategy),
-            look(_compare_densities, init_to_uniform, 1),
-        )
-        _refuse_outside(*points)
+    here = look(_count_beyond, init_strategy) if bounded else {}
+    if any(number for number, *_ in here.values()):
+        _refuse_beyond(here, look(_count_beyond, init_to_uniform, 1))
 
 
 def _look_at_rows(
@@ -301,26 +298,6 @@ def _count_nan(site: Site) -> tuple[Any, ...]:
     return jnp.sum(jnp.isnan(log_p) | gone), log_p.size, jnp.sum(missing), value.size
 
 
-def _find_outside(site: Site) -> Array | None:
-    """Which numbers, or vectors, are no inner points of the support; None if all numbers are."""
-    if not is_bounded(site):
-        return None
-    support = elementwise(site["fn"].support)
-    value, unmasked = jnp.asarray(site["value"]), seen(site)
-    outside = jnp.logical_not(support(value))
-    if support.event_dim:
-        return outside & jnp.any(unmasked, tuple(range(-support.event_dim, 0)))
-    if not support.is_discrete:
-        low, high = _bounds(support)
-        outside |= (value <= low) | (value >= high)
-    return outside & unmasked
-
-
-def _is_outside(site: Site) -> Array | None:
-    outside = _find_outside(site)
-    return None if outside is None else jnp.any(outside)
-
-
 def _bounds(support: Any) -> tuple[Any, Any]:
     """The interval that a support of numbers is in."""
     if support is constraints.boolean:
@@ -328,34 +305,26 @@ def _bounds(support: Any) -> tuple[Any, Any]:
     return getattr(support, "lower_bound", -np.inf), getattr(support, "upper_bound", np.inf)
 
 
-def _compare_densities(site: Site) -> tuple[Array, ...] | None:
-    """``_find_outside``; where the number has no density, by NumPyro's formula or by the bounds of
-    the support; the value; and these bounds."""
-    outside, support = _find_outside(site), elementwise(site["fn"].support)
-    if outside is None:
+def _count_beyond(site: Site) -> tuple[Any, ...] | None:
+    """How many numbers are beyond the bounds of their support, of how many, one of them, and these
+    bounds; None if there is no such number, or none of NumPyro's formulas."""
+    support = elementwise(getattr(site["fn"], "support", None))
+    if not is_bounded(site) or support.event_dim or not _is_stock(site["fn"]):
         return None
-    value, none = jnp.asarray(site["value"]), ~jnp.isfinite(site["fn"].log_prob(site["value"]))
-    none = jnp.expand_dims(none, tuple(range(-(site["fn"].event_dim - support.event_dim), 0)))
-    bounds = _bounds(support) if support.event_dim == 0 and _is_stock(site["fn"]) else ()
-    beyond = (value < bounds[0]) | (value > bounds[1]) if bounds else jnp.zeros((), bool)
-    return outside, none, beyond, value, *map(jnp.asarray, bounds)
+    (low, high), value = _bounds(support), jnp.asarray(site["value"])
+    beyond = seen(site) & ((value < low) | (value > high))
+    example = jnp.ravel(jnp.broadcast_to(value, beyond.shape))[jnp.argmax(beyond)]
+    return jnp.sum(beyond), beyond.size, example, jnp.asarray(low), jnp.asarray(high)
 
 
-def _refuse_outside(here: dict[str, Any], there: dict[str, Any]) -> None:
-    """An error if data have no density at both points of the latent sites."""
-    for name, (outside, none, beyond, value, *bounds) in here.items():
-        other = there[name]
-        # NumPyro's formula may give a number where it does not hold. The support may depend on
-        # latent sites.
-        fixed = all(map(np.array_equal, bounds, other[4:]))
-        wrong = outside & other[0] & ((none & other[1]) | (beyond & fixed))
-        if np.any(wrong):
-            where = np.unravel_index(np.argmax(wrong), wrong.shape)
-            example = np.broadcast_to(value, wrong.shape + value.shape[wrong.ndim :])[where]
+def _refuse_beyond(here: dict[str, Any], there: dict[str, Any]) -> None:
+    """An error if data are beyond bounds that are the same at both points of the latent sites."""
+    for name, (number, size, example, *bounds) in here.items():
+        if number and all(map(np.array_equal, bounds, there[name][3:])):
             raise ValueError(
-                f"the observed site '{name}' has no density at {np.sum(wrong)} of its"
-                f" {wrong.size} values, such as {example}, which is outside of its support; drop"
-                " these rows, or leave them out by numpyro.handlers.mask."
+                f"the observed site '{name}' has no density at {number} of its {size} values, such"
+                f" as {example}, which is outside of its support; drop these rows, or leave them"
+                " out by numpyro.handlers.mask."
             )
 
 

@@ -16,12 +16,15 @@ from numpyro.primitives import Messenger
 
 from numpyro_ext._checks import check_positive
 from numpyro_ext._model.arguments import is_traced
-from numpyro_ext._model.read import frames, latent_sites, sample_sites, unconstrained_shape
+from numpyro_ext._model.read import (
+    Shapes,
+    frames,
+    latent_sites,
+    sample_sites,
+    unconstrained_shape,
+)
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext._typing import Model, Params
-
-Shapes = tuple[tuple[str, tuple[int, ...]], ...]
-"""The unconstrained shape of each site, in the order of the flat vector."""
 
 
 def posterior_as_prior(

@@ -32,6 +32,9 @@ from numpyro_ext.data._rows import is_stream
 Site = dict[str, Any]
 """One entry of a trace."""
 
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+"""The unconstrained shape of each site, in the order of a latent vector."""
+
 FILLED = "_of_masked_entries"
 """The end of the name of what a guide adds for losses of NumPyro alone."""
 
@@ -209,14 +212,17 @@ def coordinate_name(slices: dict[str, slice], k: int) -> str:
     return name if place.stop - place.start == 1 else f"{name}[{k - place.start}]"
 
 
-def unravel(x: Array, shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> Sites:
+def slices_of(shapes: Shapes) -> dict[str, slice]:
+    """The slice of each site in a latent vector."""
+    stops = np.cumsum([math.prod(shape) for _, shape in shapes]).tolist()
+    starts = [0, *stops[:-1]]
+    return {name: slice(*ends) for (name, _), *ends in zip(shapes, starts, stops, strict=True)}
+
+
+def unravel(x: Array, shapes: Shapes) -> Sites:
     """``(*batch, n)`` vectors as unconstrained sites of :attr:`ModelInfo.shapes`."""
-    sites, start = {}, 0
-    for name, shape in shapes:
-        stop = start + math.prod(shape)
-        sites[name] = x[..., start:stop].reshape((*x.shape[:-1], *shape))
-        start = stop
-    return sites
+    places = slices_of(shapes)
+    return {name: x[..., places[name]].reshape((*x.shape[:-1], *shape)) for name, shape in shapes}
 
 
 @dataclass(frozen=True)
@@ -264,19 +270,14 @@ class ModelInfo:
         return sum(math.prod(latent.unconstrained.shape) for latent in self.latents.values())
 
     @cached_property
-    def shapes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def shapes(self) -> Shapes:
         """``(site, unconstrained shape)`` in the order of a latent vector."""
         return tuple((name, one.unconstrained.shape) for name, one in self.latents.items())
 
     @cached_property
     def slices(self) -> dict[str, slice]:
         """The slice of each site in a latent vector."""
-        found, start = {}, 0
-        for name, latent in self.latents.items():
-            stop = start + math.prod(latent.unconstrained.shape)
-            found[name] = slice(start, stop)
-            start = stop
-        return found
+        return slices_of(self.shapes)
 
     def ravel(self, z: Sites) -> Array:
         """Unconstrained sites as one ``(size,)`` vector."""
