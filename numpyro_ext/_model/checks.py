@@ -38,29 +38,6 @@ from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Model, Trace
 from numpyro_ext.data._rows import is_on_host
 
-# Supports of which most of the real numbers lie outside.
-_CONSTRAINED: tuple[type, ...] = (
-    constraints.greater_than,
-    constraints.less_than,
-    constraints.interval,
-    *map(
-        type,
-        (
-            constraints.corr_cholesky,
-            constraints.corr_matrix,
-            constraints.l1_ball,
-            constraints.lower_cholesky,
-            constraints.ordered_vector,
-            constraints.positive_definite,
-            constraints.positive_definite_circulant_vector,
-            constraints.positive_ordered_vector,
-            constraints.positive_semidefinite,
-            constraints.simplex,
-            constraints.sphere,
-        ),
-    ),
-)
-
 
 def check_supports(model_trace: Trace, guide_trace: Trace) -> None:
     """An error if the guide draws a constrained site of the model from all real numbers.
@@ -69,25 +46,28 @@ def check_supports(model_trace: Trace, guide_trace: Trace) -> None:
     distributions without a density of their own all pass.
     """
     for site in latent_sites(model_trace):
-        name, fn = site["name"], site["fn"]
-        ours = guide_trace[name]
-        support = elementwise(getattr(fn, "support", None))
+        ours, support = guide_trace[site["name"]], elementwise(getattr(site["fn"], "support", None))
         if (
-            isinstance(support, _CONSTRAINED)
+            is_bounded(site)
+            and not isinstance(support, constraints.zero_sum)
             and ours["type"] == "sample"
             and elementwise(getattr(ours["fn"], "support", None)) == constraints.real
             and not is_delta(ours)
             and has_density(ours["fn"])
-            and not _is_masked(fn)
+            and not _is_masked(site["fn"])
         ):
-            drawn, kind = type(base_distribution(ours["fn"])).__name__, type(support).__name__
-            kind = "".join(f" {c.lower()}" if c.isupper() else c for c in kind.lstrip("_")).strip()
-            raise ValueError(
-                f"site '{name}' has the support {kind} in the model, but the guide draws it from"
-                f" {drawn} with the support real; use a distribution with that support, such as"
-                " dist.TransformedDistribution(dist.Normal(...), dist.biject_to(support)), or a"
-                " guide that makes it, such as AutoNormal(model)."
-            )
+            _refuse_real_numbers(site["name"], support, ours)
+
+
+def _refuse_real_numbers(name: str, support: Any, ours: Site) -> None:
+    drawn, kind = type(base_distribution(ours["fn"])).__name__, type(support).__name__
+    kind = "".join(f" {c.lower()}" if c.isupper() else c for c in kind.lstrip("_")).strip()
+    raise ValueError(
+        f"site '{name}' has the support {kind} in the model, but the guide draws it from {drawn}"
+        " with the support real; use a distribution with that support, such as"
+        " dist.TransformedDistribution(dist.Normal(...), dist.biject_to(support)), or a guide that"
+        " makes it, such as AutoNormal(model)."
+    )
 
 
 def _is_masked(fn: Any) -> bool:
@@ -244,16 +224,8 @@ def check_rows(
     look = partial(_look_at_rows, model, args, kwargs)
     with jax.ensure_compile_time_eval():
         has_nan = any(map(_has_nan, jax.tree.leaves((args, kwargs))))
-    counted = look(_count_nan, init_strategy) if has_nan else {}
-    for name, (rows, num_rows, missing, size) in counted.items():
-        if rows and missing:
-            _refuse_nan(name, missing, size)
-        if rows:
-            raise ValueError(
-                f"the log density of the observed site '{name}' is NaN in {rows} of {num_rows}"
-                " rows, and the arguments of the model hold NaN; drop these rows, or leave them out"
-                " by numpyro.handlers.mask(mask=~jnp.isnan(...))."
-            )
+    if has_nan:
+        _refuse_nan_rows(look(_count_nan, init_strategy))
     here = look(_count_beyond, init_strategy) if bounded else {}
     if any(number for number, *_ in here.values()):
         _refuse_beyond(here, look(_count_beyond, init_to_uniform, 1))
@@ -287,6 +259,18 @@ def _look_at_rows(
         with jax.ensure_compile_time_eval():  # while a loss is traced, too
             looked = run(rng_key)
         return {} if _is_hidden(looked) else jax.device_get(looked)  # the model may hold tracers
+
+
+def _refuse_nan_rows(counted: dict[str, Any]) -> None:
+    for name, (rows, num_rows, missing, size) in counted.items():
+        if rows and missing:
+            _refuse_nan(name, missing, size)
+        if rows:
+            raise ValueError(
+                f"the log density of the observed site '{name}' is NaN in {rows} of {num_rows}"
+                " rows, and the arguments of the model hold NaN; drop these rows, or leave them out"
+                " by numpyro.handlers.mask(mask=~jnp.isnan(...))."
+            )
 
 
 def _count_nan(site: Site) -> tuple[Any, ...]:

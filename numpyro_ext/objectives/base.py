@@ -223,10 +223,11 @@ class Draws:
             mean = objective.noise_power(self.step), len(self.keys)
             fresh = isinstance(rng_key, Tracer)  # a program that is made for many steps
             self.proxy = objective.proxy.of_run(model, args, kwargs, *mean, once=not fresh)
-        idx, (self.args, self.kwargs) = rows_of_step(
-            plate_key, self.layout.subsampled, (args, kwargs)
-        )
-        self._model.idx = self._guide.idx = idx
+        if self.layout.subsampled:
+            idx, (self.args, self.kwargs) = rows_of_step(
+                plate_key, self.layout.subsampled, (args, kwargs)
+            )
+            self._model.idx = self._guide.idx = idx
 
     def each(self, fn: Callable[["Particle"], Any], **options: Any) -> tuple[Any, State]:
         """``fn`` of all particles, stacked, and their mutable state.

@@ -348,12 +348,6 @@ class ParticleField(ELBO, ABC):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if not hasattr(guide, "sample_latent"):
-            name = getattr(guide, "__name__", type(guide).__name__)
-            raise TypeError(
-                f"guide {name} has no sample_latent(rng_key, params, num_samples), and so no"
-                " particles to move; use AutoParticles(model)."
-            )
         counter = f"{getattr(guide, 'prefix', 'auto')}_step"
         # SVI.evaluate passes no mutable state; the value does not depend on the step.
         counts = counter in param_map or getattr(guide, "count_steps", False)
@@ -439,10 +433,6 @@ def read_for_particles(model: Model, args: tuple, kwargs: dict[str, Any]) -> Mod
 
 def _unpacking(guide: Any, info: ModelInfo, z: Array) -> Callable[[Array], Sites]:
     """The function from a latent vector of the guide to the model's unconstrained sites."""
-    if z.ndim != 2:
-        raise ValueError(
-            f"sample_latent of the guide gave shape {z.shape}; it must be (num_samples, d)."
-        )
     # NumPyro's automatic guides know their own order; any other guide follows the model's.
     own = unpacking_of(guide)
     if own is not None:
