@@ -162,17 +162,6 @@ def test_each_row_is_right_at_a_latent_vector_of_its_own(tol):
         np.testing.assert_allclose(value, expected, rtol=tol(1e-4, 1e-10))
 
 
-def test_a_row_by_its_argument_is_right_at_a_latent_vector_of_its_own(tol):
-    factors = factors_of("arguments")
-    n = jnp.array([3, 0, 2, 5])  # of the third and the fifth row the mask keeps nothing
-    x = 0.6 * random.normal(random.key(2), (len(n), factors.info.size))
-    found = jax.jit(jax.vmap(factors.row))(x, n)
-    for one, row, value in zip(np.asarray(x), np.asarray(n), found, strict=True):
-        y, scale = np.asarray(TREATMENT)[row], np.exp(one[3])
-        expected = 1.7 * (y > 0) * stats.t.logpdf(y, 4.0, np.asarray(X)[row] @ one[:3], scale)
-        np.testing.assert_allclose(value, expected, rtol=tol(1e-4, 1e-10))
-
-
 def test_terms_are_those_of_each_batch_element(tol):
     """The prior of each element with its Jacobian, and the factor outside the plate."""
     factors = factors_of("horseshoe")
@@ -190,25 +179,6 @@ def test_terms_are_those_of_each_batch_element(tol):
     for name, value in expected.items():
         assert found[name].shape == np.shape(value)
         np.testing.assert_allclose(found[name], value, rtol=tol(1e-4, 1e-10))
-
-
-def test_terms_in_other_plates_are_those_of_each_element():
-    found = factors_of("two plates").terms(jnp.array([0.1, 0.9]))
-    np.testing.assert_allclose(
-        found["known"], stats.norm.logpdf([0.3, 1.1], [0.1, 0.9], 0.5), rtol=1e-5
-    )
-    np.testing.assert_allclose(found["loc"], stats.norm.logpdf([0.1, 0.9], 0.4, 2.0), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_draws_of_the_prior_are_flat_vectors_in_unconstrained_space():
-    """log tau ~ N(.3, .5) and loc given tau ~ N((1, -2), tau), within 5 standard errors."""
-    x = factors_of("simplex and matrix").draw_prior(random.key(4), 4000)
-    assert x.shape == (4000, 11)
-    log_tau, eps = x[:, 0], (x[:, 1:3] - jnp.array([1.0, -2.0])) / jnp.exp(x[:, :1])
-    for values, mean, sd in [(log_tau, 0.3, 0.5), (eps[:, 0], 0.0, 1.0), (eps[:, 1], 0.0, 1.0)]:
-        assert abs(values.mean() - mean) < 5 * sd / 4000**0.5
-        assert abs(values.std() - sd) < 5 * sd / 8000**0.5
 
 
 def test_local_sites_are_no_part_of_the_flat_vector():

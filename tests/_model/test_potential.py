@@ -135,22 +135,6 @@ def test_forward_mode_gives_the_gradient_of_reverse_mode(tol):
     )
 
 
-def test_forward_mode_differentiates_a_loop_of_unknown_length():
-    """What reverse mode cannot: the reason for which NumPyro has the option."""
-
-    def model():
-        z = numpyro.sample("z", dist.Normal(1.0, 2.0))
-        end = jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * z), (0, 1.0))
-        numpyro.factor("cube", end[1])
-
-    z = {"z": jnp.float32(0.5)}
-    value, grad = potential_of(model, forward_mode=True).value_and_grad(z, {})
-    assert jnp.allclose(value, 0.5**2 / 8 + jnp.log(2.0) + jnp.log(2 * jnp.pi) / 2 - 0.5**3)
-    assert jnp.allclose(grad["z"], -0.5 / 4 - 3 * 0.5**2)
-    with pytest.raises(ValueError, match="Reverse-mode differentiation"):
-        potential_of(model).value_and_grad(z, {})
-
-
 def test_parameters_of_the_model_are_those_given():
     def model():
         loc = numpyro.param("loc", 5.0)

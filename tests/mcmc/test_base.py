@@ -14,9 +14,6 @@ from numpyro_ext.mcmc import (
     SGHMC,
     SGLD,
     MinibatchGradient,
-    SGMCMCKernel,
-    Transition,
-    kernel_state,
 )
 from tests.mcmc.models import (
     gaussian_mean,
@@ -175,33 +172,6 @@ def test_potential_energy_is_that_of_the_draw():
         assert state.potential_energy == pytest.approx(float(exact), rel=1e-5)
 
 
-def test_gradient_may_be_taken_in_a_loop_of_the_step():
-    """Two gradient steps in a JAX loop are two in a row; nothing is changed by a call."""
-
-    class Twice(SGMCMCKernel):
-        state_class = kernel_state("Twice", __name__)
-
-        def __init__(self, loop):
-            super().__init__(gaussian_mean, 1e-3)
-            self.loop = loop
-
-        def step(self, rng_key, state, z, grad_fn, eps, T):
-            def move(_, z):
-                return z - eps * grad_fn(z).grad
-
-            z = jax.lax.fori_loop(0, 2, move, z) if self.loop else move(1, move(0, z))
-            return Transition(z, grad_fn(z), {})
-
-    args, found = (gaussian_mean_data(),), []
-    for loop in (False, True):
-        kernel = Twice(loop)
-        state = kernel.init(random.key(0), 0, None, args, {})
-        found.append(jax.jit(lambda s, k=kernel: k.sample(s, args, {}))(state).z["loc"])
-        first = state
-    assert found[0] == pytest.approx(float(found[1]), rel=1e-5)
-    assert found[0] != first.z["loc"]
-
-
 def test_model_without_minibatch_takes_the_full_gradient():
     kernel, x = SGLD(gaussian_mean, 1e-3), gaussian_mean_data()
     grads = [
@@ -235,18 +205,6 @@ def test_steps_per_sample_is_that_many_transitions():
         a, b = (mcmc.get_extra_fields()[field] for mcmc in (every, third))
         assert jnp.allclose(a[2::3], b, rtol=1e-4)
     assert jnp.allclose(every.get_samples()["loc"][2::3], third.get_samples()["loc"], rtol=1e-5)
-
-
-def test_a_chain_outlives_its_counter_of_transitions():
-    kernel, args = SGLD(gaussian_mean, 1e-3, steps_per_sample=2), (gaussian_mean_data(),)
-    young = kernel.init(random.key(0), 1, None, args, {})
-    old = young._replace(i=jnp.array(jnp.iinfo(young.i.dtype).max, young.i.dtype))
-    for _ in range(2):
-        before = old.z["loc"]
-        young, old = (kernel.sample(state, args, {}) for state in (young, old))
-        assert old.i < 0
-        assert old.z["loc"] != before
-        assert old.z["loc"] == young.z["loc"]  # a constant step does not depend on the counter
 
 
 def test_too_large_a_step_is_reported():

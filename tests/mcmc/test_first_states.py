@@ -84,21 +84,6 @@ def eight_chains():
     return mcmc
 
 
-@pytest.mark.nightly
-def test_each_mode_has_its_share_of_the_chains_that_start_together():
-    """Of 8 chains 5; in each mode 20,000 transitions, of which some 1,000 are independent: .03 sd
-    and 2 % by chance alone."""
-    mcmc = eight_chains()
-    kernel, z = mcmc.sampler, np.asarray(mcmc.get_samples(group_by_chain=True)["z"])
-    np.testing.assert_array_equal(kernel.chains_at, [0] * 5 + [1] * 3)
-    assert [mode.share for mode in kernel.modes.modes] == pytest.approx([0.66, 0.34], abs=2e-3)
-    for k, (loc, sd) in enumerate(((-2.0, 0.3), (2.0, 0.15))):
-        here = z[kernel.chains_at == k]
-        assert np.mean(here) == pytest.approx(loc, abs=0.15 * sd)
-        assert np.std(here) == pytest.approx(sd, rel=0.12)
-    assert [problem.kind for problem in kernel.settings.problems] == ["several modes"]
-
-
 def test_one_chain_starts_at_the_heaviest_mode_and_needs_no_step_for_the_others():
     kernel = SGHMC(two_modes, whitening=modes())
     with pytest.warns(InferenceWarning, match="different modes"):

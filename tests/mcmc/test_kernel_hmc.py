@@ -7,7 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.infer import MCMC, Gibbs
+from numpyro.infer import MCMC
 import pytest
 
 from numpyro_ext.mcmc import KernelHMC, KernelHMCState
@@ -99,71 +99,6 @@ class Fit:
 def positive():
     numpyro.sample("a", dist.Gamma(4.0, 2.0))
     numpyro.sample("b", dist.Normal(jnp.array([1.0, -1.0]), 0.5).to_event(1))
-
-
-@pytest.mark.slow
-def test_estimator_is_fitted_once_in_unconstrained_space():
-    key_a, key_b = random.split(random.key(3))
-    samples = {
-        "a": random.gamma(key_a, 4.0, (300,)) / 2,
-        "b": jnp.array([1.0, -1.0]) + 0.5 * random.normal(key_b, (300, 2)),
-    }
-    score = Fit()
-    kernel = KernelHMC(positive, 0.3, score=score, training_samples=samples, num_leapfrog=4)
-    mcmc = MCMC(
-        kernel,
-        num_warmup=400,
-        num_samples=100,
-        num_chains=300,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    # Draws of the target as starts: the chains are long enough to leave them, not to forget a bad
-    # one.
-    starts = {"a": jnp.log(samples["a"]), "b": samples["b"]}
-    mcmc.run(random.key(0), init_params=starts, extra_fields=("accept_prob",))
-    assert score.fits == [(300, 3)]
-    np.testing.assert_allclose(
-        kernel.fitted(jnp.zeros(3)),
-        Fit().fit(jnp.concatenate([jnp.log(samples["a"])[:, None], samples["b"]], 1))(
-            jnp.zeros((1, 3))
-        )[0],
-        rtol=1e-5,
-    )
-    assert mcmc.get_extra_fields()["accept_prob"].mean() > 0.6
-    draws = mcmc.get_samples(group_by_chain=True)
-    for value, expected in (
-        (draws["a"], 2.0),
-        (draws["a"] ** 2, 5.0),
-        (draws["b"][..., 0] ** 2, 1.25),
-    ):
-        mean, error = mean_and_error(np.asarray(value, float).mean(1))
-        assert abs(mean - expected) < 4 * error
-
-
-@pytest.mark.slow
-def test_block_of_a_gibbs_sampler():
-    """Two blocks of a correlated Gaussian: each has to see what the other has done."""
-
-    def model():
-        a = numpyro.sample("a", dist.Normal(0.0, 1.0))
-        numpyro.sample("b", dist.Normal(a, 1.0))
-
-    blocks = [KernelHMC(model, 0.8, score=jnp.zeros_like, num_leapfrog=1) for _ in "ab"]
-    mcmc = MCMC(
-        Gibbs([(blocks[0], ["a"]), (blocks[1], ["b"])]),
-        num_warmup=60,
-        num_samples=150,
-        num_chains=400,
-        chain_method=jax.vmap,
-        progress_bar=False,
-    )
-    mcmc.run(random.key(0))
-    draws = mcmc.get_samples(group_by_chain=True)
-    for value, expected in ((draws["a"] ** 2, 1.0), (draws["b"] ** 2, 2.0)):
-        mean, error = mean_and_error(np.asarray(value, float).mean(1))
-        assert error < 0.025 * expected
-        assert abs(mean - expected) < 4 * error
 
 
 def test_resumed_on_other_data_has_their_potential():

@@ -109,23 +109,6 @@ def test_all_particles_share_one_minibatch():
     assert len(seen) > 4
 
 
-def test_mean_over_minibatches_is_the_full_velocity():
-    """SVGD is linear in the gradients, so its mean over minibatches is exact; 4 standard errors."""
-    guide = five()
-    svi = SVI(model, guide, optax.sgd(1.0), SVGD())
-    state = svi.init(random.key(0), DATA, 2, init_params={"auto_particles": STARTS})
-
-    def moved(key):
-        new, _ = svi.update(state._replace(rng_key=key), DATA, 2)
-        return svi.get_params(new)["auto_particles"] - STARTS
-
-    draws = jax.jit(jax.vmap(moved))(random.split(random.key(1), 2000))
-    full = SVGD().velocity(STARTS, score(STARTS))
-    error = jnp.abs(draws.mean(0) - full)
-    assert jnp.all(error < 4.0 * draws.std(0) / 2000**0.5 + 1e-5)
-    assert draws.std(0).max() > 0.1
-
-
 def loss_of(model, z, field=None, guide=None):
     """The loss alone, without SVI: for errors, and for values."""
     guide = Given() if guide is None else guide
