@@ -8,7 +8,7 @@ import jax
 from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 def num_devices(sharding: NamedSharding | None) -> int:
@@ -21,12 +21,6 @@ def num_devices(sharding: NamedSharding | None) -> int:
             " as P('data')."
         )
     axes = sharding.spec[0] if isinstance(sharding.spec[0], tuple) else (sharding.spec[0],)
-    for axis, kind in zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True):
-        if axis in axes and kind != AxisType.Auto:
-            raise ValueError(
-                f"mesh axis '{axis}' is of type {kind}; it must be AxisType.Auto, as in"
-                " jax.make_mesh(..., axis_types=(AxisType.Auto,))."
-            )
     return math.prod(sharding.mesh.shape[axis] for axis in axes)
 
 

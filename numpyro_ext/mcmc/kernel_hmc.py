@@ -7,14 +7,13 @@ from typing import Any
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
-import numpy as np
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import Sites
 from numpyro_ext.mcmc.base import Chain, IdentityCoordinates, ModelKernel, ResumableState, Schedule
-from numpyro_ext.mcmc.geometry import VectorFn, check_shape, values_at
+from numpyro_ext.mcmc.geometry import VectorFn, check_shape
 
 
 class KernelHMCState(
@@ -150,14 +149,6 @@ class KernelHMC(ModelKernel):
 
     def chain(self, potential: Potential) -> "HMCChain":
         return HMCChain(self, potential, self.coordinates)
-
-    def check_state(self, states: Any) -> None:
-        assert self.fitted is not None
-        if not np.all(np.isfinite(values_at(self.fitted, jax.vmap(self.flatten)(states.z)))):
-            raise ValueError(
-                "the score is not finite at the initial point; check the samples that it was fitted"
-                " to, or give init_params."
-            )
 
     def trajectory(self, f: VectorFn, z: Array, r: Array, eps: Array) -> tuple[Array, Array]:
         def leapfrog(_: Any, at: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:

@@ -171,12 +171,6 @@ class PosteriorRegularizedELBO(Objective):
 
         def sites(particle: Particle) -> dict[str, tuple[Array, Array]]:
             trace = particle.model_trace
-            for name in self.penalties:
-                if name not in trace or trace[name]["type"] not in ("sample", "deterministic"):
-                    raise ValueError(
-                        f"penalties names the site '{name}', which the model does not have; write"
-                        f" numpyro.deterministic('{name}', ...) there."
-                    )
             return {
                 name: (trace[name]["value"], _scale(trace[name], subsampled))
                 for name in self.penalties

@@ -34,7 +34,7 @@ from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Float, Model, Params, Sites
 from numpyro_ext.particles._whitening import CovarianceWhitening, PerModeWhitening
-from numpyro_ext.scores import RBF, Linear, MatrixRBF, RadialKernel, as_kernel
+from numpyro_ext.scores import RBF, Linear, MatrixRBF, as_kernel
 from numpyro_ext.scores._points import by_rows
 
 # Up to this many particles the m x m matrices are small enough to be built at once.
@@ -164,8 +164,6 @@ class ParticleField(ELBO, ABC):
     """The rule of the RBF that ``kernel=None`` means."""
     takes_every_kernel: ClassVar[bool] = True
     """False if ``Linear`` and ``MatrixRBF``, which estimate no density, are refused."""
-    needs_radial_kernel: ClassVar[bool] = False
-    """True if the kernel must be a function of the distance alone."""
     needs_hessian: ClassVar[bool] = False
     """True if ``velocity`` takes the ``(m, d, d)`` Hessians as a third argument."""
     can_infer_discrete: ClassVar[bool] = True  # sites of the model, by the sum over their values
@@ -199,11 +197,6 @@ class ParticleField(ELBO, ABC):
             raise TypeError(
                 f"kernel is {type(given).__name__}, which SVGD alone takes; use RBF() or IMQ() with"
                 f" {name}."
-            )
-        if self.needs_radial_kernel and not isinstance(self.kernel, RadialKernel):
-            raise TypeError(
-                f"kernel is {given!r}, which is not a function of the distance alone; {name} takes"
-                " RBF() or another RadialKernel."
             )
         if isinstance(given, MatrixRBF) and self.precondition is not None:
             raise ValueError(

@@ -50,7 +50,6 @@ class Blob(ParticleField):
 
     default_bandwidth = "median"
     takes_every_kernel = False
-    needs_radial_kernel = True
     subtracts_score = True
 
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:

@@ -61,7 +61,6 @@ class RiemannianSVGD(ParticleField, _WithMetric):
     """
 
     takes_every_kernel = False
-    needs_radial_kernel = True
 
     # A metric in the units of the parameters, which no preconditioning may change.
     precondition: None = field(default=None, init=False)

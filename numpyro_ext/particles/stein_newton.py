@@ -59,7 +59,6 @@ class SteinNewton(ParticleField):
     """
 
     takes_every_kernel = False
-    needs_radial_kernel = True
     needs_hessian = True
 
     damping: float = 1e-4

@@ -85,11 +85,6 @@ def particle_step(
         return ParticleStepState(count, jnp.full_like(count, num_steps), sds, state)
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
-        if params is None:
-            raise ValueError(
-                "particle_step measures the particles' own spread; call update(grads, state,"
-                " params) with the parameters, as numpyro.infer.SVI does."
-            )
         x, params = _split(params, name)
         gradient, updates = _split(updates, name)
         progress = jnp.minimum(state.count / state.num_steps, 1.0).astype(x.dtype)

@@ -172,7 +172,6 @@ A, B = np.ones(5), np.ones((5, 2))
     ("arguments", "match"),
     [
         ({"score": lambda z: z[:2]}, r"score returns shape \(2,\) for a vector of 3 numbers"),
-        ({"score": lambda z: jnp.nan * z}, "score is not finite at the initial point"),
         ({"score": Fit(), "training_samples": {"a": A}}, r"training_samples has \['a'\]"),
         ({"score": Fit(), "training_samples": {"a": A[:3], "b": B}}, "at site 'b'"),
         ({"score": Fit(), "training_samples": {"a": A, "b": A}}, "at site 'b'"),

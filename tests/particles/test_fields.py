@@ -30,7 +30,6 @@ from numpyro_ext.scores import (
     MatrixRBF,
     SteinScore,
     _conjugate_gradients,
-    as_kernel,
 )
 from tests.particles.fixture import G, X, slow_velocity, slow_whitening
 
@@ -222,8 +221,6 @@ def test_bad_input_is_one_clear_sentence():
     for kernel in (Linear(), MatrixRBF(np.eye(2))):
         with pytest.raises(TypeError, match=r"which SVGD alone takes; use RBF"):
             GFSD(kernel)
-    with pytest.raises(TypeError, match=r"not a function of the distance alone; Blob takes RBF"):
-        Blob(as_kernel(lambda x, y: x @ y.T + 1.0))
     x = jnp.ones((1, 2))
     with pytest.raises(ValueError, match=r"num_particles is 1.*use precondition=None"):
         RegularizedSVGD().velocity(x, x)

@@ -93,9 +93,5 @@ def test_wrong_calls_are_one_clear_sentence():
     with pytest.raises(ValueError, match=r"step_size is -0\.1"):
         particle_step(10, step_size=-0.1)
     optim = particle_step(10)
-    with pytest.raises(
-        ValueError, match=r"state, params\) with the parameters, as numpyro\.infer\.SVI"
-    ):
-        optim.update(-V, optim.init(X))
     with pytest.raises(ValueError, match=r"'auto_particles'.*parameters are loc; give the guide's"):
         optim.init({"loc": X})
