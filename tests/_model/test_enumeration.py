@@ -11,15 +11,12 @@ import numpyro
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, SVI
 import pytest
 
 from numpyro_ext._model import read
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
-from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.mcmc import SGHMC
-from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
 
 Y = jnp.array([1.3, -0.9, 0.2, 2.2, 3.1, -1.4])
 SHARES = jnp.array([0.5, 0.2, 0.3])
@@ -136,31 +133,8 @@ def two_kinds(y, batch=None):
     numpyro.deterministic("twice", 2 * loc)
 
 
-DATA = jnp.concatenate([jnp.linspace(-2.0, 2.2, 26), jnp.linspace(0.8, 4.6, 14)])
-
-
-def by_grid():
-    """Mean and sd of loc, by 2,001 points."""
-    x = np.linspace(-2, 2, 2001)
-    y = np.asarray(DATA)[:, None]
-    each = np.logaddexp(np.log(0.65) - (y - x) ** 2 / 2, np.log(0.35) - (y - x - 2.5) ** 2 / 2)
-    log_p = each.sum(0) - (x - 0.5) ** 2 / 8
-    p = np.exp(log_p - log_p.max())
-    mean = np.average(x, weights=p)
-    return mean, np.sqrt(np.average((x - mean) ** 2, weights=p))
-
-
-def test_a_chain_and_particles_have_the_posterior():
-    """A chain of 4,000 draws on minibatches, about 800 of them independent: .035 sd."""
+def test_sites_that_are_computed_from_a_label_are_left_out():
     pytest.importorskip("funsor")
-    mean, sd = by_grid()
-    mcmc = MCMC(SGHMC(two_kinds), num_warmup=500, num_samples=4000, progress_bar=False)
-    mcmc.run(random.key(0), DATA, 20)
-    guide = AutoParticles(two_kinds, 50)
-    svi = SVI(two_kinds, guide, particle_step(400), RegularizedSVGD())
-    fit = svi.run(random.key(1), 400, DATA, progress_bar=False)
-    for draws, off in ((mcmc.get_samples(), 0.15), (guide.particles(fit.params), 0.03)):
-        assert set(draws) == {"loc", "twice"}  # the kinds have no value
-        assert abs(np.mean(draws["loc"]) - mean) < off * sd
-        np.testing.assert_allclose(np.std(draws["loc"]), sd, rtol=0.1)
-    assert diagnose(svi, fit, model_args=(DATA,)).ok
+    potential = Potential(two_kinds, read_model(two_kinds, (Y,), sums=True), {}, (Y,), {})
+    sites = potential.postprocess()({"loc": jnp.array(0.4)})
+    assert set(sites) == {"loc", "twice"} and sites["twice"] == pytest.approx(0.8)

@@ -149,18 +149,6 @@ def test_a_full_plate_inside_control_flow_is_fine(kind):
     assert info.plates == {}
 
 
-def test_arguments_of_a_loop_that_can_be_called_are_left_alone():
-    """A carry may be a pytree with ``__call__``, as the modules of some libraries are."""
-
-    def step(f, _):
-        return f, numpyro.sample("z", dist.Normal(f(1.0), 1.0))
-
-    def model():
-        scan(step, jax.tree_util.Partial(jnp.add, 2.0), None, length=2)
-
-    assert tuple(read_model(model).latents) == ("z",)
-
-
 def test_mutable_state_is_refused_by_name():
     def model():
         numpyro.primitives.mutable("count", jnp.zeros(()))

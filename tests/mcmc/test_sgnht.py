@@ -97,16 +97,3 @@ def test_runaway_is_reported():
     state = step(state)
     assert state.diverging or state.thermostat > 50
     assert np.all(np.isfinite(state.z["z"]))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"friction": 0.0}, "friction is 0.0"),
-        ({"thermostat": "group"}, "'scalar', 'per_site', 'per_parameter'"),
-        ({"thermal_mass": -1.0}, "thermal_mass is -1.0"),
-    ],
-)
-def test_bad_input(arguments, match):
-    with pytest.raises(ValueError, match=match):
-        SGNHT(normal([1.0]), 0.1, **arguments)

@@ -311,17 +311,6 @@ def test_auxiliary_sites_need_a_gradient_unless_they_are_masked_noise():
     shape_of(VRELBO(), normal_model, partial(guide, False))
 
 
-def test_a_model_without_latents_is_maximum_likelihood():
-    """As with Trace_ELBO."""
-
-    def likelihood():
-        numpyro.sample("x", dist.Normal(numpyro.param("m", 0.0), 1.0), obs=2.0)
-
-    value, grad = value_and_grad(VRELBO(0.5, 3), {"m": 0.5}, likelihood, lambda: None)
-    np.testing.assert_allclose(-value, dist.Normal(0.5, 1.0).log_prob(2.0), rtol=1e-6)
-    np.testing.assert_allclose(grad["m"], -1.5, rtol=1e-6)
-
-
 def test_a_model_may_leave_the_value_of_a_parameter_to_the_guide():
     """As with Trace_ELBO; and its data are looked at all the same."""
 

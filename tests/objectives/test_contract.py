@@ -121,17 +121,6 @@ shared = pytest.mark.parametrize("name", ["ThermodynamicELBO", "NestedVRELBO"])
 
 
 @pytest.mark.slow
-def test_runs_with_and_without_progress_bar_and_resumes():
-    svi = SVI(model, guide, optax.adam(0.05), NestedVRELBO(0.5, 3, num_inner=2))
-    whole = svi.run(random.key(0), 4, X, progress_bar=False)
-    first = svi.run(random.key(0), 2, X, progress_bar=True)
-    second = svi.run(random.key(9), 2, X, progress_bar=False, init_state=first.state)
-    losses = jnp.concatenate([first.losses, second.losses])
-    np.testing.assert_allclose(losses, whole.losses, rtol=2e-5)
-    assert whole.params["m"] == pytest.approx(float(second.params["m"]), rel=1e-4)
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*takes the noise of a minibatch")
 @pytest.mark.filterwarnings("ignore:the loss is NaN")
 @shared

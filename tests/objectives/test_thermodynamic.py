@@ -35,14 +35,6 @@ from tests.objectives.test_vimco import (
 )
 
 
-def test_default_partition():
-    np.testing.assert_allclose(
-        ThermodynamicELBO(3, beta_min=0.01).betas, [0, 0.01, 0.1, 1], rtol=1e-12
-    )
-    np.testing.assert_allclose(ThermodynamicELBO(1).betas, [0, 1])
-    assert len(ThermodynamicELBO().betas) == 6
-
-
 @pytest.mark.x64
 def test_covariance_gradient_of_the_elbo_is_unbiased_over_every_draw(tol):
     z = combinations(S, 2)

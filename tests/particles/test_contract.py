@@ -134,24 +134,6 @@ def test_finds_the_regression():
 class TestSVI:
     """The base's own work, which does not depend on the field."""
 
-    @pytest.mark.slow
-    def test_progress_bar_stable_update_and_resuming_change_nothing(self):
-        """And none of the loops traces the model again at every step."""
-        _, svi, _ = fitted()
-
-        def run(num_steps, **options):
-            TRACES["model"] = 0
-            return svi.run(random.key(4), num_steps, INPUTS, TARGETS, **options)
-
-        plain = run(24, progress_bar=False)
-        assert TRACES["model"] < 12
-        state = run(4, progress_bar=False).state
-        resumed = run(20, progress_bar=True, stable_update=True, init_state=state)
-        assert TRACES["model"] < 12
-        np.testing.assert_allclose(resumed.losses, plain.losses[4:], rtol=1e-5)
-        for name, value in plain.params.items():
-            np.testing.assert_allclose(resumed.params[name], value, atol=1e-5)
-
     def test_guide_and_result_pickle(self):
         guide, _, result = fitted()
         params = pickle.loads(pickle.dumps(result.params))

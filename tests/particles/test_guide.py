@@ -111,18 +111,6 @@ def test_sample_posterior_repeats_a_permutation(n):
     np.testing.assert_allclose(draws["high"], draws["low"][:, None] + draws["width"], rtol=1e-6)
 
 
-def test_median_and_quantiles_are_those_of_the_particles():
-    guide, params = started()
-    sites = guide.particles(params)
-    median, quantiles = guide.median(params), guide.quantiles(params, [0.1, 0.5])
-    assert set(median) == {"low", "width", "inside"}
-    for name, value in median.items():
-        np.testing.assert_allclose(value, np.median(sites[name], axis=0), rtol=1e-6)
-        np.testing.assert_allclose(quantiles[name][1], value, rtol=1e-6)
-        expected = np.quantile(np.asarray(sites[name]), 0.1, axis=0)
-        np.testing.assert_allclose(quantiles[name][0], expected, rtol=1e-5)
-
-
 def test_stock_loss_is_an_error_instead_of_a_collapse():
     guide, params = started()
     with pytest.raises(IntractableDensityError, match=r"particle_step.*RegularizedSVGD"):
