@@ -9,11 +9,11 @@ def names_in_examples(doctest_namespace):
     import jax.numpy as jnp
     import numpyro
     import numpyro.distributions as dist
-    from numpyro.infer import SVI, Predictive, Trace_ELBO
+    from numpyro.infer import MCMC, SVI, Predictive, Trace_ELBO
     from numpyro.infer.autoguide import AutoNormal
     import optax
 
-    from numpyro_ext.targets import banana
+    from numpyro_ext.targets import banana, normal_mean
 
     def model():
         """A normal of two sites whose correlation is 0.96."""
@@ -26,10 +26,13 @@ def names_in_examples(doctest_namespace):
         "numpyro": numpyro,
         "dist": dist,
         "optax": optax,
+        "random": jax.random,
+        "MCMC": MCMC,
         "SVI": SVI,
         "Predictive": Predictive,
         "Trace_ELBO": Trace_ELBO,
         "AutoNormal": AutoNormal,
         "banana": banana,
+        "normal_mean": normal_mean,
         "model": model,
     }

@@ -33,18 +33,14 @@ class Implicit(dist.Distribution):
     :param trajectory: states on the way to ``value``, which is the last of them, with a leading
         axis; ``ImplicitELBO`` takes the mean of its loss over them.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro
-        >>> from numpyro import handlers
-        >>> from numpyro_ext.guides import Implicit
-        >>> def guide():
-        ...     noise = numpyro.sample(
-        ...         "noise", numpyro.distributions.Normal(), infer={"is_auxiliary": True})
-        ...     numpyro.sample("w", Implicit(jnp.tanh(noise)))
-        >>> trace = handlers.trace(handlers.seed(guide, 0)).get_trace()
-        >>> bool(trace["w"]["value"] == jnp.tanh(trace["noise"]["value"]))
-        True
+    >>> from numpyro import handlers
+    >>> def guide():
+    ...     noise = numpyro.sample(
+    ...         "noise", numpyro.distributions.Normal(), infer={"is_auxiliary": True})
+    ...     numpyro.sample("w", Implicit(jnp.tanh(noise)))
+    >>> trace = handlers.trace(handlers.seed(guide, 0)).get_trace()
+    >>> bool(trace["w"]["value"] == jnp.tanh(trace["noise"]["value"]))
+    True
     """
 
     arg_constraints = {}  # noqa: RUF012 - NumPyro's own way to say that nothing is checked

@@ -69,27 +69,22 @@ def posterior_as_prior(
     :param sites: the names of the sites whose priors are replaced, by the normal of these alone;
         None for all outside the plates of the observed sites.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro.infer.autoguide import AutoMultivariateNormal
-        >>> from numpyro_ext.guides import posterior_as_prior
-        >>> def model(y):
-        ...     loc = numpyro.sample("loc", dist.Normal(0.0, 10.0))
-        ...     scale = numpyro.sample("scale", dist.HalfNormal(5.0))
-        ...     with numpyro.plate("rows", len(y)):
-        ...         numpyro.sample("y", dist.Normal(loc, scale), obs=y)
-        >>> today, params = model, None
-        >>> for day in range(3):
-        ...     y = 2.0 + jax.random.normal(jax.random.key(day), (50,))
-        ...     svi = SVI(today, AutoMultivariateNormal(today), numpyro.optim.Adam(0.02),
-        ...               Trace_ELBO())
-        ...     fit = svi.run(jax.random.key(day), 1000, y, init_params=params, progress_bar=False)
-        ...     today = posterior_as_prior(model, (svi, fit), forgetting_factor=0.95)
-        ...     params = fit.params
-        >>> print(today)
-        PosteriorAsPrior(model, loc, scale)
+    >>> from numpyro.infer.autoguide import AutoMultivariateNormal
+    >>> def model(y):
+    ...     loc = numpyro.sample("loc", dist.Normal(0.0, 10.0))
+    ...     scale = numpyro.sample("scale", dist.HalfNormal(5.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(loc, scale), obs=y)
+    >>> today, params = model, None
+    >>> for day in range(3):
+    ...     y = 2.0 + jax.random.normal(jax.random.key(day), (50,))
+    ...     svi = SVI(today, AutoMultivariateNormal(today), numpyro.optim.Adam(0.02),
+    ...               Trace_ELBO())
+    ...     fit = svi.run(jax.random.key(day), 1000, y, init_params=params, progress_bar=False)
+    ...     today = posterior_as_prior(model, (svi, fit), forgetting_factor=0.95)
+    ...     params = fit.params
+    >>> print(today)
+    PosteriorAsPrior(model, loc, scale)
 
     References: Opper, *A Bayesian approach to on-line learning* (1998); Kulhavy and Zarrop, *On a
     general concept of forgetting* (International Journal of Control 58, 1993).

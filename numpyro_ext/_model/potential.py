@@ -154,24 +154,20 @@ class Potential(Program):
     :param kwargs: keyword arguments of the model.
     :param bool forward_mode: whether to differentiate in forward mode.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_ext.mcmc import SGLD, MinibatchGradient
-        >>> def model(x):
-        ...     loc = numpyro.sample("loc", dist.Normal(0, 10))
-        ...     with numpyro.plate("data", len(x), subsample_size=2) as idx:
-        ...         numpyro.sample("x", dist.Normal(loc, 1), obs=x[idx])
-        >>> class FullGradient(MinibatchGradient):
-        ...     def estimate(self, rng_key, i, z, idx, potential, state):
-        ...         value, grad = potential.full_value_and_grad(z)
-        ...         return value, grad, state
-        >>> from jax import random
-        >>> kernel = SGLD(model, 1e-3, gradient=FullGradient())
-        >>> x = jnp.array([1.0, 2.0, 3.0, 6.0])
-        >>> _, grad = kernel.estimate_gradient(random.key(0), {"loc": jnp.array(3.0)}, (x,))
-        >>> print(f"{grad['loc']:.4f}")    # 3 / 100 of the prior, 0 of the likelihood
-        0.0300
+    >>> from numpyro_ext.mcmc import SGLD, MinibatchGradient
+    >>> def model(x):
+    ...     loc = numpyro.sample("loc", dist.Normal(0, 10))
+    ...     with numpyro.plate("data", len(x), subsample_size=2) as idx:
+    ...         numpyro.sample("x", dist.Normal(loc, 1), obs=x[idx])
+    >>> class FullGradient(MinibatchGradient):
+    ...     def estimate(self, rng_key, i, z, idx, potential, state):
+    ...         value, grad = potential.full_value_and_grad(z)
+    ...         return value, grad, state
+    >>> kernel = SGLD(model, 1e-3, gradient=FullGradient())
+    >>> x = jnp.array([1.0, 2.0, 3.0, 6.0])
+    >>> _, grad = kernel.estimate_gradient(random.key(0), {"loc": jnp.array(3.0)}, (x,))
+    >>> print(f"{grad['loc']:.4f}")    # 3 / 100 of the prior, 0 of the likelihood
+    0.0300
     """
 
     def __init__(

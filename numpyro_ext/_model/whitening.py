@@ -36,22 +36,17 @@ class Whitening:
     :param factor: A, lower triangular ``(n, n)`` with a positive diagonal, or its diagonal
         ``(n,)``.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from jax import random
-        >>> from numpyro.infer import MCMC
-        >>> from numpyro_ext.mcmc import SGHMC, Whitening
-        >>> def model():
-        ...     numpyro.sample("far", dist.Normal(300.0, 20.0))
-        ...     numpyro.sample("near", dist.Normal(0.0, 0.01))
-        >>> whitening = Whitening(jnp.array([300.0, 0.0]), jnp.array([20.0, 0.01]))
-        >>> kernel = SGHMC(model, 0.3, whitening=whitening)
-        >>> mcmc = MCMC(kernel, num_warmup=500, num_samples=20_000, progress_bar=False)
-        >>> mcmc.run(random.key(0))
-        >>> samples = mcmc.get_samples()
-        >>> print(f"{samples['far'].std():.0f} {samples['near'].std():.2f}")
-        20 0.01
+    >>> from numpyro_ext.mcmc import SGHMC
+    >>> def model():
+    ...     numpyro.sample("far", dist.Normal(300.0, 20.0))
+    ...     numpyro.sample("near", dist.Normal(0.0, 0.01))
+    >>> whitening = Whitening(jnp.array([300.0, 0.0]), jnp.array([20.0, 0.01]))
+    >>> kernel = SGHMC(model, 0.3, whitening=whitening)
+    >>> mcmc = MCMC(kernel, num_warmup=500, num_samples=20_000, progress_bar=False)
+    >>> mcmc.run(random.key(0))
+    >>> samples = mcmc.get_samples()
+    >>> print(f"{samples['far'].std():.0f} {samples['near'].std():.2f}")
+    20 0.01
     """
 
     center: Array

@@ -99,12 +99,9 @@ def kernel_state(name: str, module: str, /, **own: str) -> Any:
     :param str module: ``__name__`` of the module that it belongs to.
     :param own: a description of each of the kernel's own fields, by name, for the docstring.
 
-    .. doctest::
-
-        >>> from numpyro_ext.mcmc import kernel_state
-        >>> MyState = kernel_state("MyState", __name__, r="momentum, ``(n,)``.")
-        >>> MyState._fields[-3:]
-        ('r', 'resumed', 'rng_key')
+    >>> MyState = kernel_state("MyState", __name__, r="momentum, ``(n,)``.")
+    >>> MyState._fields[-3:]
+    ('r', 'resumed', 'rng_key')
     """
     fields = _SHARED_FIELDS | own | _LAST_FIELDS
     text = "\n".join(f" - **{field}** - {meaning}" for field, meaning in fields.items())

@@ -26,25 +26,22 @@ def mcmc_from_states(kernel: ModelKernel, states: Any, *args: Any, **kwargs: Any
     :param args: arguments of the model with all rows.
     :param kwargs: keyword arguments of the model, likewise.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_ext.mcmc import SGLD, mcmc_from_states
-        >>> def model(x):
-        ...     loc = numpyro.sample("loc", dist.Normal(0.0, 10.0))
-        ...     with numpyro.plate("rows", 1000, subsample_size=len(x)):
-        ...         numpyro.sample("x", dist.Normal(loc, 1.0), obs=x)
-        >>> x = 2.0 + jax.random.normal(jax.random.key(0), (1000,))
-        >>> kernel = SGLD(model, 2e-5)
-        >>> state = kernel.init(jax.random.key(1), 0, {"loc": jnp.array(2.0)}, (x[:50],))
-        >>> def draw(state, batch):
-        ...     state = kernel.sample(state, (batch,))
-        ...     return state, state
-        >>> batches = jnp.tile(x.reshape(20, 50), (50, 1))
-        >>> _, states = jax.lax.scan(draw, state, batches)
-        >>> mcmc = mcmc_from_states(kernel, states, x)
-        >>> mcmc.get_samples()["loc"].shape
-        (1000,)
+    >>> from numpyro_ext.mcmc import SGLD
+    >>> def model(x):
+    ...     loc = numpyro.sample("loc", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", 1000, subsample_size=len(x)):
+    ...         numpyro.sample("x", dist.Normal(loc, 1.0), obs=x)
+    >>> x = 2.0 + jax.random.normal(jax.random.key(0), (1000,))
+    >>> kernel = SGLD(model, 2e-5)
+    >>> state = kernel.init(jax.random.key(1), 0, {"loc": jnp.array(2.0)}, (x[:50],))
+    >>> def draw(state, batch):
+    ...     state = kernel.sample(state, (batch,))
+    ...     return state, state
+    >>> batches = jnp.tile(x.reshape(20, 50), (50, 1))
+    >>> _, states = jax.lax.scan(draw, state, batches)
+    >>> mcmc = mcmc_from_states(kernel, states, x)
+    >>> mcmc.get_samples()["loc"].shape
+    (1000,)
     """
     if isinstance(states, list):
         states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)

@@ -104,13 +104,10 @@ class ExpandedMean:
     **Reference:** *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*,
     Sam Patterson, Yee Whye Teh (NeurIPS 2013), eq. 11
 
-    .. doctest::
-
-        >>> import numpyro, numpyro.distributions as dist
-        >>> from numpyro_ext.mcmc import SGRLD, ExpandedMean
-        >>> def model():
-        ...     numpyro.sample("rate", dist.Gamma(3.0, 2.0).expand([100]).to_event(1))
-        >>> kernel = SGRLD(model, 0.02, metric=ExpandedMean())
+    >>> from numpyro_ext.mcmc import SGRLD
+    >>> def model():
+    ...     numpyro.sample("rate", dist.Gamma(3.0, 2.0).expand([100]).to_event(1))
+    >>> kernel = SGRLD(model, 0.02, metric=ExpandedMean())
     """
 
     def __init__(self, sites: list[str] | tuple[str, ...] | None = None) -> None:

@@ -23,10 +23,8 @@ class MinibatchGradient:
     ``minibatch="replace"``, and :math:`(N-B)/(N-1)` times this for ``minibatch="epoch"``. It is the
     default of every kernel.
 
-    .. doctest::
-
-        >>> from numpyro_ext.mcmc import SGLD, MinibatchGradient
-        >>> kernel = SGLD(lambda: None, 1e-3, gradient=MinibatchGradient())
+    >>> from numpyro_ext.mcmc import SGLD
+    >>> kernel = SGLD(lambda: None, 1e-3, gradient=MinibatchGradient())
     """
 
     def init(self, z: Sites, potential: Potential) -> tuple[()]:
@@ -72,11 +70,8 @@ class ControlVariate:
     **Reference:** *Control Variates for Stochastic Gradient MCMC*, Jack Baker, Paul Fearnhead,
     Emily B. Fox, Christopher Nemeth (Statistics and Computing, 2019)
 
-    .. doctest::
-
-        >>> from numpyro_ext.mcmc import SGLD, ControlVariate
-        >>> from numpyro_ext.targets import normal_mean
-        >>> kernel = SGLD(normal_mean, 1e-4, gradient=ControlVariate({"z": 3.0}))
+    >>> from numpyro_ext.mcmc import SGLD
+    >>> kernel = SGLD(normal_mean, 1e-4, gradient=ControlVariate({"z": 3.0}))
     """
 
     def __init__(self, center: Sites, *, chunk_size: int | None = None) -> None:
@@ -115,10 +110,8 @@ class SVRG:
     Sashank J. Reddi, Barnabas Poczos, Alexander J. Smola, Eric P. Xing, Sinead A. Williamson
     (NeurIPS 2016)
 
-    .. doctest::
-
-        >>> from numpyro_ext.mcmc import SGLD, SVRG
-        >>> kernel = SGLD(lambda: None, 1e-3, gradient=SVRG(100))
+    >>> from numpyro_ext.mcmc import SGLD
+    >>> kernel = SGLD(lambda: None, 1e-3, gradient=SVRG(100))
     """
 
     def __init__(self, refresh_every: int, *, chunk_size: int | None = None) -> None:

@@ -81,21 +81,15 @@ class KernelHMC(ModelKernel):
     2. *Gradient Estimators for Implicit Models*, Yingzhen Li, Richard E. Turner (ICLR 2018),
        section 5
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from jax import random
-        >>> from numpyro.infer import MCMC
-        >>> from numpyro_ext.mcmc import KernelHMC
-        >>> def model():
-        ...     numpyro.sample("z", dist.StudentT(5.0, 1.0, 2.0))
-        >>> kernel = KernelHMC(model, 1.0, score=lambda z: -(z - 1) / 4, num_leapfrog=3)
-        >>> mcmc = MCMC(kernel, num_warmup=100, num_samples=2000, progress_bar=False)
-        >>> mcmc.run(random.key(0), extra_fields=("accept_prob",))
-        >>> abs(mcmc.get_samples()["z"].mean() - 1) < 0.3
-        Array(True, dtype=bool)
-        >>> mcmc.get_extra_fields()["accept_prob"].mean() > 0.9
-        Array(True, dtype=bool)
+    >>> def model():
+    ...     numpyro.sample("z", dist.StudentT(5.0, 1.0, 2.0))
+    >>> kernel = KernelHMC(model, 1.0, score=lambda z: -(z - 1) / 4, num_leapfrog=3)
+    >>> mcmc = MCMC(kernel, num_warmup=100, num_samples=2000, progress_bar=False)
+    >>> mcmc.run(random.key(0), extra_fields=("accept_prob",))
+    >>> abs(mcmc.get_samples()["z"].mean() - 1) < 0.3
+    Array(True, dtype=bool)
+    >>> mcmc.get_extra_fields()["accept_prob"].mean() > 0.9
+    Array(True, dtype=bool)
     """
 
     state_class = KernelHMCState

@@ -31,7 +31,6 @@ class PSGLD(SGMCMCKernel):
     Preconditioned SGLD: Langevin dynamics with a step per coordinate, as RMSprop has it.
 
     .. math::
-
         V_t &= \beta V_{t-1} + (1 - \beta)\, g^2, \quad \hat V = V_t / (1 - \beta^t), \quad
         G = (\lambda + \sqrt{\hat V})^{-1} \\
         z' &= z - \epsilon (G g - T\, \Gamma) + \sqrt{2 \epsilon T G}\, \zeta
@@ -74,12 +73,8 @@ class PSGLD(SGMCMCKernel):
     1. *Preconditioned Stochastic Gradient Langevin Dynamics for Deep Neural Networks*, Chunyuan Li,
        Changyou Chen, David Carlson, Lawrence Carin (AAAI 2016), eq. 5-8
 
-    .. doctest::
-
-        >>> from numpyro_ext.mcmc import PSGLD
-        >>> from numpyro_ext.targets import normal_mean
-        >>> PSGLD(normal_mean, 0.02, gamma="hutchinson", adapt="always")
-        PSGLD(model=normal_mean, step_size=0.02, gamma='hutchinson', adapt='always')
+    >>> PSGLD(normal_mean, 0.02, gamma="hutchinson", adapt="always")
+    PSGLD(model=normal_mean, step_size=0.02, gamma='hutchinson', adapt='always')
     """
 
     state_class = PSGLDState

@@ -61,11 +61,7 @@ class RecipeKernel(SGMCMCKernel):
     **Reference:** *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B.
     Fox (NeurIPS 2015), eq. 3-4
 
-    .. doctest::
-
-        >>> from numpyro_ext.mcmc import RecipeKernel
-        >>> from numpyro_ext.targets import normal_mean
-        >>> kernel = RecipeKernel(normal_mean, 1e-3, diffusion=lambda x: 1 / (1 + x[0] ** 2))
+    >>> kernel = RecipeKernel(normal_mean, 1e-3, diffusion=lambda x: 1 / (1 + x[0] ** 2))
     """
 
     state_class = RecipeKernelState

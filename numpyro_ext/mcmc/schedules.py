@@ -14,11 +14,8 @@ from numpyro_ext._checks import check_count, check_nonnegative, check_positive, 
 class ConstantSchedule:
     """The same ``value`` at every transition, as a plain float has it.
 
-    .. doctest::
-
-        >>> from numpyro_ext.mcmc import ConstantSchedule
-        >>> ConstantSchedule(0.1)(7)
-        0.1
+    >>> ConstantSchedule(0.1)(7)
+    0.1
     """
 
     value: float
@@ -40,11 +37,8 @@ class PolynomialSchedule:
     **Reference:** *Bayesian Learning via Stochastic Gradient Langevin Dynamics*, Max Welling, Yee
     Whye Teh (ICML 2011)
 
-    .. doctest::
-
-        >>> from numpyro_ext.mcmc import PolynomialSchedule
-        >>> print(f"{PolynomialSchedule(2.0, 3.0, 0.5)(6):.4f}")
-        0.6667
+    >>> print(f"{PolynomialSchedule(2.0, 3.0, 0.5)(6):.4f}")
+    0.6667
     """
 
     a: float
@@ -82,14 +76,11 @@ class CyclicalSchedule:
     **Reference:** *Cyclical Stochastic Gradient MCMC for Bayesian Deep Learning*, Ruqi Zhang,
     Chunyuan Li, Jianyi Zhang, Changyou Chen, Andrew Gordon Wilson (ICLR 2020), eq. 1, algorithm 1
 
-    .. doctest::
-
-        >>> from numpyro_ext.mcmc import CyclicalSchedule
-        >>> schedule = CyclicalSchedule(0.4, 4)
-        >>> [round(float(schedule(i)), 4) for i in range(5)]
-        [0.4, 0.3414, 0.2, 0.0586, 0.4]
-        >>> [bool(schedule.sampling(i)) for i in range(4)]
-        [False, True, True, True]
+    >>> schedule = CyclicalSchedule(0.4, 4)
+    >>> [round(float(schedule(i)), 4) for i in range(5)]
+    [0.4, 0.3414, 0.2, 0.0586, 0.4]
+    >>> [bool(schedule.sampling(i)) for i in range(4)]
+    [False, True, True, True]
     """
 
     peak: float

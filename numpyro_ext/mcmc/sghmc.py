@@ -74,7 +74,6 @@ class SGHMC(SGMCMCKernel):
     Stochastic gradient Hamiltonian Monte Carlo: momentum, friction and noise, no accept step.
 
     .. math::
-
         dz = M^{-1} r\, dt, \qquad dr = -\nabla U\, dt - C r\, dt + \sqrt{2 C T M}\, dW,
 
     with the friction rate C (in 1/time; the paper's matrix is :math:`C M`), one gradient per step,
@@ -82,7 +81,6 @@ class SGHMC(SGMCMCKernel):
     splitting ABOBA [2, 3]:
 
     .. math::
-
         z_m &= z + \tfrac{\epsilon}{2} M^{-1} r, \quad k = -\epsilon g(z_m), \quad r_a = r + k/2 \\
         r_b &= c\, r_a + \sqrt{T M (1 - c^2) - \tfrac{(1+c)^2}{4} \epsilon^2 \hat V}\, \zeta \\
         r' &= r_b + k/2, \quad z' = z_m + \tfrac{\epsilon}{2} M^{-1} r'
@@ -127,20 +125,13 @@ class SGHMC(SGMCMCKernel):
     3. *Rational Construction of Stochastic Numerical Methods for Molecular Sampling*, Benedict
        Leimkuhler, Charles Matthews (AMRX 2013)
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from jax import random
-        >>> from numpyro.infer import MCMC
-        >>> from numpyro_ext.mcmc import SGHMC
-        >>> from numpyro_ext.targets import normal_mean
-        >>> x = jnp.sin(jnp.arange(100.0)) + 3
-        >>> kernel = SGHMC(normal_mean, steps_per_sample=10)
-        >>> mcmc = MCMC(kernel, num_warmup=50, num_samples=1000, progress_bar=False)
-        >>> mcmc.run(random.key(0), x, subsample_size=10)
-        >>> draws = mcmc.get_samples()["z"]                    # exactly: 2.97 +- 0.10
-        >>> bool(abs(draws.mean() - 2.97) < 0.03 and abs(draws.std() - 0.1) < 0.02)
-        True
+    >>> x = jnp.sin(jnp.arange(100.0)) + 3
+    >>> kernel = SGHMC(normal_mean, steps_per_sample=10)
+    >>> mcmc = MCMC(kernel, num_warmup=50, num_samples=1000, progress_bar=False)
+    >>> mcmc.run(random.key(0), x, subsample_size=10)
+    >>> draws = mcmc.get_samples()["z"]                    # exactly: 2.97 +- 0.10
+    >>> bool(abs(draws.mean() - 2.97) < 0.03 and abs(draws.std() - 0.1) < 0.02)
+    True
     """
 
     state_class = SGHMCState

@@ -41,7 +41,6 @@ class SGLD(SGMCMCKernel):
     Stochastic gradient Langevin dynamics: gradient descent with a minibatch, plus noise.
 
     .. math::
-
         z' = z - \epsilon g(z) + \sqrt{2 \epsilon T}\, \zeta, \qquad \zeta \sim N(0, I),
 
     where g estimates the gradient of the potential of all N data, so :math:`\epsilon` is of the
@@ -64,19 +63,12 @@ class SGLD(SGMCMCKernel):
     1. *Bayesian Learning via Stochastic Gradient Langevin Dynamics*, Max Welling, Yee Whye Teh
        (ICML 2011), eq. 4
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from jax import random
-        >>> from numpyro.infer import MCMC
-        >>> from numpyro_ext.mcmc import SGLD
-        >>> from numpyro_ext.targets import normal_mean
-        >>> x = jnp.sin(jnp.arange(100.0)) + 3
-        >>> kernel = SGLD(normal_mean, 1e-3)
-        >>> mcmc = MCMC(kernel, num_warmup=200, num_samples=2000, progress_bar=False)
-        >>> mcmc.run(random.key(0), x, subsample_size=10)
-        >>> abs(mcmc.get_samples()["z"].mean() - 2.97) < 0.1
-        Array(True, dtype=bool)
+    >>> x = jnp.sin(jnp.arange(100.0)) + 3
+    >>> kernel = SGLD(normal_mean, 1e-3)
+    >>> mcmc = MCMC(kernel, num_warmup=200, num_samples=2000, progress_bar=False)
+    >>> mcmc.run(random.key(0), x, subsample_size=10)
+    >>> abs(mcmc.get_samples()["z"].mean() - 2.97) < 0.1
+    Array(True, dtype=bool)
     """
 
     state_class = SGLDState

@@ -31,7 +31,6 @@ class SGNHT(SGMCMCKernel):
     right.
 
     .. math::
-
         dz = r\, dt, \quad dr = -\nabla U\, dt - \xi r\, dt + \sqrt{2 C T}\, dW, \quad
         d\xi = \tfrac{n_g}{\mu} \bigl(\tfrac{1}{n_g} |r|^2 - T\bigr)\, dt,
 
@@ -39,7 +38,6 @@ class SGNHT(SGMCMCKernel):
     :math:`\xi(0) = C` and :math:`c = e^{-\xi\epsilon}`:
 
     .. math::
-
         r' &= c\, r + \tfrac{1 + c}{2} \bigl(-\epsilon g(z) + \sqrt{2 C T \epsilon}\, \zeta\bigr),
         \quad z' = z + \epsilon r' \\
         \xi' &= \xi + \epsilon \tfrac{n_g}{\mu} \bigl(\operatorname{mean}_g r'^2 - T\bigr)
@@ -79,12 +77,8 @@ class SGNHT(SGMCMCKernel):
     2. *Adaptive Thermostats for Noisy Gradient Systems*, Benedict Leimkuhler, Xiaocheng Shang (SIAM
        Journal on Scientific Computing, 2016)
 
-    .. doctest::
-
-        >>> from numpyro_ext.mcmc import SGNHT
-        >>> from numpyro_ext.targets import normal_mean
-        >>> SGNHT(normal_mean, 0.02, thermostat="per_site")
-        SGNHT(model=normal_mean, step_size=0.02, thermostat='per_site')
+    >>> SGNHT(normal_mean, 0.02, thermostat="per_site")
+    SGNHT(model=normal_mean, step_size=0.02, thermostat='per_site')
     """
 
     state_class = SGNHTState

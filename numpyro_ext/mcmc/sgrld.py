@@ -67,12 +67,7 @@ class SGRLD(SGMCMCKernel):
        Sherlock, Samuel Livingstone, Simon Byrne, Mark Girolami (Statistics & Probability Letters,
        2014), on the correction
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.mcmc import SGRLD
-        >>> from numpyro_ext.targets import normal_mean
-        >>> kernel = SGRLD(normal_mean, 0.1, metric=lambda z: jnp.full(1, 100.0))
+    >>> kernel = SGRLD(normal_mean, 0.1, metric=lambda z: jnp.full(1, 100.0))
     """
 
     state_class = SGLDState

@@ -125,19 +125,14 @@ def simplex_langevin_step(
     **Reference:** *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*,
     Sam Patterson, Yee Whye Teh (NeurIPS 2013), table 1, eq. 9-11
 
-    .. doctest::
-
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.mcmc import simplex_langevin_step
-        >>> counts = jnp.array([6.0, 3.0, 0.0])
-        >>> def step(theta, key):
-        ...     return (simplex_langevin_step(key, theta, counts, 1.0, 0.02),) * 2
-        >>> keys = jax.random.split(jax.random.key(0), 1000)
-        >>> _, theta = jax.lax.scan(step, jnp.ones((50, 3)), keys)
-        >>> pi = theta / theta.sum(-1, keepdims=True)
-        >>> bool(jnp.abs(pi.mean((0, 1)) - jnp.array([7, 4, 1]) / 12).max() < 0.02)
-        True
+    >>> counts = jnp.array([6.0, 3.0, 0.0])
+    >>> def step(theta, key):
+    ...     return (simplex_langevin_step(key, theta, counts, 1.0, 0.02),) * 2
+    >>> keys = jax.random.split(jax.random.key(0), 1000)
+    >>> _, theta = jax.lax.scan(step, jnp.ones((50, 3)), keys)
+    >>> pi = theta / theta.sum(-1, keepdims=True)
+    >>> bool(jnp.abs(pi.mean((0, 1)) - jnp.array([7, 4, 1]) / 12).max() < 0.02)
+    True
     """
     check_choice("parameterization", parameterization, tuple(_TERMS))
     check_positive("step_size", step_size)
@@ -175,22 +170,17 @@ class GammaSimplexReparam(Reparam):
     **Reference:** *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*,
     Sam Patterson, Yee Whye Teh (NeurIPS 2013), section 3
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from jax import random
-        >>> from numpyro.handlers import reparam
-        >>> from numpyro.infer import MCMC
-        >>> from numpyro_ext.mcmc import SGRLD, ExpandedMean, GammaSimplexReparam
-        >>> def model(counts):
-        ...     p = numpyro.sample("p", dist.Dirichlet(jnp.ones(3)))
-        ...     numpyro.sample("counts", dist.Multinomial(counts.sum(), p), obs=counts)
-        >>> model = reparam(model, config={"p": GammaSimplexReparam()})
-        >>> kernel = SGRLD(model, 0.003, metric=ExpandedMean())
-        >>> mcmc = MCMC(kernel, num_warmup=200, num_samples=2000, progress_bar=False)
-        >>> mcmc.run(random.key(0), jnp.array([70, 20, 10]))
-        >>> abs(mcmc.get_samples()["p"].mean(0)[0] - 71 / 103) < 0.05
-        Array(True, dtype=bool)
+    >>> from numpyro.handlers import reparam
+    >>> from numpyro_ext.mcmc import SGRLD, ExpandedMean
+    >>> def model(counts):
+    ...     p = numpyro.sample("p", dist.Dirichlet(jnp.ones(3)))
+    ...     numpyro.sample("counts", dist.Multinomial(counts.sum(), p), obs=counts)
+    >>> model = reparam(model, config={"p": GammaSimplexReparam()})
+    >>> kernel = SGRLD(model, 0.003, metric=ExpandedMean())
+    >>> mcmc = MCMC(kernel, num_warmup=200, num_samples=2000, progress_bar=False)
+    >>> mcmc.run(random.key(0), jnp.array([70, 20, 10]))
+    >>> abs(mcmc.get_samples()["p"].mean(0)[0] - 71 / 103) < 0.05
+    Array(True, dtype=bool)
     """
 
     def __call__(self, name: str, fn: dist.Distribution, obs: Array | None) -> tuple[None, Array]:

@@ -66,22 +66,17 @@ class AmortizedMCMC(Objective):
     2. *Energy statistics: a class of statistics based on distances*, Gabor J. Szekely, Maria L.
        Rizzo, Journal of Statistical Planning and Inference 2013.
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.guides import Implicit
-        >>> from numpyro_ext.objectives import AmortizedMCMC
-        >>> def model():
-        ...     numpyro.sample("z", dist.Normal(3., 2.))
-        >>> def guide():
-        ...     loc, scale = numpyro.param("loc", 0.), numpyro.param("scale", 1.)
-        ...     noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
-        ...     numpyro.sample("z", Implicit(loc + scale * noise))
-        >>> svi = SVI(model, guide, optax.adam(0.02), AmortizedMCMC(100, step_size=0.5))
-        >>> params = svi.run(jax.random.key(0), 500, progress_bar=False).params
-        >>> print(f"{params['loc']:.0f} {params['scale']:.0f}")
-        3 2
+    >>> from numpyro_ext.guides import Implicit
+    >>> def model():
+    ...     numpyro.sample("z", dist.Normal(3., 2.))
+    >>> def guide():
+    ...     loc, scale = numpyro.param("loc", 0.), numpyro.param("scale", 1.)
+    ...     noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+    ...     numpyro.sample("z", Implicit(loc + scale * noise))
+    >>> svi = SVI(model, guide, optax.adam(0.02), AmortizedMCMC(100, step_size=0.5))
+    >>> params = svi.run(jax.random.key(0), 500, progress_bar=False).params
+    >>> print(f"{params['loc']:.0f} {params['scale']:.0f}")
+    3 2
     """
 
     without_log_q = 'loss="energy"'

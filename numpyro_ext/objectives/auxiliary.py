@@ -40,20 +40,15 @@ class AuxiliaryELBO(Objective):
     1. *Hierarchical variational models*, Rajesh Ranganath et al., ICML 2016 (eq. 5).
     2. *An auxiliary variational method*, Felix V. Agakov, David Barber, ICONIP 2004 (eq. 7).
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.guides import AutoAuxiliary
-        >>> from numpyro_ext.objectives import AuxiliaryELBO
-        >>> def model():
-        ...     x = numpyro.sample("x", dist.Normal(0., 1.))
-        ...     numpyro.sample("y", dist.Normal(x, 0.3))
-        >>> guide = AutoAuxiliary(model, init_from=None)
-        >>> svi = SVI(model, guide, optax.adam(0.01), AuxiliaryELBO(8))
-        >>> losses = svi.run(jax.random.key(0), 2000, progress_bar=False).losses
-        >>> bool(-0.1 < losses[-500:].mean() < 0.5)  # at best 0; that of AutoNormal is 1.2
-        True
+    >>> from numpyro_ext.guides import AutoAuxiliary
+    >>> def model():
+    ...     x = numpyro.sample("x", dist.Normal(0., 1.))
+    ...     numpyro.sample("y", dist.Normal(x, 0.3))
+    >>> guide = AutoAuxiliary(model, init_from=None)
+    >>> svi = SVI(model, guide, optax.adam(0.01), AuxiliaryELBO(8))
+    >>> losses = svi.run(jax.random.key(0), 2000, progress_bar=False).losses
+    >>> bool(-0.1 < losses[-500:].mean() < 0.5)  # at best 0; that of AutoNormal is 1.2
+    True
     """
 
     def __init__(

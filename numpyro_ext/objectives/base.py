@@ -100,23 +100,19 @@ class Objective(ELBO, ABC):
 
     **Example**
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_ext.objectives import Objective
-        >>> class MyBound(Objective):
-        ...     def estimate(self, draws):
-        ...         lw, state = draws.each(lambda particle: particle.log_weight)  # (K, *units)
-        ...         bound = jax.nn.logsumexp(lw, 0) - jnp.log(self.num_particles)
-        ...         return -draws.total(bound), state
-        >>> def model(x):
-        ...     z = numpyro.sample("z", dist.Normal(0., 1.))
-        ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
-        >>> def guide(x):
-        ...     numpyro.sample("z", dist.Normal(0., 1.))
-        >>> loss = MyBound(10_000).loss(jax.random.key(0), {}, model, guide, 1.5)
-        >>> bool(abs(loss - 1.828) < 0.1)  # log p(x) is -1.828
-        True
+    >>> class MyBound(Objective):
+    ...     def estimate(self, draws):
+    ...         lw, state = draws.each(lambda particle: particle.log_weight)  # (K, *units)
+    ...         bound = jax.nn.logsumexp(lw, 0) - jnp.log(self.num_particles)
+    ...         return -draws.total(bound), state
+    >>> def model(x):
+    ...     z = numpyro.sample("z", dist.Normal(0., 1.))
+    ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
+    >>> def guide(x):
+    ...     numpyro.sample("z", dist.Normal(0., 1.))
+    >>> loss = MyBound(10_000).loss(jax.random.key(0), {}, model, guide, 1.5)
+    >>> bool(abs(loss - 1.828) < 0.1)  # log p(x) is -1.828
+    True
     """
 
     linear: bool = False
@@ -564,19 +560,14 @@ def count_steps(guide: Model) -> Model:
     :param guide: Python callable with NumPyro primitives, an auto guide for example.
     :return: a guide with the same sites and the counter.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, optax, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.objectives import VRELBO, count_steps
-        >>> def model():
-        ...     numpyro.sample("z", dist.Normal(3., 2.))
-        >>> guide = AutoNormal(model)
-        >>> loss = VRELBO(lambda i: jnp.minimum(i / 200., 1.))  # from importance weighting to VI
-        >>> svi = SVI(model, count_steps(guide), optax.adam(0.05), loss)
-        >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
-        >>> int(result.state.mutable_state["_objective_step"]["step"])
-        300
+    >>> from numpyro_ext.objectives import VRELBO
+    >>> def model():
+    ...     numpyro.sample("z", dist.Normal(3., 2.))
+    >>> guide = AutoNormal(model)
+    >>> loss = VRELBO(lambda i: jnp.minimum(i / 200., 1.))  # from importance weighting to VI
+    >>> svi = SVI(model, count_steps(guide), optax.adam(0.05), loss)
+    >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
+    >>> int(result.state.mutable_state["_objective_step"]["step"])
+    300
     """
     return _StepCounted(guide)

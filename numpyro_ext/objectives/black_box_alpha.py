@@ -85,21 +85,15 @@ class BBAlphaELBO(Objective):
     3. *Approximate inference: new visions*, Yingzhen Li, PhD thesis, 2018, appendix B (eqs. B.8 and
        B.15: parts, and recognition networks).
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, optax, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.objectives import BBAlphaELBO
-        >>> def model(x):
-        ...     w = numpyro.sample("w", dist.Normal(0., 1.))
-        ...     with numpyro.plate("data", 2):
-        ...         numpyro.sample("x", dist.Normal(w, 1.), obs=x)
-        >>> # was: SVI(model, AutoNormal(model), optax.adam(0.02), Trace_ELBO(100))
-        >>> svi = SVI(model, AutoNormal(model), optax.adam(0.02), BBAlphaELBO(0.5, 100))
-        >>> result = svi.run(jax.random.key(0), 500, jnp.array([-1., 1.]), progress_bar=False)
-        >>> print(f"{result.params['w_auto_scale'] ** -2:.0f}")  # precision, 3 for Trace_ELBO
-        2
+    >>> def model(x):
+    ...     w = numpyro.sample("w", dist.Normal(0., 1.))
+    ...     with numpyro.plate("data", 2):
+    ...         numpyro.sample("x", dist.Normal(w, 1.), obs=x)
+    >>> # was: SVI(model, AutoNormal(model), optax.adam(0.02), Trace_ELBO(100))
+    >>> svi = SVI(model, AutoNormal(model), optax.adam(0.02), BBAlphaELBO(0.5, 100))
+    >>> result = svi.run(jax.random.key(0), 500, jnp.array([-1., 1.]), progress_bar=False)
+    >>> print(f"{result.params['w_auto_scale'] ** -2:.0f}")  # precision, 3 for Trace_ELBO
+    2
     """
 
     per_datum = True

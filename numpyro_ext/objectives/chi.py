@@ -49,22 +49,16 @@ class ChiUpperBound(Objective):
     **Reference:** *Variational inference via chi upper bound minimization*, Adji B. Dieng et al.,
     NIPS 2017 (eqs. 2-5).
 
-    .. doctest::
-
-        >>> import jax, numpyro, optax, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro.infer.initialization import init_to_median
-        >>> from numpyro_ext.objectives import ChiUpperBound
-        >>> def model(x):
-        ...     z = numpyro.sample("z", dist.Normal(0., 1.))
-        ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
-        >>> guide = AutoNormal(model, init_scale=1.5, init_loc_fn=init_to_median)  # it is wide
-        >>> # was: SVI(model, guide, optax.adam(0.02), Trace_ELBO(50))
-        >>> svi = SVI(model, guide, optax.adam(0.02), ChiUpperBound(2., 50))
-        >>> result = svi.run(jax.random.key(0), 500, 1.5, progress_bar=False)
-        >>> bool(abs(result.losses[-100:].mean() + 1.83) < 0.05)  # log p(x) is -1.83
-        True
+    >>> from numpyro.infer.initialization import init_to_median
+    >>> def model(x):
+    ...     z = numpyro.sample("z", dist.Normal(0., 1.))
+    ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
+    >>> guide = AutoNormal(model, init_scale=1.5, init_loc_fn=init_to_median)  # it is wide
+    >>> # was: SVI(model, guide, optax.adam(0.02), Trace_ELBO(50))
+    >>> svi = SVI(model, guide, optax.adam(0.02), ChiUpperBound(2., 50))
+    >>> result = svi.run(jax.random.key(0), 500, 1.5, progress_bar=False)
+    >>> bool(abs(result.losses[-100:].mean() + 1.83) < 0.05)  # log p(x) is -1.83
+    True
     """
 
     upper_bound = True

@@ -82,25 +82,19 @@ class CurvatureELBO(Objective):
     4. *Limitations of the empirical Fisher approximation for natural gradient descent*, Frederik
        Kunstner et al., NeurIPS 2019.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.objectives import CurvatureELBO
-        >>> from numpyro_ext.optim import ivon
-        >>> def model(x, y):
-        ...     w = numpyro.sample("w", dist.Normal(0, 2))
-        ...     with numpyro.plate("rows", 3) as idx:
-        ...         numpyro.sample("y", dist.Normal(w * x[idx], 0.5), obs=y[idx])
-        >>> guide = AutoNormal(model, init_scale=0.02)
-        >>> svi = SVI(model, guide, ivon(0.05), CurvatureELBO("fisher", 4))
-        >>> data = jnp.ones(3), jnp.array([1.0, 2.0, 3.0])
-        >>> params = svi.run(jax.random.key(0), 1000, *data, progress_bar=False).params
-        >>> loc, sd = params["w_auto_loc"], params["w_auto_scale"]
-        >>> # The posterior is N(1.959, 0.286^2), with 0.286 = (1 / 4 + 3 / 0.25)^-0.5.
-        >>> bool(abs(loc - 1.96) < 0.2), bool(abs(sd - 0.286) < 0.06)
-        (True, True)
+    >>> from numpyro_ext.optim import ivon
+    >>> def model(x, y):
+    ...     w = numpyro.sample("w", dist.Normal(0, 2))
+    ...     with numpyro.plate("rows", 3) as idx:
+    ...         numpyro.sample("y", dist.Normal(w * x[idx], 0.5), obs=y[idx])
+    >>> guide = AutoNormal(model, init_scale=0.02)
+    >>> svi = SVI(model, guide, ivon(0.05), CurvatureELBO("fisher", 4))
+    >>> data = jnp.ones(3), jnp.array([1.0, 2.0, 3.0])
+    >>> params = svi.run(jax.random.key(0), 1000, *data, progress_bar=False).params
+    >>> loc, sd = params["w_auto_loc"], params["w_auto_scale"]
+    >>> # The posterior is N(1.959, 0.286^2), with 0.286 = (1 / 4 + 3 / 0.25)^-0.5.
+    >>> bool(abs(loc - 1.96) < 0.2), bool(abs(sd - 0.286) < 0.06)
+    (True, True)
     """
 
     per_datum = True

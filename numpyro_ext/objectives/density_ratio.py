@@ -87,26 +87,21 @@ class DensityRatioELBO(Objective):
     2. *Variational inference using implicit distributions*, Ferenc Huszar, 2017 (section 3).
     3. *Kernel implicit variational inference*, Jiaxin Shi et al., ICLR 2018.
 
-    .. doctest::
-
-        >>> import jax, numpyro, optax, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.guides import Implicit
-        >>> from numpyro_ext.objectives import DensityRatioELBO
-        >>> from numpyro_ext.scores import LogisticRatio
-        >>> def model(x):
-        ...     z = numpyro.sample("z", dist.Normal(0., 1.))
-        ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
-        >>> def guide(x):
-        ...     noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
-        ...     m, s = numpyro.param("m", 0.), numpyro.param("s", 1.)
-        ...     numpyro.sample("z", Implicit(m + s * noise))
-        >>> # was: loss=Trace_ELBO(), which says that log q does not exist
-        >>> svi = SVI(model, guide, optax.adam(0.05), DensityRatioELBO(ratio=LogisticRatio()))
-        >>> params = svi.run(jax.random.key(0), 200, 1.5, progress_bar=False).params
-        >>> # The posterior is N(0.75, 0.5).
-        >>> bool(abs(params["m"] - 0.75) < 0.2), bool(abs(params["s"]**2 - 0.5) < 0.2)
-        (True, True)
+    >>> from numpyro_ext.guides import Implicit
+    >>> from numpyro_ext.scores import LogisticRatio
+    >>> def model(x):
+    ...     z = numpyro.sample("z", dist.Normal(0., 1.))
+    ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
+    >>> def guide(x):
+    ...     noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+    ...     m, s = numpyro.param("m", 0.), numpyro.param("s", 1.)
+    ...     numpyro.sample("z", Implicit(m + s * noise))
+    >>> # was: loss=Trace_ELBO(), which says that log q does not exist
+    >>> svi = SVI(model, guide, optax.adam(0.05), DensityRatioELBO(ratio=LogisticRatio()))
+    >>> params = svi.run(jax.random.key(0), 200, 1.5, progress_bar=False).params
+    >>> # The posterior is N(0.75, 0.5).
+    >>> bool(abs(params["m"] - 0.75) < 0.2), bool(abs(params["s"]**2 - 0.5) < 0.2)
+    (True, True)
     """
 
     linear = True

@@ -56,18 +56,14 @@ def log_weights(
     :param kwargs: keyword arguments of model and guide.
     :return: weights of shape ``(num_samples, *independent plates)``.
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist
-        >>> from numpyro_ext.objectives import log_weights
-        >>> def model(x):
-        ...     z = numpyro.sample("z", dist.Normal(0., 1.))
-        ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
-        >>> def guide(x):
-        ...     numpyro.sample("z", dist.Normal(x / 2., 0.5 ** 0.5))
-        >>> lw = log_weights(jax.random.key(0), {}, model, guide, 1.5, num_samples=100)
-        >>> print(f"{lw.mean():.4f} {float(lw.std()) < 1e-5}")  # log p(x): q is the posterior
-        -1.8280 True
+    >>> def model(x):
+    ...     z = numpyro.sample("z", dist.Normal(0., 1.))
+    ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
+    >>> def guide(x):
+    ...     numpyro.sample("z", dist.Normal(x / 2., 0.5 ** 0.5))
+    >>> lw = log_weights(jax.random.key(0), {}, model, guide, 1.5, num_samples=100)
+    >>> print(f"{lw.mean():.4f} {float(lw.std()) < 1e-5}")  # log p(x): q is the posterior
+    -1.8280 True
     """
     num_samples = check_count("num_samples", num_samples)
     batch_size = num_samples if batch_size is None else check_count("batch_size", batch_size)

@@ -63,21 +63,15 @@ class FisherDivergence(Objective):
     2. *Estimation of non-normalized statistical models by score matching*, Aapo Hyvarinen, JMLR
        2005 (the divergence).
 
-    .. doctest::
-
-        >>> import jax, numpyro, optax, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.objectives import FisherDivergence
-        >>> def model():
-        ...     numpyro.sample("z", dist.Normal(3., 2.))
-        >>> guide = AutoNormal(model, init_scale=1.)
-        >>> # was: loss=Trace_ELBO(16)
-        >>> svi = SVI(model, guide, optax.adam(0.05), FisherDivergence())
-        >>> params = svi.run(jax.random.key(0), 500, progress_bar=False).params
-        >>> loc, scale = params["z_auto_loc"], params["z_auto_scale"]
-        >>> bool(abs(loc - 3.0) < 0.1), bool(abs(scale - 2.0) < 0.1)
-        (True, True)
+    >>> def model():
+    ...     numpyro.sample("z", dist.Normal(3., 2.))
+    >>> guide = AutoNormal(model, init_scale=1.)
+    >>> # was: loss=Trace_ELBO(16)
+    >>> svi = SVI(model, guide, optax.adam(0.05), FisherDivergence())
+    >>> params = svi.run(jax.random.key(0), 500, progress_bar=False).params
+    >>> loc, scale = params["z_auto_loc"], params["z_auto_scale"]
+    >>> bool(abs(loc - 3.0) < 0.1), bool(abs(scale - 2.0) < 0.1)
+    (True, True)
     """
 
     without_log_q = "SteinDiscrepancy, which needs draws alone"

@@ -58,22 +58,17 @@ class ImplicitELBO(Objective):
     **Reference:** *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner,
     ICLR 2018 (sections 2 and 3).
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.guides import Implicit
-        >>> from numpyro_ext.objectives import ImplicitELBO
-        >>> def model():
-        ...     numpyro.sample("z", dist.Normal(3., 2.))
-        >>> def guide():
-        ...     loc, scale = numpyro.param("loc", 0.), numpyro.param("scale", 1.)
-        ...     noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
-        ...     numpyro.sample("z", Implicit(loc + scale * noise))
-        >>> svi = SVI(model, guide, optax.adam(0.05), ImplicitELBO(100))
-        >>> params = svi.run(jax.random.key(0), 500, progress_bar=False).params
-        >>> print(f"{params['loc']:.0f} {abs(params['scale']):.0f}")
-        3 2
+    >>> from numpyro_ext.guides import Implicit
+    >>> def model():
+    ...     numpyro.sample("z", dist.Normal(3., 2.))
+    >>> def guide():
+    ...     loc, scale = numpyro.param("loc", 0.), numpyro.param("scale", 1.)
+    ...     noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+    ...     numpyro.sample("z", Implicit(loc + scale * noise))
+    >>> svi = SVI(model, guide, optax.adam(0.05), ImplicitELBO(100))
+    >>> params = svi.run(jax.random.key(0), 500, progress_bar=False).params
+    >>> print(f"{params['loc']:.0f} {abs(params['scale']):.0f}")
+    3 2
     """
 
     linear = True

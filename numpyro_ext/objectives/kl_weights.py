@@ -68,21 +68,16 @@ class KLWeightedELBO(ELBO):
     3. *How good is the Bayes posterior in deep neural networks really?*, Florian Wenzel et al.,
        ICML 2020, equation 1 (the cold posterior, with the prior tempered too).
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, optax, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.objectives import KLWeightedELBO, count_steps
-        >>> def model():
-        ...     z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-        ...     numpyro.sample("x", dist.Normal(z, 1.0), obs=2.0)
-        >>> guide = AutoNormal(model)
-        >>> loss = KLWeightedELBO(lambda i: jnp.minimum(i / 500, 1.0))
-        >>> svi = SVI(model, count_steps(guide), optax.adam(0.01), loss)
-        >>> params = svi.run(jax.random.key(0), 2000, progress_bar=False).params
-        >>> bool(abs(guide.median(params)["z"] - 1.0) < 0.3)  # the posterior is N(1, 0.5)
-        True
+    >>> from numpyro_ext.objectives import count_steps
+    >>> def model():
+    ...     z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    ...     numpyro.sample("x", dist.Normal(z, 1.0), obs=2.0)
+    >>> guide = AutoNormal(model)
+    >>> loss = KLWeightedELBO(lambda i: jnp.minimum(i / 500, 1.0))
+    >>> svi = SVI(model, count_steps(guide), optax.adam(0.01), loss)
+    >>> params = svi.run(jax.random.key(0), 2000, progress_bar=False).params
+    >>> bool(abs(guide.median(params)["z"] - 1.0) < 0.3)  # the posterior is N(1, 0.5)
+    True
     """
 
     linear = True
@@ -161,11 +156,8 @@ def minibatch_kl_weights(num_batches: int, scheme: str = "geometric") -> Array:
     **Reference:** *Weight uncertainty in neural networks*, Charles Blundell et al., ICML 2015,
     Section 3.4 (eqs. 8 and 9).
 
-    .. doctest::
-
-        >>> from numpyro_ext.objectives import minibatch_kl_weights
-        >>> print((7 * minibatch_kl_weights(3)).round(4))
-        [4. 2. 1.]
+    >>> print((7 * minibatch_kl_weights(3)).round(4))
+    [4. 2. 1.]
     """
     num_batches = check_count("num_batches", num_batches)
     check_choice("scheme", scheme, ("geometric", "uniform"))

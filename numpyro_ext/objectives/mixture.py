@@ -50,22 +50,17 @@ class MixtureELBO(Objective):
     2. *Sticking the landing: simple, lower-variance gradient estimators for variational inference*,
        Geoffrey Roeder et al., NIPS 2017 (section 4.1).
 
-    .. doctest::
-
-        >>> import jax, numpyro, optax, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.guides import AutoMixtureNormal
-        >>> from numpyro_ext.objectives import MixtureELBO
-        >>> def model():
-        ...     z = numpyro.sample("z", dist.Normal(0.5, 1.))
-        ...     numpyro.sample("x", dist.Normal(z**2, 0.5), obs=4.)
-        >>> guide = AutoMixtureNormal(model, num_components=8, init_spread=3.)
-        >>> # was: SVI(model, guide, optax.adam(0.02), Trace_ELBO(8))
-        >>> svi = SVI(model, guide, optax.adam(0.02), MixtureELBO())
-        >>> params = svi.run(jax.random.key(0), 1000, progress_bar=False).params
-        >>> z = guide.sample_posterior(jax.random.key(1), params, sample_shape=(2000,))["z"]
-        >>> bool(0.5 < (z > 0).mean() < 0.99)  # the two modes have 0.88 and 0.12 of the mass
-        True
+    >>> from numpyro_ext.guides import AutoMixtureNormal
+    >>> def model():
+    ...     z = numpyro.sample("z", dist.Normal(0.5, 1.))
+    ...     numpyro.sample("x", dist.Normal(z**2, 0.5), obs=4.)
+    >>> guide = AutoMixtureNormal(model, num_components=8, init_spread=3.)
+    >>> # was: SVI(model, guide, optax.adam(0.02), Trace_ELBO(8))
+    >>> svi = SVI(model, guide, optax.adam(0.02), MixtureELBO())
+    >>> params = svi.run(jax.random.key(0), 1000, progress_bar=False).params
+    >>> z = guide.sample_posterior(jax.random.key(1), params, sample_shape=(2000,))["z"]
+    >>> bool(0.5 < (z > 0).mean() < 0.99)  # the two modes have 0.88 and 0.12 of the mass
+    True
     """
 
     linear = True

@@ -64,24 +64,20 @@ class NestedVRELBO(Objective):
        (chapter 4).
     2. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016 (eq. 4).
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_ext.objectives import NestedVRELBO
-        >>> def model(x):
-        ...     w = numpyro.sample("w", dist.Normal(0., 1.))
-        ...     with numpyro.plate("data", 3):
-        ...         z = numpyro.sample("z", dist.Normal(w, 1.))
-        ...         numpyro.sample("x", dist.Normal(z, 1.), obs=x)
-        >>> def guide(x):  # exact for w, the prior for z
-        ...     w = numpyro.sample("w", dist.Normal(0.3, 0.4 ** 0.5))
-        ...     with numpyro.plate("data", 3):
-        ...         numpyro.sample("z", dist.Normal(w, 1.))
-        >>> x = jnp.array([0.5, -1., 2.])
-        >>> # was: loss=Trace_ELBO(1000), -7.4 where log p(x) is -5.45
-        >>> loss = NestedVRELBO(0., 1000, num_inner=50)
-        >>> bool(abs(-loss.loss(jax.random.key(0), {}, model, guide, x) + 5.45) < 0.2)
-        True
+    >>> def model(x):
+    ...     w = numpyro.sample("w", dist.Normal(0., 1.))
+    ...     with numpyro.plate("data", 3):
+    ...         z = numpyro.sample("z", dist.Normal(w, 1.))
+    ...         numpyro.sample("x", dist.Normal(z, 1.), obs=x)
+    >>> def guide(x):  # exact for w, the prior for z
+    ...     w = numpyro.sample("w", dist.Normal(0.3, 0.4 ** 0.5))
+    ...     with numpyro.plate("data", 3):
+    ...         numpyro.sample("z", dist.Normal(w, 1.))
+    >>> x = jnp.array([0.5, -1., 2.])
+    >>> # was: loss=Trace_ELBO(1000), -7.4 where log p(x) is -5.45
+    >>> loss = NestedVRELBO(0., 1000, num_inner=50)
+    >>> bool(abs(-loss.loss(jax.random.key(0), {}, model, guide, x) + 5.45) < 0.2)
+    True
     """
 
     per_datum = True

@@ -77,24 +77,18 @@ class PosteriorRegularizedELBO(Objective):
        Jun Zhu et al., JMLR 15, 2014 (RegBayes).
     3. *MedLDA: maximum margin supervised topic models*, Jun Zhu et al., JMLR 13, 2012.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, optax, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI, Trace_ELBO
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.objectives import PosteriorRegularizedELBO
-        >>> def model(x):
-        ...     z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-        ...     numpyro.sample("x", dist.Normal(z, 1.0), obs=x)
-        >>> # The posterior is N(0.5, 0.5). The mean is pulled to at least 2, the variance is not.
-        >>> loss = PosteriorRegularizedELBO(
-        ...     Trace_ELBO(10), {"z": lambda mean: 9.0 * jax.nn.relu(2.0 - mean)})
-        >>> guide = AutoNormal(model)
-        >>> svi = SVI(model, guide, optax.adam(optax.linear_schedule(0.05, 0.0, 2000)), loss)
-        >>> params = svi.run(jax.random.key(0), 2000, 1.0, progress_bar=False).params
-        >>> loc, scale = params["z_auto_loc"], params["z_auto_scale"]
-        >>> bool(abs(loc - 2.0) < 0.4), bool(abs(scale - 0.71) < 0.1)
-        (True, True)
+    >>> def model(x):
+    ...     z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    ...     numpyro.sample("x", dist.Normal(z, 1.0), obs=x)
+    >>> # The posterior is N(0.5, 0.5). The mean is pulled to at least 2, the variance is not.
+    >>> loss = PosteriorRegularizedELBO(
+    ...     Trace_ELBO(10), {"z": lambda mean: 9.0 * jax.nn.relu(2.0 - mean)})
+    >>> guide = AutoNormal(model)
+    >>> svi = SVI(model, guide, optax.adam(optax.linear_schedule(0.05, 0.0, 2000)), loss)
+    >>> params = svi.run(jax.random.key(0), 2000, 1.0, progress_bar=False).params
+    >>> loc, scale = params["z_auto_loc"], params["z_auto_scale"]
+    >>> bool(abs(loc - 2.0) < 0.4), bool(abs(scale - 0.71) < 0.1)
+    (True, True)
     """
 
     linear = True

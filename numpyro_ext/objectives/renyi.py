@@ -192,20 +192,14 @@ class VRELBO(Objective):
     3. *Doubly reparameterized gradient estimators for Monte Carlo objectives*, George Tucker et
        al., ICLR 2019 (eq. 8, here for any alpha).
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, optax, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.objectives import VRELBO
-        >>> def model():
-        ...     numpyro.sample("z", dist.MultivariateNormal(
-        ...         jnp.zeros(2), precision_matrix=jnp.array([[2., 1.2], [1.2, 1.5]])))
-        >>> # was: SVI(model, AutoNormal(model), optax.adam(0.02), Trace_ELBO(50))
-        >>> svi = SVI(model, AutoNormal(model), optax.adam(0.02), VRELBO(0.5, 50))
-        >>> scale = svi.run(jax.random.key(0), 500, progress_bar=False).params["z_auto_scale"]
-        >>> bool(jnp.all(scale > jnp.array([2., 1.5]) ** -0.5))  # wider than VI's
-        True
+    >>> def model():
+    ...     numpyro.sample("z", dist.MultivariateNormal(
+    ...         jnp.zeros(2), precision_matrix=jnp.array([[2., 1.2], [1.2, 1.5]])))
+    >>> # was: SVI(model, AutoNormal(model), optax.adam(0.02), Trace_ELBO(50))
+    >>> svi = SVI(model, AutoNormal(model), optax.adam(0.02), VRELBO(0.5, 50))
+    >>> scale = svi.run(jax.random.key(0), 500, progress_bar=False).params["z_auto_scale"]
+    >>> bool(jnp.all(scale > jnp.array([2., 1.5]) ** -0.5))  # wider than VI's
+    True
     """
 
     def __init__(
@@ -248,20 +242,15 @@ class IWELBO(VRELBO):
 
     **Reference:** *Importance weighted autoencoders*, Yuri Burda et al., ICLR 2016 (eq. 8).
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import Trace_ELBO
-        >>> from numpyro_ext.objectives import IWELBO
-        >>> def model(x):
-        ...     z = numpyro.sample("z", dist.Normal(0., 1.))
-        ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
-        >>> def guide(x):
-        ...     numpyro.sample("z", dist.Normal(0., 1.))
-        >>> elbo, bound = (-loss.loss(jax.random.key(0), {}, model, guide, 1.5)
-        ...                for loss in (Trace_ELBO(1000), IWELBO(1000)))
-        >>> bool(elbo < -2.1), bool(abs(bound + 1.8280) < 0.2)  # log p(x) is -1.8280
-        (True, True)
+    >>> def model(x):
+    ...     z = numpyro.sample("z", dist.Normal(0., 1.))
+    ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
+    >>> def guide(x):
+    ...     numpyro.sample("z", dist.Normal(0., 1.))
+    >>> elbo, bound = (-loss.loss(jax.random.key(0), {}, model, guide, 1.5)
+    ...                for loss in (Trace_ELBO(1000), IWELBO(1000)))
+    >>> bool(elbo < -2.1), bool(abs(bound + 1.8280) < 0.2)  # log p(x) is -1.8280
+    (True, True)
     """
 
     def __init__(

@@ -50,22 +50,17 @@ class SemiImplicitELBO(Objective):
     2. *Doubly semi-implicit variational inference*, Dmitry Molchanov et al., AISTATS 2019 (section
        3, for U).
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.guides import AutoSemiImplicit
-        >>> from numpyro_ext.objectives import SemiImplicitELBO
-        >>> def model():
-        ...     x = numpyro.sample("x", dist.Normal(0., 1.))
-        ...     numpyro.sample("y", dist.Normal(x, 0.3))
-        >>> guide = AutoSemiImplicit(model, init_from=None)
-        >>> svi = SVI(model, guide, optax.adam(0.01), SemiImplicitELBO())
-        >>> params = svi.run(jax.random.key(0), 2000, progress_bar=False).params
-        >>> loss = SemiImplicitELBO(1000, 100)
-        >>> lower, upper = loss.bounds(jax.random.key(1), params, model, guide)
-        >>> bool(-0.4 < lower < 0.1), bool(upper > lower)  # the evidence is 0
-        (True, True)
+    >>> from numpyro_ext.guides import AutoSemiImplicit
+    >>> def model():
+    ...     x = numpyro.sample("x", dist.Normal(0., 1.))
+    ...     numpyro.sample("y", dist.Normal(x, 0.3))
+    >>> guide = AutoSemiImplicit(model, init_from=None)
+    >>> svi = SVI(model, guide, optax.adam(0.01), SemiImplicitELBO())
+    >>> params = svi.run(jax.random.key(0), 2000, progress_bar=False).params
+    >>> loss = SemiImplicitELBO(1000, 100)
+    >>> lower, upper = loss.bounds(jax.random.key(1), params, model, guide)
+    >>> bool(-0.4 < lower < 0.1), bool(upper > lower)  # the evidence is 0
+    (True, True)
     """
 
     linear = True

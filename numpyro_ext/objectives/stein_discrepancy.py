@@ -74,20 +74,14 @@ class SteinDiscrepancy(Objective):
     2. *Operator variational inference*, Rajesh Ranganath et al., NIPS 2016 (the discrepancy as a
        variational objective).
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist, optax
-        >>> from numpyro.infer import SVI
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_ext.objectives import SteinDiscrepancy
-        >>> def model():
-        ...     numpyro.sample("z", dist.Normal(1., 0.5))
-        >>> guide = AutoNormal(model, init_scale=1.)
-        >>> svi = SVI(model, guide, optax.adam(0.02), SteinDiscrepancy(50))
-        >>> params = svi.run(jax.random.key(0), 300, progress_bar=False).params
-        >>> loc, scale = params["z_auto_loc"], params["z_auto_scale"]
-        >>> bool(abs(loc - 1.0) < 0.2), bool(abs(scale - 0.5) < 0.15)
-        (True, True)
+    >>> def model():
+    ...     numpyro.sample("z", dist.Normal(1., 0.5))
+    >>> guide = AutoNormal(model, init_scale=1.)
+    >>> svi = SVI(model, guide, optax.adam(0.02), SteinDiscrepancy(50))
+    >>> params = svi.run(jax.random.key(0), 300, progress_bar=False).params
+    >>> loc, scale = params["z_auto_loc"], params["z_auto_scale"]
+    >>> bool(abs(loc - 1.0) < 0.2), bool(abs(scale - 0.5) < 0.15)
+    (True, True)
     """
 
     def __init__(

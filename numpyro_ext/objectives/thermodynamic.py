@@ -62,23 +62,19 @@ class ThermodynamicELBO(Objective):
     **Reference:** *The thermodynamic variational objective*, Vaden Masrani et al., NeurIPS 2019
     (eqs. 7-9; its covariance gradient estimator, Section 4).
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_ext.objectives import ThermodynamicELBO
-        >>> def model(x):
-        ...     z = numpyro.sample("z", dist.Normal(0., 1.))
-        ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
-        >>> def guide(x):
-        ...     numpyro.sample("z", dist.Normal(0., 1.))
-        >>> # was: loss=Trace_ELBO(10); log p(x) is -1.83, the ELBO -2.54
-        >>> lower = ThermodynamicELBO(10, 2000)
-        >>> upper = ThermodynamicELBO(10, 2000, bound="upper")
-        >>> key, log_p = jax.random.key(0), -1.83
-        >>> bool(-2.1 < -lower.loss(key, {}, model, guide, 1.5) < log_p)
-        True
-        >>> bool(log_p < upper.loss(key, {}, model, guide, 1.5) < -1.5)
-        True
+    >>> def model(x):
+    ...     z = numpyro.sample("z", dist.Normal(0., 1.))
+    ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
+    >>> def guide(x):
+    ...     numpyro.sample("z", dist.Normal(0., 1.))
+    >>> # was: loss=Trace_ELBO(10); log p(x) is -1.83, the ELBO -2.54
+    >>> lower = ThermodynamicELBO(10, 2000)
+    >>> upper = ThermodynamicELBO(10, 2000, bound="upper")
+    >>> key, log_p = jax.random.key(0), -1.83
+    >>> bool(-2.1 < -lower.loss(key, {}, model, guide, 1.5) < log_p)
+    True
+    >>> bool(log_p < upper.loss(key, {}, model, guide, 1.5) < -1.5)
+    True
     """
 
     without_log_q = 'gradient="pathwise"'

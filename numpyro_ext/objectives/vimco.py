@@ -72,22 +72,17 @@ class VIMCO(Objective):
        (eqs. 7-10; its baseline is the geometric one).
     2. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, optax, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.objectives import VIMCO
-        >>> def model(x):
-        ...     z = numpyro.sample("z", dist.Bernoulli(0.5))
-        ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
-        >>> def guide(x):
-        ...     logit = numpyro.param("logit", 0.)
-        ...     numpyro.sample("z", dist.Bernoulli(logits=logit))
-        >>> # was: SVI(model, guide, optax.adam(0.05), TraceGraph_ELBO(10))
-        >>> svi = SVI(model, guide, optax.adam(0.05), VIMCO(1., 10))
-        >>> logit = svi.run(jax.random.key(0), 500, 1.5, progress_bar=False).params["logit"]
-        >>> bool(abs(jax.nn.sigmoid(logit) - 0.73) < 0.1)  # the posterior is 0.73
-        True
+    >>> def model(x):
+    ...     z = numpyro.sample("z", dist.Bernoulli(0.5))
+    ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
+    >>> def guide(x):
+    ...     logit = numpyro.param("logit", 0.)
+    ...     numpyro.sample("z", dist.Bernoulli(logits=logit))
+    >>> # was: SVI(model, guide, optax.adam(0.05), TraceGraph_ELBO(10))
+    >>> svi = SVI(model, guide, optax.adam(0.05), VIMCO(1., 10))
+    >>> logit = svi.run(jax.random.key(0), 500, 1.5, progress_bar=False).params["logit"]
+    >>> bool(abs(jax.nn.sigmoid(logit) - 0.73) < 0.1)  # the posterior is 0.73
+    True
     """
 
     can_infer_discrete = True

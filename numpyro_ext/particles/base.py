@@ -102,7 +102,6 @@ class ParticleField(ELBO, ABC):
     :math:`g_i = \gamma_t \nabla \log p(x_i) / T`, all on one minibatch, the loss is
 
     .. math::
-
         -\frac1m \sum_i \log p(x_i; \theta)
         \quad\text{with the gradient of}\quad
         -\sum_i \langle \mathrm{sg}(V_i), z_i \rangle - \frac1m \sum_i \log p(x_i; \theta).
@@ -127,7 +126,6 @@ class ParticleField(ELBO, ABC):
     where
 
     .. math::
-
         L L^\top = (1 - \lambda)\, \mathrm{cov}(x) + \lambda\, \mathrm{diag}\,\mathrm{cov}(x),
         \qquad \lambda = \frac{d}{d + m}.
 
@@ -148,16 +146,12 @@ class ParticleField(ELBO, ABC):
     :param proxy: the result of :func:`~numpyro_ext.objectives.taylor_proxy` for this model and its
         arguments, of whose rows a minibatch then corrects the expansion; or None.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.particles import ParticleField
-        >>> class Ascent(ParticleField):
-        ...     def resolved_velocity(self, kernel, x, grad_log_p):
-        ...         return grad_log_p  # every particle climbs to a mode
-        >>> print(Ascent(temperature=2.0).tempered_velocity(jnp.zeros((2, 1)), jnp.ones((2, 1)), 0))
-        [[0.5]
-         [0.5]]
+    >>> class Ascent(ParticleField):
+    ...     def resolved_velocity(self, kernel, x, grad_log_p):
+    ...         return grad_log_p  # every particle climbs to a mode
+    >>> print(Ascent(temperature=2.0).tempered_velocity(jnp.zeros((2, 1)), jnp.ones((2, 1)), 0))
+    [[0.5]
+     [0.5]]
     """
 
     default_bandwidth: ClassVar[str] = "median_distance"

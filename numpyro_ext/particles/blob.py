@@ -15,7 +15,6 @@ class Blob(ParticleField):
     r"""Gradient flow of KL(q || p) whose density is smoothed inside the logarithm.
 
     .. math::
-
         V_i = g_i - \sum_j \left(\frac{1}{\rho_i} + \frac{1}{\rho_j}\right)
               \nabla_{x_i} k(x_i, x_j), \qquad \rho_i = \sum_j k(x_i, x_j), \qquad
         g_i = \nabla \log p(x_i),
@@ -38,14 +37,10 @@ class Blob(ParticleField):
     **Reference:** Chen, Zhang, Wang, Li and Chen, *A unified particle-optimization framework for
     scalable Bayesian sampling* (UAI 2018), section 3.
 
-    .. doctest::
-
-        >>> import jax
-        >>> from numpyro_ext.particles import Blob
-        >>> x = 3.0 * jax.random.normal(jax.random.key(0), (100, 1))
-        >>> v = Blob().velocity(x, -x)  # of N(0, 1), for which x are too far out
-        >>> bool((v * x).mean() < 0)
-        True
+    >>> x = 3.0 * jax.random.normal(jax.random.key(0), (100, 1))
+    >>> v = Blob().velocity(x, -x)  # of N(0, 1), for which x are too far out
+    >>> bool((v * x).mean() < 0)
+    True
     """
 
     default_bandwidth = "median"

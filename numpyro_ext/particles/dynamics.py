@@ -22,7 +22,6 @@ class PSGHMC:
     with all right sides at the old state,
 
     .. math::
-
         \text{"det":} \quad x \leftarrow x + \epsilon\, r / S, \quad
             r \leftarrow r + \epsilon\, (g + C V^r); \\
         \text{"fgh":} \quad x \leftarrow x - \epsilon\, V^r, \quad
@@ -50,14 +49,11 @@ class PSGHMC:
     **Reference:** Liu, Zhuo and Zhu, *Understanding MCMC dynamics as flows on the Wasserstein
     space* (ICML 2019), eq. 13 and 14.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.particles import PSGHMC, Blob
-        >>> x, r = jnp.array([[0.0], [1.0]]), jnp.array([[3.0], [-3.0]])
-        >>> x, r = PSGHMC(0.1, flow="det").step(x, r, -x, Blob())
-        >>> print(x.ravel())
-        [0.3 0.7]
+    >>> from numpyro_ext.particles import Blob
+    >>> x, r = jnp.array([[0.0], [1.0]]), jnp.array([[3.0], [-3.0]])
+    >>> x, r = PSGHMC(0.1, flow="det").step(x, r, -x, Blob())
+    >>> print(x.ravel())
+    [0.3 0.7]
     """
 
     def __init__(

@@ -91,7 +91,6 @@ class ParVI(MCMCKernel):
     in the order in which the model samples its sites) along the field,
 
     .. math::
-
         x \leftarrow x + \text{optimiser}\left( V(x, \gamma_i \nabla \log p(x) / T) \right),
 
     with the temperature T and the annealing :math:`\gamma` of the field, and i the number of the
@@ -137,20 +136,14 @@ class ParVI(MCMCKernel):
         gradients are spread, such as ``NamedSharding(mesh, PartitionSpec("particles"))``; m must be
         a multiple of their number.
 
-    .. doctest::
-
-        >>> import jax, numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import MCMC
-        >>> from numpyro_ext.particles import ParVI
-        >>> def model():
-        ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
-        >>> mcmc = MCMC(ParVI(model, init_from=None), num_warmup=300, num_samples=1, num_chains=100,
-        ...             chain_method="vectorized", progress_bar=False)
-        >>> mcmc.run(jax.random.key(0))
-        >>> w = mcmc.get_samples()["w"]
-        >>> bool(abs(w.mean() - 3.0) < 0.1), bool(abs(w.std() - 2.0) < 0.1)
-        (True, True)
+    >>> def model():
+    ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
+    >>> mcmc = MCMC(ParVI(model, init_from=None), num_warmup=300, num_samples=1, num_chains=100,
+    ...             chain_method="vectorized", progress_bar=False)
+    >>> mcmc.run(jax.random.key(0))
+    >>> w = mcmc.get_samples()["w"]
+    >>> bool(abs(w.mean() - 3.0) < 0.1), bool(abs(w.std() - 2.0) < 0.1)
+    (True, True)
     """
 
     inference_method: ClassVar[str] = "particles"

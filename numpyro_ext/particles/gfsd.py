@@ -14,7 +14,6 @@ class GFSD(ParticleField):
     r"""Gradient flow of KL(q || p) in Wasserstein space, with a kernel density estimate for q.
 
     .. math::
-
         V_i = g_i - \nabla \log \hat q(x_i), \qquad \hat q(x) = \frac1m \sum_j k(x, x_j), \qquad
         g_i = \nabla \log p(x_i),
 
@@ -36,14 +35,10 @@ class GFSD(ParticleField):
     **Reference:** Liu, Zhuo, Cheng, Zhang, Zhu and Carin, *Understanding and accelerating
     particle-based variational inference* (ICML 2019), section 3.2.
 
-    .. doctest::
-
-        >>> import jax
-        >>> from numpyro_ext.particles import GFSD
-        >>> x = 3.0 * jax.random.normal(jax.random.key(0), (100, 1))
-        >>> v = GFSD().velocity(x, -x)  # of N(0, 1), for which x are too far out
-        >>> bool((v * x).mean() < 0)
-        True
+    >>> x = 3.0 * jax.random.normal(jax.random.key(0), (100, 1))
+    >>> v = GFSD().velocity(x, -x)  # of N(0, 1), for which x are too far out
+    >>> bool((v * x).mean() < 0)
+    True
     """
 
     default_bandwidth = "median"

@@ -16,7 +16,6 @@ class GFSF(ParticleField):
     r"""Gradient flow of KL(q || p) in Wasserstein space, with smoothed test functions.
 
     .. math::
-
         V_i = g_i + \left[ (K + \eta\, k(0) I)^{-1} b \right]_i, \qquad
         b_i = \sum_j \nabla_{x_j} k(x_i, x_j), \qquad g_i = \nabla \log p(x_i),
 
@@ -40,14 +39,10 @@ class GFSF(ParticleField):
     **Reference:** Liu, Zhuo, Cheng, Zhang, Zhu and Carin, *Understanding and accelerating
     particle-based variational inference* (ICML 2019), section 3.3.
 
-    .. doctest::
-
-        >>> import jax
-        >>> from numpyro_ext.particles import GFSF
-        >>> x = 3.0 * jax.random.normal(jax.random.key(0), (100, 1))
-        >>> v = GFSF().velocity(x, -x)  # of N(0, 1), for which x are too far out
-        >>> bool((v * x).mean() < 0)
-        True
+    >>> x = 3.0 * jax.random.normal(jax.random.key(0), (100, 1))
+    >>> v = GFSF().velocity(x, -x)  # of N(0, 1), for which x are too far out
+    >>> bool((v * x).mean() < 0)
+    True
     """
 
     takes_every_kernel = False

@@ -85,21 +85,16 @@ class AutoParticles(ContinuousGuide):
     :param bool count_steps: True to register the mutable site ``{prefix}_step``, which the loss
         counts up; losses with ``annealing`` need it.
 
-    .. doctest::
-
-        >>> import jax, numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
-        >>> def model():
-        ...     numpyro.sample("rate", dist.Gamma(3.0, 1.0))
-        >>> guide = AutoParticles(model, num_particles=20, init_from=None)
-        >>> svi = SVI(model, guide, particle_step(200), loss=RegularizedSVGD())
-        >>> params = svi.run(jax.random.key(0), 200, progress_bar=False).params
-        >>> guide.particles(params)["rate"].shape
-        (20,)
-        >>> bool((guide.particles(params)["rate"] > 0).all())
-        True
+    >>> from numpyro_ext.particles import RegularizedSVGD, particle_step
+    >>> def model():
+    ...     numpyro.sample("rate", dist.Gamma(3.0, 1.0))
+    >>> guide = AutoParticles(model, num_particles=20, init_from=None)
+    >>> svi = SVI(model, guide, particle_step(200), loss=RegularizedSVGD())
+    >>> params = svi.run(jax.random.key(0), 200, progress_bar=False).params
+    >>> guide.particles(params)["rate"].shape
+    (20,)
+    >>> bool((guide.particles(params)["rate"] > 0).all())
+    True
     """
 
     def __init__(

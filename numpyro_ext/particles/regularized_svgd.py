@@ -16,7 +16,6 @@ class RegularizedSVGD(ParticleField):
     r"""SVGD divided by its kernel matrix, which converges to the same points in fewer steps.
 
     .. math::
-
         V = (K + \eta\, k(0) I)^{-1} (K g + b), \qquad
         b_i = \sum_j \nabla_{x_j} k(x_i, x_j), \qquad g_i = \nabla \log p(x_i),
 
@@ -61,20 +60,15 @@ class RegularizedSVGD(ParticleField):
     2. He, Balasubramanian, Sriperumbudur and Lu, *Regularized Stein variational gradient flow*
        (2022), section 3.
 
-    .. doctest::
-
-        >>> import jax, numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
-        >>> def model():
-        ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
-        >>> guide = AutoParticles(model, 50, init_from=None)
-        >>> svi = SVI(model, guide, particle_step(300), loss=RegularizedSVGD())
-        >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
-        >>> w = guide.particles(result.params)["w"]
-        >>> bool(abs(w.mean() - 3.0) < 0.2), bool(abs(w.std() - 2.0) < 0.2)
-        (True, True)
+    >>> from numpyro_ext.particles import AutoParticles, particle_step
+    >>> def model():
+    ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
+    >>> guide = AutoParticles(model, 50, init_from=None)
+    >>> svi = SVI(model, guide, particle_step(300), loss=RegularizedSVGD())
+    >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
+    >>> w = guide.particles(result.params)["w"]
+    >>> bool(abs(w.mean() - 3.0) < 0.2), bool(abs(w.std() - 2.0) < 0.2)
+    (True, True)
     """
 
     takes_every_kernel = False

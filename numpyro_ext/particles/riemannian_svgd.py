@@ -25,7 +25,6 @@ class RiemannianSVGD(ParticleField, _WithMetric):
     coordinates, Jacobian included,
 
     .. math::
-
         V(y) = G^{-1}(y)\, \nabla f(y), \qquad
         f(y) = \frac1m \sum_j \left[ \left(g^{ab}\, \partial_a \log p + \partial_a g^{ab}\right)
                \partial_b k(x_j, y) + g^{ab}\, \partial_a \partial_b k(x_j, y) \right],
@@ -49,15 +48,11 @@ class RiemannianSVGD(ParticleField, _WithMetric):
     **Reference:** Liu and Zhu, *Riemannian Stein variational gradient descent for Bayesian
     inference* (AAAI 2018), eq. 6 and 7.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_ext.particles import RiemannianSVGD
-        >>> metric = lambda x: jnp.diag(jnp.exp(x))
-        >>> field = RiemannianSVGD(metric)
-        >>> x = jax.random.normal(jax.random.key(0), (10, 2))
-        >>> field.velocity(x, -x).shape
-        (10, 2)
+    >>> metric = lambda x: jnp.diag(jnp.exp(x))
+    >>> field = RiemannianSVGD(metric)
+    >>> x = jax.random.normal(jax.random.key(0), (10, 2))
+    >>> field.velocity(x, -x).shape
+    (10, 2)
     """
 
     takes_every_kernel = False

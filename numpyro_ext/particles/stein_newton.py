@@ -23,7 +23,6 @@ class SteinNewton(ParticleField):
     mean A and :math:`r_{ij} = x_i - x_j`,
 
     .. math::
-
         k_{ij} = \exp(-r_{ij}^\top A\, r_{ij} / (2 d)), \qquad
         \nabla_{x_j} k_{ij} = k_{ij}\, A\, r_{ij} / d, \\
         V_i = H_i^{-1} v_i, \qquad
@@ -47,15 +46,11 @@ class SteinNewton(ParticleField):
     **Reference:** Detommaso, Cui, Spantini, Marzouk and Scheichl, *A Stein variational Newton
     method* (NeurIPS 2018), algorithm 1 with the block-diagonal approximation of section 3.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.particles import SteinNewton
-        >>> x = jnp.array([[4.0, 1.0]])
-        >>> precision = jnp.array([[2.0, 0.0], [0.0, 50.0]])  # of a normal at the origin
-        >>> x = x + SteinNewton().velocity(x, -x @ precision, -precision[None])
-        >>> bool(abs(x).max() < 1e-5)  # where the density is highest, in one step
-        True
+    >>> x = jnp.array([[4.0, 1.0]])
+    >>> precision = jnp.array([[2.0, 0.0], [0.0, 50.0]])  # of a normal at the origin
+    >>> x = x + SteinNewton().velocity(x, -x @ precision, -precision[None])
+    >>> bool(abs(x).max() < 1e-5)  # where the density is highest, in one step
+    True
     """
 
     takes_every_kernel = False

@@ -38,7 +38,6 @@ def particle_step(
     :math:`s_j` of the particles where they began,
 
     .. math::
-
         x_i \leftarrow x_i + \frac{\epsilon_k}{\max(1, \mathrm{rms}(L^{-1} V_i),
         \max_j |V_{ij}| / s_j)}\, V_i,
         \qquad \epsilon_k = \frac{\epsilon_0}{2} \left(1 + \cos \frac{\pi k}{n}\right),
@@ -60,15 +59,11 @@ def particle_step(
     :param others: the transformation of all other parameters, those of the model; defaults to Adam
         with a cosine schedule from 0.05 to 0 in n steps.
 
-    .. doctest::
-
-        >>> import jax
-        >>> from numpyro_ext.particles import particle_step
-        >>> x = jax.random.normal(jax.random.key(0), (50, 1))
-        >>> optim = particle_step(500)
-        >>> move, _ = optim.update(-1e6 * x, optim.init(x), x)
-        >>> bool(abs(move).max() / x.std() <= 0.301)
-        True
+    >>> x = jax.random.normal(jax.random.key(0), (50, 1))
+    >>> optim = particle_step(500)
+    >>> move, _ = optim.update(-1e6 * x, optim.init(x), x)
+    >>> bool(abs(move).max() / x.std() <= 0.301)
+    True
     """
     num_steps = check_count("num_steps", num_steps)
     check_positive("step_size", step_size)

@@ -15,14 +15,10 @@ def print_particles(samples: Any, *, prob: float = 0.9) -> None:
         :class:`ParVI`, or ``guide.particles(params)`` of :class:`AutoParticles`.
     :param float prob: probability of the central interval.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.particles import print_particles
-        >>> print_particles({"w": jnp.array([[1.0, 0.0], [2.0, 4.0], [3.0, 8.0]])}, prob=0.5)
-        3 particles       mean      std   median    25.0%    75.0%
-        w[0]              2.00     0.82     2.00     1.50     2.50
-        w[1]              4.00     3.27     4.00     2.00     6.00
+    >>> print_particles({"w": jnp.array([[1.0, 0.0], [2.0, 4.0], [3.0, 8.0]])}, prob=0.5)
+    3 particles       mean      std   median    25.0%    75.0%
+    w[0]              2.00     0.82     2.00     1.50     2.50
+    w[1]              4.00     3.27     4.00     2.00     6.00
     """
     sites = {name: np.asarray(value, float) for name, value in samples.items()}
     ends = [50 * (1 - prob), 50 * (1 + prob)]

@@ -19,7 +19,6 @@ class SVGD(ParticleField):
     r"""Stein variational gradient descent: the field of steepest descent of KL(q || p) in an RKHS.
 
     .. math::
-
         V_i = \frac1m \sum_j \left[ k(x_i, x_j)\, g_j + \nabla_{x_j} k(x_i, x_j) \right],
         \qquad g_j = \nabla \log p(x_j),
 
@@ -64,20 +63,15 @@ class SVGD(ParticleField):
     3. Ba, Erdogdu, Ghassemi, Sun, Suzuki, Wu and Zhang, *Understanding the variance collapse of
        SVGD in high dimensions* (ICLR 2022).
 
-    .. doctest::
-
-        >>> import jax, numpyro, optax
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
-        >>> from numpyro_ext.particles import SVGD, AutoParticles
-        >>> def model():
-        ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
-        >>> guide = AutoParticles(model, 50, init_from=None)
-        >>> svi = SVI(model, guide, optax.adagrad(0.5), loss=SVGD())
-        >>> result = svi.run(jax.random.key(0), 500, progress_bar=False)
-        >>> w = guide.particles(result.params)["w"]
-        >>> bool(abs(w.mean() - 3.0) < 0.2), bool(abs(w.std() - 2.0) < 0.3)
-        (True, True)
+    >>> from numpyro_ext.particles import AutoParticles
+    >>> def model():
+    ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
+    >>> guide = AutoParticles(model, 50, init_from=None)
+    >>> svi = SVI(model, guide, optax.adagrad(0.5), loss=SVGD())
+    >>> result = svi.run(jax.random.key(0), 500, progress_bar=False)
+    >>> w = guide.particles(result.params)["w"]
+    >>> bool(abs(w.mean() - 3.0) < 0.2), bool(abs(w.std() - 2.0) < 0.3)
+    (True, True)
     """
 
     blocks: Blocks | None = None
