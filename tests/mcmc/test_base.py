@@ -14,6 +14,9 @@ from numpyro_ext.mcmc import (
     SGHMC,
     SGLD,
     MinibatchGradient,
+    SGMCMCKernel,
+    Transition,
+    kernel_state,
 )
 from tests.mcmc.models import (
     gaussian_mean,
@@ -170,6 +173,33 @@ def test_potential_energy_is_that_of_the_draw():
     for _ in range(2):
         state, exact = draw(state)
         assert state.potential_energy == pytest.approx(float(exact), rel=1e-5)
+
+
+def test_gradient_may_be_taken_in_a_loop_of_the_step():
+    """Two gradient steps in a JAX loop are two in a row; nothing is changed by a call."""
+
+    class Twice(SGMCMCKernel):
+        state_class = kernel_state("Twice", __name__)
+
+        def __init__(self, loop):
+            super().__init__(gaussian_mean, 1e-3)
+            self.loop = loop
+
+        def step(self, rng_key, state, z, grad_fn, eps, T):
+            def move(_, z):
+                return z - eps * grad_fn(z).grad
+
+            z = jax.lax.fori_loop(0, 2, move, z) if self.loop else move(1, move(0, z))
+            return Transition(z, grad_fn(z), {})
+
+    args, found = (gaussian_mean_data(),), []
+    for loop in (False, True):
+        kernel = Twice(loop)
+        state = kernel.init(random.key(0), 0, None, args, {})
+        found.append(jax.jit(lambda s, k=kernel: k.sample(s, args, {}))(state).z["loc"])
+        first = state
+    assert found[0] == pytest.approx(float(found[1]), rel=1e-5)
+    assert found[0] != first.z["loc"]
 
 
 def test_model_without_minibatch_takes_the_full_gradient():
