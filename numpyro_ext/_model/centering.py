@@ -56,22 +56,16 @@ def find_centering(
        Papaspiliopoulos, Roberts, Sköld (2007), section 4 on partial centring
     2. *Automatic Reparameterisation of Probabilistic Programs*, Gorinova, Moore, Hoffman (2020)
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro.handlers import reparam
-        >>> from numpyro.infer.reparam import LocScaleReparam
-        >>> from numpyro_ext.optim import find_centering
-        >>> def model(group, y):
-        ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
-        ...     with numpyro.plate("groups", 3):
-        ...         level = numpyro.sample("level", dist.Normal(mean, 1.0))
-        ...     numpyro.sample("y", dist.Normal(level[group], 2.0), obs=y)
-        >>> group = jnp.repeat(jnp.arange(3), jnp.array([1, 4, 36]))  # 1, 4 and 36 rows
-        >>> centering = find_centering(model, group, 0.1 * jnp.arange(41.0))
-        >>> print({name: c.round(2) for name, c in centering.items()})  # n / (n + 2^2)
-        {'level': array([0.2, 0.5, 0.9])}
-        >>> model = reparam(model, {name: LocScaleReparam(c) for name, c in centering.items()})
+    >>> def model(group, y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+    ...     with numpyro.plate("groups", 3):
+    ...         level = numpyro.sample("level", dist.Normal(mean, 1.0))
+    ...     numpyro.sample("y", dist.Normal(level[group], 2.0), obs=y)
+    >>> group = jnp.repeat(jnp.arange(3), jnp.array([1, 4, 36]))  # 1, 4 and 36 rows
+    >>> centering = find_centering(model, group, 0.1 * jnp.arange(41.0))
+    >>> print({name: c.round(2) for name, c in centering.items()})  # n / (n + 2^2)
+    {'level': array([0.2, 0.5, 0.9])}
+    >>> model = reparam(model, {name: LocScaleReparam(c) for name, c in centering.items()})
     """
     effects = _effects(model, args, kwargs)
     decentred = reparam(model, config={name: LocScaleReparam(0.0) for name in effects})
