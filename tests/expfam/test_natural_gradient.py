@@ -1,4 +1,4 @@
-"""Natural gradients against the Fisher matrix, in every family and in minimal coordinates."""
+"""Natural gradients against the Fisher matrix, in every family."""
 
 import functools
 
@@ -8,16 +8,12 @@ import numpy as np
 import pytest
 
 from numpyro_ext.expfam import (
-    MNIW,
-    NIW,
-    Categorical,
     Dirichlet,
     DirichletNatural,
     natural_gradient_of,
     straight_through_kl,
     straight_through_mean,
 )
-from numpyro_ext.expfam.leaves import leaves_of
 from tests.expfam.families import FAMILIES, every_family, naturals, quick_jit
 
 pytestmark = pytest.mark.x64
@@ -58,7 +54,6 @@ def gradients():
                 "plain loss": family.kl(n, p) - family.inner(data, family.mean(n)),
                 "data": data,
                 "Fisher times natural": jax.jvp(family.mean, (n,), (natural,))[1],
-                "Fisher": jax.jacfwd(family.mean)(n) if family in (NIW, MNIW, Categorical) else (),
             }
         return found
 
@@ -86,46 +81,6 @@ def test_the_fisher_matrix_times_it_is_the_gradient(name, needs_x64):
         assert c.shape == b.shape
     for a, b in zip(found["of"], found["natural"], strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def embedding(family, natural):
-    """E with n = E theta, for coordinates theta that are minimal, and the F with theta = F n."""
-    columns, rows, start = [], [], 0
-    size = sum(leaf.size for leaf in natural)
-    unit = np.eye(size)
-    for (_, _, symmetric), leaf in zip(leaves_of(family.Natural), natural, strict=True):
-        index = start + np.arange(leaf.size).reshape(leaf.shape)
-        if symmetric:
-            for i, j in zip(*np.tril_indices(leaf.shape[-1]), strict=True):
-                columns.append(unit[index[i, j]] + (i != j) * unit[index[j, i]])
-                rows.append(unit[index[i, j]])
-        elif family is Categorical:  # the last logit is 0
-            columns += list(unit[index[:-1]])
-            rows += list(unit[index[:-1]] - unit[index[-1]])
-        else:
-            columns += list(unit[index.ravel()])
-            rows += list(unit[index.ravel()])
-        start += leaf.size
-    return np.array(columns).T, np.array(rows)
-
-
-@pytest.mark.parametrize("family", [NIW, MNIW, Categorical])
-def test_it_is_the_solution_of_the_fisher_system_in_minimal_coordinates(family, needs_x64):
-    name = family.__name__
-    found = gradients()[name]
-    E, F = embedding(family, first(naturals()[name][0]))
-    ravel = lambda tree: np.concatenate([np.ravel(leaf) for leaf in tree])  # noqa: E731
-    full = [
-        [
-            np.reshape(block, (np.size(row), np.size(column)))
-            for block, column in zip(blocks, found["natural"], strict=True)
-        ]
-        for blocks, row in zip(found["Fisher"], found["ordinary"], strict=True)
-    ]
-    fisher = E.T @ np.block(full) @ E
-    solved = np.linalg.solve(fisher, E.T @ ravel(found["ordinary"]))
-    scale = np.abs(solved).max()
-    np.testing.assert_allclose(F @ ravel(found["natural"]), solved, atol=1e-9 * scale)
 
 
 @pytest.mark.slow

@@ -10,12 +10,11 @@ import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import SVI, Predictive, Trace_ELBO
-from numpyro.infer.autoguide import AutoLaplaceApproximation
 from numpyro.infer.util import potential_energy
 import optax
 import pytest
 
-from numpyro_ext.diagnostics import predictive_scores, to_arviz
+from numpyro_ext.diagnostics import predictive_scores
 from numpyro_ext.guides import AutoLaplaceGGN
 
 N = 12
@@ -112,11 +111,6 @@ def test_linear_model_with_normal_noise_has_its_posterior(tol):
     assert jnp.abs(jax.jit(jax.grad(loss))(params)["auto_loc"]).max() < tol(1e-3, 1e-10)
     q = guide.get_posterior(params)
     assert jnp.allclose(q.covariance_matrix, jnp.linalg.inv(P), rtol=tol(1e-4, 1e-10))
-    # The stock guide takes the same Hessian here.
-    stock = set_up(glm, "normal", X, Y["normal"], guide=AutoLaplaceApproximation)
-    assert jnp.allclose(
-        stock.get_posterior(params).covariance_matrix, q.covariance_matrix, rtol=1e-3
-    )
     # Other data have another curvature.
     other = guide.get_posterior(params, "normal", X[:7], Y["normal"][:7])
     assert jnp.allclose(other.precision_matrix, X[:7].T @ X[:7] / 0.49 + P0, rtol=tol(1e-3, 1e-9))
@@ -124,10 +118,6 @@ def test_linear_model_with_normal_noise_has_its_posterior(tol):
     sd = jnp.diag(q.covariance_matrix) ** 0.5
     assert jnp.allclose(quantiles, q.mean + jnp.array([[0.0], [1.2815516]]) * sd, atol=1e-4)
     assert jnp.allclose(guide.median(params)["w"], q.mean)
-    svi = SVI(glm, guide, optax.adam(0.1), Trace_ELBO())
-    tree = to_arviz(svi, params, model_args=("normal", X, Y["normal"]), num_samples=4000)
-    ratio = tree.posterior["w"].std(("chain", "draw")).values / sd
-    assert (abs(ratio - 1) < 5 / (2 * 4000) ** 0.5).all()
 
 
 NET = {"w0": (2, 3), "b0": (3,), "w1": (3, 1), "b1": (1,)}

@@ -1,7 +1,6 @@
 """The KDE score equals its reference values, the gradient of the log density, and its limit."""
 
 import jax
-from jax import random
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -27,23 +26,6 @@ def test_is_the_gradient_of_the_log_density(kernel):
     log_density = lambda p: jnp.log(kernel(x, p[None]).sum())  # noqa: E731
     expected = jax.vmap(jax.grad(log_density))(y)
     np.testing.assert_allclose(KDEScore(kernel).fit(x)(y), expected, rtol=2e-5)
-
-
-def test_limit_is_the_score_of_the_convolution():
-    """x = L e: -(1/K) G^T e -> (L L^T + h^2 I)^-1 L, over 8 seeds."""
-    scale, h, num = jnp.array([[1.2, 0.0], [0.5, 0.8]]), 0.9, 1000
-
-    def one_seed(key):
-        e = random.normal(key, (num, 2))
-        return -KDEScore(RBF(h))(2.0 + e @ scale.T).T @ e / num
-
-    draws = jax.jit(lambda keys: jax.lax.map(one_seed, keys))(random.split(random.key(0), 8))
-    limit = jnp.linalg.inv(scale @ scale.T + h**2 * jnp.eye(2)) @ scale
-    standard_error = float(draws.std(0).max()) / 8**0.5
-    assert standard_error < 0.01
-    np.testing.assert_allclose(draws.mean(0), limit, atol=0.01 + 4.0 * standard_error)
-    # Far from the entropy gradient: the bias is what the limit says.
-    assert jnp.abs(draws.mean(0) - jnp.linalg.inv(scale).T).max() > 0.3
 
 
 def test_a_point_far_from_all_samples_is_pulled_to_the_nearest():

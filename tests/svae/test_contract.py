@@ -47,16 +47,6 @@ def assert_close(found, expected, rtol=1e-4):
         np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-5)
 
 
-@pytest.mark.nightly
-def test_stable_update_and_resuming_agree_without_tracing_again():
-    before = len(TRACES)
-    start = engine().run(random.key(0), 5, Y, B, progress_bar=False, stable_update=True)
-    rest = engine().run(random.key(9), STEPS - 5, Y, B, progress_bar=False, init_state=start.state)
-    assert len(TRACES) - before < STEPS
-    assert_close(np.concatenate([start.losses, rest.losses]), fitted().losses)
-    assert_close(rest.params, fitted().params, rtol=1e-3)
-
-
 def test_a_pickled_guide_infers_the_same():
     params, guide = params_of("mixture"), engine().guide
     again = pickle.loads(pickle.dumps(guide))

@@ -1,6 +1,6 @@
 """SVAEELBO: its mean, its natural gradients, its draws, and what it refuses."""
 
-from functools import cache, partial
+from functools import partial
 
 import jax
 from jax import random
@@ -17,7 +17,6 @@ import pytest
 from numpyro_ext._model.handlers import seed_plates
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.expfam import Gaussian, multiply
-from numpyro_ext.optim import natural_gradient
 from numpyro_ext.svae import (
     GMMEP,
     SVAEELBO,
@@ -133,43 +132,6 @@ def test_a_natural_step_of_size_one_is_the_conjugate_update():
         expected = multiply(guide.prior[key], scaled)
         for x, g, update in zip(natural, found[key], expected, strict=True):
             np.testing.assert_allclose(x - g, update, rtol=2e-4, atol=2e-3)
-
-
-@cache
-def full_run():
-    """Steps of size 1 along full gradients, on data that change from step to step."""
-    rule = RULES["cycle"]
-    model, y = program(rule)
-    guide = guide_of(rule)
-    optim = optax.multi_transform(
-        {"natural": natural_gradient(1.0, guide.domain), "network": optax.adam(1e-3)},
-        guide.param_labels,
-    )
-    svi = SVI(model, guide, optim, SVAEELBO("full"))
-    state = svi.init(random.key(0), y, B)
-
-    @jax.jit
-    def step(state, y):
-        state, loss = svi.update(state, y, B)
-        return state, (loss, guide.domain(svi.get_params(state)))
-
-    found = []
-    for i in range(30):
-        state, numbers = step(state, y + 3.0 * jnp.sin(i))  # so that some steps are too long
-        found.append(numbers)
-    losses, inside = map(jnp.stack, zip(*found, strict=True))
-    return step._cache_size(), losses, inside, state.optim_state
-
-
-@pytest.mark.nightly
-def test_full_gradients_at_rho_of_one_never_leave_the_domain():
-    """The steps that would are halved or left out when they are made, and counted."""
-    _, losses, inside, state = full_run()
-    assert bool(inside.all()) and bool(jnp.isfinite(losses).all())
-    halved, rejected = (
-        int(optax.tree_utils.tree_get(state, name)) for name in ("num_halvings", "num_rejected")
-    )
-    assert halved > 0 and 0 <= rejected < 30
 
 
 def data_on_z(y, B=None):
@@ -301,7 +263,6 @@ def test_a_scale_of_local_sites_multiplies_their_divergence():
 
 
 def test_natural_parameters_that_an_ordinary_optimiser_steps_are_said():
-    """``full_run`` has natural_gradient, and warnings are errors."""
     svi = SVI(mixture, guide_of(GMMEP()), optax.adam(1e-3), SVAEELBO())
     state = jax.eval_shape(svi.init, random.key(0), Y)
     jax.eval_shape(svi.evaluate, state, Y)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from numpyro_ext.transforms import (
+    AffineCoupling,
     GatedInverseAutoregressive,
     HouseholderTransform,
     LeapfrogTransform,
@@ -181,6 +182,14 @@ def test_leapfrog(tol):
     flow = LeapfrogTransform(lambda z: z, 0.1, 3)
     assert_maps(flow, [1.0, 0.5], [1.1033045, 0.182379775], 0.0, tol(1e-6, 1e-9))
     assert_maps(flow, [1.0, 0.5], [z, v], 0.0, tol(1e-6, 1e-12))
+
+
+@pytest.mark.x64
+def test_affine_coupling(tol):
+    # a = .5: s_raw = 1, t = -.25; s = 2 tanh(1 / 2); y_b = -1.5 e^s - .25.
+    flow = AffineCoupling(lambda a: jnp.concatenate([2 * a, -0.5 * a], -1), 1)
+    s = 2 * np.tanh(0.5)
+    assert_maps(flow, [0.5, -1.5], [0.5, -1.5 * np.exp(s) - 0.25], s, tol(1e-6, 1e-12))
 
 
 @pytest.mark.x64
