@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 import math
 from typing import Any
 
-import jax
 from jax import Array
 import jax.numpy as jnp
 from numpyro.handlers import block, substitute
@@ -16,6 +15,7 @@ from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.guides.wrapper import GuideWrapper
+from numpyro_ext.transforms.base import checked_output
 
 
 def with_critic(
@@ -121,11 +121,8 @@ class CriticGuide(GuideWrapper):
             z = jnp.concatenate([z, features], -1)
         with block(), substitute(data={self.param_name: params[self.param_name]}):
             out = self._apply(z.shape[-1])(z)
-        if (shape := jax.tree.map(jnp.shape, out)) != (*z.shape[:-1], self.output_dim):
-            raise ValueError(
-                f"the critic's network gives shape {shape} for points of shape {z.shape}; it must"
-                f" be {(*z.shape[:-1], self.output_dim)}, with output_dim numbers per point."
-            )
+        shape = (*z.shape[:-1], self.output_dim)
+        out = checked_output("the critic's network", z, out, shape, "output_dim numbers per point")
         return out[..., 0] if self.output_dim == 1 else out
 
     def _apply(self, size: int) -> Callable[[Array], Array]:

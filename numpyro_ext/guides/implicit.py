@@ -24,6 +24,7 @@ from numpyro_ext._typing import Params
 from numpyro_ext.guides.base import AutoWithoutDensity, apply_fixed_map
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.guides.transitions import LearntTransition
+from numpyro_ext.transforms.base import checked_output
 
 _DRAWS_AT_A_TIME = 256
 
@@ -116,12 +117,8 @@ class AutoImplicit(AutoWithoutDensity):
         eps = self.auxiliary("noise", noise)
         pair = self.network or mlp(self.hidden_dims, d)
         out = flat_module(f"{self.prefix}_net$params", pair, (n,))(eps)
-        if (shape := jax.tree.map(jnp.shape, out)) != (*sample_shape, d):
-            raise ValueError(
-                f"network maps noise of shape {eps.shape} to {shape}; it must"
-                f" {(*sample_shape, d)}, one number for each latent dimension."
-            )
-        z = loc + out
+        because = "one number for each latent dimension"
+        z = loc + checked_output("the network", eps, out, (*sample_shape, d), because)
         if self.network is None:
             positive = constraints.softplus_positive
             scale: Any = numpyro.param(f"{self.prefix}_scale", scale, constraint=positive)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import jax
 from jax import Array
 import jax.numpy as jnp
 import numpyro
@@ -13,6 +12,7 @@ from numpyro_ext._checks import check_count
 from numpyro_ext._model.implicit import Implicit
 from numpyro_ext.guides.amortized import AmortizedGuide, LocalSite
 from numpyro_ext.guides.networks import flat_module
+from numpyro_ext.transforms.base import checked_output
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -82,13 +82,8 @@ class ImplicitGuide(AmortizedGuide):
         )
         inputs = jnp.concatenate([x, jnp.reshape(noise, (len(x), noise_dim))], axis=-1)
         net = flat_module(f"{self.prefix}_net$params", self.network, inputs.shape[1:])
-        latent = net(inputs)
-        if (shape := jax.tree.map(jnp.shape, latent)) != (len(x), L):
-            raise ValueError(
-                f"the network turns shape {inputs.shape} into {shape}, but a row has {L} latent"
-                f" numbers; it must give {(len(x), L)}."
-            )
-        return latent
+        because = f"the {L} latent numbers of each row"
+        return checked_output("the network", inputs, net(inputs), (len(x), L), because)
 
     def register(self, name: str, u: Array, site: LocalSite) -> Array:
         value = biject_to(site.support)(u)

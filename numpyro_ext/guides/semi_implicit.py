@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
-import jax
 from jax import Array, random
 import jax.numpy as jnp
 import numpyro
@@ -18,6 +17,7 @@ from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.guides.base import AutoWithoutDensity, with_fixed_map
 from numpyro_ext.guides.networks import bounded, check_widths, flat_module, mlp
+from numpyro_ext.transforms.base import checked_output
 
 # Of init_scale: where psi takes over the whole spread, the densities of its conditionals would
 # otherwise grow without bound.
@@ -96,13 +96,9 @@ class AutoSemiImplicit(AutoWithoutDensity):
         scale: Any = numpyro.param(
             f"{prefix}_scale", scale, constraint=constraints.greater_than(floor)
         )
-        out = net(noise)
-        if (shape := jax.tree.map(jnp.shape, out)) != (*noise.shape[:-1], size):
-            raise ValueError(
-                f"network maps noise of shape {noise.shape} to {shape}; the last axis"
-                f" must have length {size}: {d} shifts"
-                f"{f' and {d} log-scales' if conditional else ''}."
-            )
+        because = f"{d} shifts{f' and {d} log-scales' if conditional else ''}"
+        shape = (*noise.shape[:-1], size)
+        out = checked_output("the network", noise, net(noise), shape, because)
         if conditional:
             scale = floor + (scale - floor) * jnp.exp(bounded(out[..., d:]))
         return loc + out[..., :d], jnp.broadcast_to(scale, (*noise.shape[:-1], d)), fixed

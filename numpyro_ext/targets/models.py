@@ -123,15 +123,13 @@ def scale_mixture(
     .. math::
         p(w) = \pi\, N(w; 0, \sigma_1^2) + (1 - \pi)\, N(w; 0, \sigma_2^2) .
 
-    It is a distribution of one number; a prior of a matrix is
-    ``scale_mixture().expand([m, n]).to_event(2)``. It has no KL term in closed form: use
-    ``Trace_ELBO``.
+    A prior of a matrix is ``scale_mixture().expand([m, n]).to_event(2)``. It has no KL term in
+    closed form: use ``Trace_ELBO``.
 
     :param float pi: share of the first component, in (0, 1); ``scale_1`` and ``scale_2`` are
         :math:`\sigma_1` and :math:`\sigma_2`.
 
-    **Reference:** *Weight uncertainty in neural networks*, Charles Blundell, Julien Cornebise,
-    Koray Kavukcuoglu, Daan Wierstra, ICML 2015, Section 3.3 (eq. 7).
+    **Reference:** Blundell et al., *Weight uncertainty in neural networks* (ICML 2015), equation 7.
 
     >>> from numpyro_ext.targets import scale_mixture
     >>> prior = scale_mixture(0.5, 1.0, 0.1)

@@ -20,8 +20,7 @@ def pinwheel(
         a = 2\pi \frac{label}{classes} + rate\, e^{F_0}, \\
         y &= 10\, (F_0 \cos a + F_1 \sin a,\; -F_0 \sin a + F_1 \cos a),
 
-    in a random order: mixtures of normals need several components for an arm, and a mixture behind
-    a neural network needs one.
+    in a random order. A mixture of normals needs several components for an arm.
 
     :param int num_classes: number of arms, with ``num_per_class`` points on each.
     :param float radial_std: :math:`s_r`, along an arm; ``tangential_std`` is :math:`s_t`, across.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from numpyro_ext._checks import check_positive
 from numpyro_ext._typing import Float
-from numpyro_ext.transforms.base import VectorTransform, as_pytree, softly_bounded
+from numpyro_ext.transforms.base import VectorTransform, as_pytree, checked_output, softly_bounded
 
 
 class _Autoregressive(VectorTransform):
@@ -18,14 +18,9 @@ class _Autoregressive(VectorTransform):
     def __init__(self, net: Callable[[Array], Array]) -> None:
         self.net = as_pytree(net)
 
-    def _outputs(self, given: Array) -> tuple[Array, Array]:
-        out = self.net(given)
-        expected = (*given.shape[:-1], 2 * given.shape[-1])
-        if out.shape != expected:
-            raise ValueError(
-                f"net turns shape {given.shape} into {out.shape}; it must give {expected}: m and"
-                " s_raw concatenated."
-            )
+    def _outputs(self, x: Array) -> tuple[Array, Array]:
+        shape = (*x.shape[:-1], 2 * x.shape[-1])
+        out = checked_output("net", x, self.net(x), shape, "m and s_raw concatenated")
         m, s_raw = jnp.split(out, 2, axis=-1)
         return m, s_raw
 

@@ -4,6 +4,7 @@ from abc import abstractmethod
 import functools
 from typing import Any, ClassVar
 
+import jax
 from jax import Array
 import jax.numpy as jnp
 from jax.tree_util import Partial, all_leaves, tree_flatten
@@ -19,6 +20,15 @@ def as_pytree(net: Any) -> Any:
     if isinstance(net, functools.partial) and not isinstance(net, Partial):
         return Partial(net.func, *net.args, **net.keywords)
     return Partial(net) if all_leaves([net]) else net
+
+
+def checked_output(name: str, x: Array, out: Any, shape: tuple[int, ...], because: str) -> Array:
+    """The output of a network for x; an error unless it has this shape."""
+    if (own := jax.tree.map(jnp.shape, out)) != shape:
+        raise ValueError(
+            f"{name} turns shape {x.shape} into {own}; it must give {shape}, {because}."
+        )
+    return out
 
 
 def softly_bounded(s_raw: Array, clamp: float | Array) -> Array:

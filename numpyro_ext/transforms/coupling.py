@@ -3,13 +3,12 @@
 from abc import abstractmethod
 from collections.abc import Callable
 
-import jax
 from jax import Array
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._typing import Float
-from numpyro_ext.transforms.base import VectorTransform, as_pytree, softly_bounded
+from numpyro_ext.transforms.base import VectorTransform, as_pytree, checked_output, softly_bounded
 
 
 class Coupling(VectorTransform):
@@ -67,13 +66,9 @@ class Coupling(VectorTransform):
                 f"split is {self.split} and the vector has length {x.shape[-1]}; the split must be"
                 " less than the length."
             )
-        out = self.net(a)
-        expected = (*b.shape[:-1], self.outputs_per_coordinate * b.shape[-1])
-        if (shape := jax.tree.map(jnp.shape, out)) != expected:
-            raise ValueError(
-                f"net turns shape {a.shape} into {shape}; with split {self.split} of"
-                f" {x.shape[-1]} coordinates it must give {expected}."
-            )
+        shape = (*b.shape[:-1], self.outputs_per_coordinate * b.shape[-1])
+        because = f"with split {self.split} of {x.shape[-1]} coordinates"
+        out = checked_output("net", a, self.net(a), shape, because)
         moved, log_slopes = self.move(b, out, inverse)
         return jnp.concatenate([a, moved], axis=-1), log_slopes.sum(-1)
 
@@ -87,13 +82,11 @@ class AdditiveCoupling(Coupling):
         y = (a,\; b + net(a)), \qquad
         \log\left|\det \frac{\partial y}{\partial x}\right| = 0 .
 
-    The layer keeps volume: it shears, and no stack of such layers alone can change the scale of a
-    density anywhere.
+    The layer keeps volume: no stack of such layers alone changes the scale of a density anywhere.
 
     :param net: a callable from ``(*batch, split)`` to ``(*batch, d - split)``.
 
-    **Reference:** *NICE: non-linear independent components estimation*, equations 9-12, Laurent
-    Dinh, David Krueger, Yoshua Bengio (2015)
+    **Reference:** Dinh, Krueger and Bengio, *NICE* (ICLR workshop 2015), equations 9-12.
 
     >>> from numpyro_ext.transforms import AdditiveCoupling
     >>> bend = AdditiveCoupling(lambda a: 3 * (a**2 - 1), split=1)
@@ -120,9 +113,8 @@ class AffineCoupling(Coupling):
         \log\left|\det \frac{\partial y}{\partial x}\right| = \sum_i s_i ,
 
     where :math:`c` is ``clamp``, a learnt factor in the paper: one layer stretches a coordinate by
-    at most :math:`e^{c}`, and for :math:`|s_{raw}|` well above :math:`c` the gradient of :math:`s`
-    vanishes. Targets whose scale varies by more than that (a funnel's neck) need several layers or
-    a larger ``clamp``, at the price of exploding draws early in training.
+    at most :math:`e^{c}`. Targets whose scale varies by more (a funnel's neck) need several layers
+    or a larger ``clamp``, at the price of exploding draws early in training.
 
     :param net: a callable from ``(*batch, split)`` to ``(*batch, 2 * (d - split))``:
         :math:`s_{raw}` and :math:`t` concatenated.

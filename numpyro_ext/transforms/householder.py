@@ -17,8 +17,7 @@ class HouseholderTransform(VectorTransform):
         \log\left|\det \frac{\partial f}{\partial z}\right| = 0, \qquad f^{-1} = f .
 
     Products of at most :math:`d` reflections are all the orthogonal maps: between two scalings they
-    rotate, which is what a diagonal scale lacks for a full covariance. A reflection of a spherical
-    normal is that normal, so that such layers do nothing directly on the base of a flow.
+    make a full covariance. Directly on the spherical base of a flow they do nothing.
 
     :param v: the ``(d,)`` normal vector, of any length but 0.
 

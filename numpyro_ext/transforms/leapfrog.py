@@ -21,11 +21,10 @@ class LeapfrogTransform(VectorTransform):
         v \leftarrow v - \tfrac{\epsilon}{2} \nabla U(z), \qquad
         \log\left|\det \frac{\partial (z', v')}{\partial (z, v)}\right| = 0 .
 
-    The map keeps volume exactly, whatever the step, and the Hamiltonian up to
-    :math:`O(\epsilon^2)`; steps above :math:`2 / \sqrt{\lambda}`, :math:`\lambda` the largest
-    eigenvalue of the Hessian of U, are unstable. The inverse is the same map with the velocity
-    turned around. Gradients of a loss flow through :math:`\nabla U`, which takes second derivatives
-    of U and memory in proportion to the number of steps.
+    The map keeps volume exactly, and the Hamiltonian up to :math:`O(\epsilon^2)`; steps above
+    :math:`2 / \sqrt{\lambda}`, :math:`\lambda` the largest eigenvalue of the Hessian of U, are
+    unstable. Gradients of a loss take second derivatives of U, and memory in proportion to the
+    number of steps.
 
     :param grad_potential: :math:`\nabla U`, from ``(*batch, d)`` positions to ``(*batch, d)``
         gradients.

@@ -30,8 +30,7 @@ class RationalQuadraticSpline(VectorTransform):
         y' = \frac{s^2 \left(\delta_{k+1} t^2 + 2 s t (1 - t) + \delta_k (1 - t)^2\right)}{D^2} ,
 
     and the log determinant is the sum of :math:`\log y'` over the last axis. The inverse solves a
-    quadratic equation in t. The function has one continuous derivative. It bends only inside
-    :math:`[-B, B]`: mass beyond stays where it was.
+    quadratic equation in t. The function has one continuous derivative.
 
     :param widths: ``(..., K)`` positive numbers that add up to :math:`2B` along the last axis; the
         leading axes are those of the coordinates, or none.
@@ -40,8 +39,7 @@ class RationalQuadraticSpline(VectorTransform):
         at the two ends are 1.
     :param float bound: :math:`B > 0`.
 
-    **Reference:** *Neural spline flows*, equations 4-8 and 25-31 (appendix A), Conor Durkan, Artur
-    Bekasov, Iain Murray, George Papamakarios (2019)
+    **Reference:** Durkan et al., *Neural spline flows* (NeurIPS 2019), equations 4-8 and 25-31.
 
     >>> from numpyro_ext.transforms import RationalQuadraticSpline
     >>> spline = RationalQuadraticSpline(
@@ -161,19 +159,17 @@ class SplineCoupling(Coupling):
         y = (a,\; \text{spline}(b; net(a))), \qquad
         \log\left|\det \frac{\partial y}{\partial x}\right| = \sum_i \log \text{spline}'(b_i) ,
 
-    where each coordinate of :math:`b` has a :class:`RationalQuadraticSpline` of its own with
-    ``num_bins`` bins between ``-bound`` and ``bound``. A network that gives zeros is the identity.
-    Widths and heights are softmax shares of :math:`2B` of which each bin has at least one
-    thousandth of the mean, and derivatives are softplus with a minimum of 0.001. One layer can make
-    several modes in a coordinate; beyond ``bound`` it does nothing.
+    where each coordinate of :math:`b` has a :class:`RationalQuadraticSpline` with ``num_bins`` bins
+    between ``-bound`` and ``bound``. A network that gives zeros is the identity. Widths and heights
+    are softmax shares of :math:`2B`, at least a thousandth of the mean one, and derivatives are
+    softplus with a minimum of 0.001. One layer can make several modes in a coordinate.
 
     :param net: a callable from ``(*batch, split)`` to
         ``(*batch, (d - split) * (3 * num_bins - 1))``.
     :param int num_bins: bins of each spline, at least 2.
     :param float bound: :math:`B > 0`.
 
-    **Reference:** *Neural spline flows*, section 3.2, Conor Durkan, Artur Bekasov, Iain Murray,
-    George Papamakarios (2019)
+    **Reference:** Durkan et al., *Neural spline flows* (NeurIPS 2019), section 3.2.
 
     >>> from numpyro_ext.transforms import SplineCoupling
     >>> layer = SplineCoupling(lambda a: jnp.zeros((*a.shape[:-1], 11)), 1, num_bins=4)

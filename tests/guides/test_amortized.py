@@ -252,7 +252,7 @@ def scalar(x):
         (
             lambda: implicit_guide(linear, stax.Dense(3)),
             ValueError,
-            r"turns shape \(40, 5\) into \(40, 3\), but a row has 2 latent numbers; it must",
+            r"turns shape \(40, 5\) into \(40, 3\); it must give \(40, 2\), the 2 latent numbers",
         ),
         (
             lambda: FlowGuide(linear, stax.Dense(4), plate="rows", features=lambda x: x[:30]),

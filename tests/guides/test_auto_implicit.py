@@ -146,7 +146,7 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="noise_dim is 1, but the model has 2 latent dimensions"):
         handlers.seed(AutoImplicit(correlated, noise_dim=1, init_from=None), 0)()
     wrong = (lambda key, shape: ((3,), jnp.ones(1)), lambda p, x: p * jnp.ones(3))
-    with pytest.raises(ValueError, match=r"network maps noise of shape \(2,\) to \(3,\)"):
+    with pytest.raises(ValueError, match=r"network turns shape \(2,\) into \(3,\)"):
         handlers.seed(AutoImplicit(correlated, network=wrong, init_from=None), 0)()
     guide = AutoImplicit(subsampled, transition=Langevin(1), init_from=None)
     params = jax.jit(partial(start, guide, subsampled))(X)

@@ -4,7 +4,6 @@ from functools import cache, partial
 
 import jax
 from jax import random
-from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
@@ -16,6 +15,7 @@ import pytest
 
 from numpyro_ext.guides import AutoAuxiliary, with_reverse
 from numpyro_ext.objectives import AuxiliaryELBO, log_weights
+from tests.guides.moved import moved
 
 
 def model():
@@ -37,10 +37,7 @@ every_kind = pytest.mark.parametrize("kind", MAKE)
 def perturbed(kind):
     guide = MAKE[kind](init_scale=1.0, init_loc_fn=init_to_median)
     svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
-    start = svi.optim.get_params(svi.init(random.key(0)).optim_state)
-    flat, unravel = ravel_pytree(start)
-    moved = unravel(flat + 0.05 * random.normal(random.key(1), flat.shape))
-    return guide, svi, svi.constrain_fn(start), svi.constrain_fn(moved)
+    return guide, svi, svi.get_params(svi.init(random.key(0))), moved(svi, 0.05)
 
 
 @pytest.mark.slow

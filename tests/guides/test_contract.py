@@ -9,7 +9,6 @@ import pickle
 
 import jax
 from jax import random
-from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 import numpyro
 from numpyro import handlers
@@ -43,6 +42,7 @@ from numpyro_ext.guides import (
     AutoSplineNormal,
 )
 from numpyro_ext.objectives import ImplicitELBO, SemiImplicitELBO
+from tests.guides.moved import moved
 
 FLOWS = {
     "RealNVP": partial(AutoRealNVPNormal, num_flows=2, hidden_dims=(8,), init_from=None),
@@ -129,13 +129,6 @@ def in_support(draws):
 def new_svi(name, the_model=model, **kwargs):
     guide = GUIDES[name](the_model, **kwargs)
     return guide, SVI(the_model, guide, optax.adam(3e-2), LOSSES.get(name, Trace_ELBO()))
-
-
-def moved(svi, amount, *args):
-    """Parameters off the start of a guide, constrained."""
-    start = svi.optim.get_params(svi.init(random.key(0), *args).optim_state)
-    flat, unravel = ravel_pytree(start)
-    return svi.constrain_fn(unravel(flat + amount * random.normal(random.key(1), flat.shape)))
 
 
 @cache

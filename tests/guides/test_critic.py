@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match=r"no 'critic\$params' but \['loc'\]"):
         with_critic(hand_written).critic({"loc": X}, X)
     wrong = with_critic(hand_written, stax.Dense(3))
-    with pytest.raises(ValueError, match=r"gives shape \(2, 3\) .* it must be \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"into \(2, 3\); it must give \(2, 1\)"):
         wrong.critic(params_of(wrong), jnp.ones((2, 4)))
     all_rows = with_critic(amortised, features=lambda x, subsample_size=None: x)
     with pytest.raises(ValueError, match=r"shape \(5, 2\), .* have 3 rows in the minibatch"):

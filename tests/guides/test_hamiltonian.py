@@ -4,7 +4,6 @@ from functools import cache
 
 import jax
 from jax import random
-from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
@@ -19,6 +18,7 @@ from numpyro_ext._model.handlers import every_row
 from numpyro_ext.guides import AutoHVI
 from numpyro_ext.objectives import AuxiliaryELBO, log_weights
 from numpyro_ext.objectives.base import Draws
+from tests.guides.moved import moved
 
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
 
@@ -46,10 +46,7 @@ def perturbed():
         model, num_steps=2, num_leapfrog=2, step_size=0.2, hidden_dims=(4,), init_from=None
     )
     svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
-    start = svi.optim.get_params(svi.init(random.key(0)).optim_state)
-    flat, unravel = ravel_pytree(start)
-    moved = unravel(flat + 0.3 * random.normal(random.key(1), flat.shape))
-    return guide, svi, svi.constrain_fn(moved)
+    return guide, svi, moved(svi, 0.3)
 
 
 def by_hand(z, v, params, x):
@@ -106,10 +103,7 @@ def of_normalised():
     options = {"step_size": 0.3, "init_scale": 1.0, "hidden_dims": (4,)}
     guide = AutoHVI(normalised, init_loc_fn=init_to_median, **options)
     svi = SVI(normalised, guide, optax.adam(1e-2), Trace_ELBO())
-    start = svi.optim.get_params(svi.init(random.key(0)).optim_state)
-    flat, unravel = ravel_pytree(start)
-    moved = unravel(flat + 0.1 * random.normal(random.key(1), flat.shape))
-    return guide, svi, svi.constrain_fn(moved)
+    return guide, svi, moved(svi, 0.1)
 
 
 @pytest.mark.slow
@@ -128,8 +122,8 @@ def test_gradient_flows_through_the_gradient_of_the_model(needs_x64):
 
     @jax.jit
     def loss(b, step_size):
-        moved = {**params, "b": b, "auto_step_size": params["auto_step_size"] * step_size}
-        return AuxiliaryELBO(3).loss(random.key(4), moved, model, guide)
+        other = {**params, "b": b, "auto_step_size": params["auto_step_size"] * step_size}
+        return AuxiliaryELBO(3).loss(random.key(4), other, model, guide)
 
     gradient = jax.grad(loss, (0, 1))(0.8, 1.0)
     h = 1e-5

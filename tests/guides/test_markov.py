@@ -4,7 +4,6 @@ from functools import cache, partial
 
 import jax
 from jax import random
-from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -17,6 +16,7 @@ import optax
 import pytest
 
 from numpyro_ext.guides import AutoMarkov
+from tests.guides.moved import moved
 
 OBSERVED = jnp.array([0.5, 1.2, 0.3, -0.4])
 
@@ -58,10 +58,7 @@ def several_sites():
 def perturbed(order):
     guide = AutoMarkov(several_sites, sites=("z", "b"), order=order, init_scale=0.4)
     svi = SVI(several_sites, guide, optax.adam(1e-2), Trace_ELBO())
-    start = svi.optim.get_params(svi.init(random.key(0)).optim_state)
-    flat, unravel = ravel_pytree(start)
-    params = svi.constrain_fn(unravel(flat + 0.3 * random.normal(random.key(1), flat.shape)))
-    return guide, params
+    return guide, moved(svi, 0.3)
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ A_CLASS = r"function with numpyro.sample sites; .* pass it a guide and not its c
                 AutoSemiImplicit(model, network=dense(4), covariance="conditional", init_from=None)
             ),
             ValueError,
-            "must have length 8: 4 shifts and 4 log-scales",
+            r"must give \(8,\), 4 shifts and 4 log-scales",
         ),
         (
             lambda: call(AutoAuxiliary(model, network=dense(3), init_from=None)),

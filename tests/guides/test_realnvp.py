@@ -18,6 +18,7 @@ import pytest
 
 from numpyro_ext.guides import AutoRealNVPNormal
 from numpyro_ext.targets import banana
+from tests.guides.moved import moved
 
 
 def regression():
@@ -122,9 +123,7 @@ def fitted(stock):
     """A stock guide away from its start."""
     guide = stock(regression)
     svi = SVI(regression, guide, optax.adam(0.05), Trace_ELBO())
-    flat, unravel = ravel_pytree(svi.optim.get_params(svi.init(random.key(0)).optim_state))
-    moved = unravel(flat + 0.2 * random.normal(random.key(1), flat.shape))
-    return guide, svi.constrain_fn(moved)
+    return guide, moved(svi, 0.2)
 
 
 @pytest.mark.slow
