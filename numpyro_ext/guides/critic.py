@@ -114,8 +114,6 @@ class CriticGuide(GuideWrapper):
         """The critic at unconstrained points ``(..., latent_dim)``; with ``features`` ``(..., f)``,
         at the latents of one datum. The result has an axis of outputs if ``output_dim`` is above 1.
         """
-        if self.param_name not in params:
-            raise ValueError(f"params has no '{self.param_name}' but {sorted(params)}.")
         if features is not None:
             features = jnp.broadcast_to(features, (*z.shape[:-1], features.shape[-1]))
             z = jnp.concatenate([z, features], -1)

@@ -80,12 +80,12 @@ class Outputs(Factors):
         v, d = x[coords], len(coords)
         k = jax.eval_shape(row, v, jnp.zeros((), int)).shape[0]
 
-        def of_rows(n: Array, counts: Array) -> Array:
+        def term_of_rows(n: Array, counts: Array) -> Array:
             J = jax.vmap(jax.jacrev(row), (None, 0))(v, n)
             return term(jnp.where(counts[:, None, None], J, 0.0).reshape(-1, d))
 
         block = int(np.clip(_NUMBERS // max(1, k * d), 1, self.size))
-        return _sum_of_blocks(of_rows, self.size, block, zeros)
+        return _sum_of_blocks(term_of_rows, self.size, block, zeros)
 
     def _minus_log_prior(self, x: Array, coords: np.ndarray) -> Callable[[Array], Array]:
         """Minus the log of all other factors, in these coordinates."""
@@ -154,7 +154,7 @@ class Linearised:
         mean, variance = both(self.v, root)
         return LinearisedPredictive(mean.reshape(self.shape), variance.reshape(self.shape))
 
-    def at(self, move: Array) -> Site:
+    def moved(self, move: Array) -> Site:
         """The site where the latent vector has moved by ``(d,)``."""
         here = self.site(self.v)
         start, change = jax.jvp(self.eta, (self.v,), (move.astype(self.v.dtype),))
@@ -165,7 +165,7 @@ class Linearised:
 
         def draw(move_and_key: tuple[Array, Array]) -> Array:
             move, rng_key = move_and_key
-            value: Array = self.at(move)["fn"].sample(rng_key)
+            value: Array = self.moved(move)["fn"].sample(rng_key)
             return value
 
         keys = random.split(rng_key, len(moves))
@@ -186,12 +186,12 @@ def _variances(fn: Callable[[Array], Array], v: Array, root: Array) -> Array:
         return lax.map(variance, jnp.arange(size), batch_size=_COLUMNS)
     _, push = jax.linearize(fn, v)
 
-    def of_columns(i: Array, counts: Array) -> Array:
+    def squares_of_columns(i: Array, counts: Array) -> Array:
         unit = ((jnp.arange(d) == i[:, None]) & counts[:, None]).astype(v.dtype)
         columns = unit * root if root.ndim == 1 else unit @ root.T
         return jnp.sum(jax.vmap(push)(columns) ** 2, axis=0)
 
-    return _sum_of_blocks(of_columns, d, _COLUMNS, jnp.zeros(size, v.dtype))
+    return _sum_of_blocks(squares_of_columns, d, _COLUMNS, jnp.zeros(size, v.dtype))
 
 
 def _sum_of_blocks(

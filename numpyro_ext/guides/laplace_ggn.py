@@ -240,7 +240,9 @@ class AutoLaplaceGGN(AutoJoint):
         """An observed site under one draw, by the parameters that :meth:`as_normal` gives."""
         assert self.coords is not None
         moves: Any = _normal(jnp.zeros(len(self.coords)), params[f"{self.prefix}_root"])
-        return self._linearised(params, self.coords, name, args, kwargs).at(moves.sample(rng_key))
+        return self._linearised(params, self.coords, name, args, kwargs).moved(
+            moves.sample(rng_key)
+        )
 
     def as_normal(self, params: Sequence[Params]) -> tuple["AutoLaplaceGGN", list[Params]]:
         """A guide whose every call draws from the normal, and its parameters, for diagnostics."""

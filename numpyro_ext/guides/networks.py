@@ -100,7 +100,7 @@ def mean_and_scale(out: Any, dim: int, what: str) -> tuple[Array, Array]:
     """Mean and standard deviation of ``dim`` numbers from the outputs of a network, one array or a
     pair; ``what`` is for the error if it gives another number of them."""
     pair: Any = out if isinstance(out, tuple | list) else ()
-    if len(pair) == 2 and all(jnp.shape(one)[-1:] == (dim,) for one in pair):
+    if len(pair) == 2 and all(jnp.shape(array)[-1:] == (dim,) for array in pair):
         return pair[0], jnp.exp(bounded(jnp.log(pair[1])))
     shape: Any = jax.tree.map(jnp.shape, out)
     if pair or shape[-1:] != (2 * dim,):

@@ -49,9 +49,6 @@ class MatrixRBF(BaseKernel):
         if isinstance(self.bandwidth, str):
             check_choice("bandwidth", self.bandwidth, BANDWIDTH_RULES)
         RBF(self.bandwidth, factor=self.factor)  # the same checks
-        shape = jnp.shape(self.metric)
-        if len(shape) != 2 or shape[0] != shape[1]:
-            raise ValueError(f"metric has shape {shape}; it must be a square (d, d) matrix.")
         if isinstance(self.metric, Tracer):
             return
         q = np.asarray(self.metric, float)
@@ -62,17 +59,13 @@ class MatrixRBF(BaseKernel):
                 " inverse of a covariance."
             )
 
-    def _root(self, d: int, dtype: Any) -> Array:
+    def _root(self, dtype: Any) -> Array:
         """Lower factor L of Q: distances in the metric are those of the rows of x L."""
-        if jnp.shape(self.metric) != (d, d):
-            raise ValueError(
-                f"metric has shape {jnp.shape(self.metric)}, but the points are of dimension {d}."
-            )
         return jnp.linalg.cholesky(jnp.asarray(self.metric, dtype))
 
     def _in_metric(self, x: Array, y: Array) -> tuple[RadialKernel, Array, Array, Array]:
         x, y = as_point_pair(x, y)
-        root = self._root(x.shape[1], x.dtype)
+        root = self._root(x.dtype)
         # Products lose the digits of differences unless both are measured from the middle.
         u, v = (matmul(z - x.mean(0), root) for z in (x, y))
         return RBF(self.bandwidth, factor=self.factor).resolve(u), u, v, root
@@ -114,7 +107,7 @@ class MatrixRBF(BaseKernel):
 
     def to_velocity(self, v: Array) -> Float[Array, "n d"]:
         r"""The sum over particles times :math:`Q^{-1}`."""
-        return cho_solve((self._root(v.shape[1], v.dtype), True), v.T).T
+        return cho_solve((self._root(v.dtype), True), v.T).T
 
     def stein(self, x: Array, y: Array, a: Array, b: Array) -> Float[Array, "n m"]:
         """The Stein kernel of the matrix-valued kernel: that of an RBF at the points in Q."""

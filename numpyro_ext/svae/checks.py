@@ -66,7 +66,7 @@ def check_naturals(argument: str, naturals: Mapping[str, Any], rule: LocalInfere
 def check_factor_rows(factor: Any, y: Array) -> None:
     """An error unless a factor of our types has one element for each row of ``y``."""
     if not isinstance(factor, GaussianPotential | MixturePotential):
-        return  # the rule checks the type
+        return  # a rule of your own may take others
     shape = factor.h.shape
     if shape[:1] != y.shape[:1]:
         raise ValueError(

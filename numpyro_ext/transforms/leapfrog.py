@@ -57,11 +57,6 @@ class LeapfrogTransform(VectorTransform):
         self.num_steps = check_count("num_steps", num_steps)
 
     def call_with_intermediates(self, x: Float[Array, "*batch d"]) -> tuple[Array, Array]:
-        if x.shape[-1] % 2:
-            raise ValueError(
-                f"the vector has length {x.shape[-1]}; it must be even: d positions and then d"
-                " velocities."
-            )
         z, v = jnp.split(x, 2, axis=-1)
         eps = self.step_size
         # The half kicks of neighbouring steps are one whole kick.

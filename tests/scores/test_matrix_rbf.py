@@ -67,10 +67,8 @@ def test_crosses_jit_and_pickle_and_estimates_a_score_by_its_scalar_factor():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda x: MatrixRBF(jnp.ones((2, 3))), r"metric has shape \(2, 3\).*square"),
         (lambda x: MatrixRBF(jnp.array([[1.0, 0.5], [0.0, 1.0]])), "symmetric"),
         (lambda x: MatrixRBF(-jnp.eye(2)), "positive definite"),
-        (lambda x: MatrixRBF(jnp.eye(3))(x, x), "points are of dimension 2"),
     ],
 )
 def test_bad_input_is_one_clear_sentence(call, words):

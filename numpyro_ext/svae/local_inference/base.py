@@ -117,11 +117,11 @@ class Rule:
 
     batch: ClassVar[str] = "B"
     """The batch axes of a potential."""
-    of_x: ClassVar[str] = "components"
+    x_factor: ClassVar[str] = "components"
     """The global factor with the size of x."""
     by_state: ClassVar[tuple[str, ...]] = ()
     """A Dirichlet over states, and the global factors that have one element for each."""
-    instead: ClassVar[str | None] = None
+    mixture_rule: ClassVar[str | None] = None
     """The rule that takes mixture potentials; None if this one does."""
 
     @property
@@ -132,19 +132,14 @@ class Rule:
         """An error that names a global factor or a potential of the wrong shape."""
         for name in self.by_state[1:]:
             check_batch(name, global_mean[name], global_mean[self.by_state[0]].log_prob.shape)
-        self.check_potential(potential, global_mean[self.of_x].precision_loc.shape[-1])
+        self.check_potential(potential, global_mean[self.x_factor].precision_loc.shape[-1])
 
     def check_potential(self, potential: Any, d: int) -> None:
         """An error unless a potential has the batch axes of the rule, and x has d coordinates."""
         name = type(self).__name__
-        if not isinstance(potential, Factor):
-            raise TypeError(
-                f"{name} was given a {type(potential).__name__}; the recognition network must"
-                " return a GaussianPotential or a MixturePotential."
-            )
         is_mixture = isinstance(potential, MixturePotential)
-        if is_mixture and self.instead is not None:
-            raise TypeError(f"{name} requires a GaussianPotential; use {self.instead}.")
+        if is_mixture and self.mixture_rule is not None:
+            raise TypeError(f"{name} requires a GaussianPotential; use {self.mixture_rule}.")
         axes = f"{self.batch}, C" if is_mixture else self.batch
         h, W = jnp.shape(potential.h), jnp.shape(potential.W)
         if len(h) != axes.count(",") + 2 or h[-1] != d or W != (*h, d):
@@ -186,7 +181,7 @@ class CoordinateAscent(Rule):
             )
         self.max_iter = check_count("max_iter", self.max_iter)
 
-    def given_start(self, potential: Factor, shape: tuple[int, ...]) -> Array:
+    def init_in_shape(self, potential: Factor, shape: tuple[int, ...]) -> Array:
         """The array ``init`` in this shape, whose first axis, of the batch, it may lack."""
         if self.init.shape not in (shape, shape[1:]):
             raise ValueError(

@@ -155,7 +155,7 @@ class CycleMeanField(CoordinateAscent, _Cycle):
     50
     """
 
-    instead = "CycleEP"
+    mixture_rule = "CycleEP"
     starts = (None,)
     init: Any = None
 
@@ -165,7 +165,7 @@ class CycleMeanField(CoordinateAscent, _Cycle):
         if self.init is None:
             start = jnp.full(batch, 0.5, potential.h.dtype)
         else:
-            start = self.given_start(potential, batch)
+            start = self.init_in_shape(potential, batch)
 
         def infer_datum(psi: GaussianPotential, init: Array) -> LocalPosterior:
             args = (dict(global_mean), psi)

@@ -130,7 +130,7 @@ class GMMMeanField(CoordinateAscent, _GMM):
     'NIW'
     """
 
-    instead = "GMMEP"
+    mixture_rule = "GMMEP"
 
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         self.check(global_mean, potential)
@@ -140,7 +140,7 @@ class GMMMeanField(CoordinateAscent, _GMM):
     def _start(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> Array:
         batch, K = potential.h.shape[0], global_mean["pi"].log_prob.shape[-1]
         if not isinstance(self.init, str):
-            return self.given_start(potential, (batch, K))
+            return self.init_in_shape(potential, (batch, K))
         if self.init == "prior":
             prior = CategoricalNatural(global_mean["pi"].log_prob)
             return jnp.broadcast_to(Categorical.mean(prior).probs, (batch, K))

@@ -51,7 +51,7 @@ class _HMM(Rule):
     }
 
     batch = "B, T"
-    of_x = "emission"
+    x_factor = "emission"
     by_state = ("initial", "transition", "emission")
 
     def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
@@ -132,13 +132,13 @@ class HMMMeanField(CoordinateAscent, _HMM):
     50
     """
 
-    instead = "HMMEP"
+    mixture_rule = "HMMEP"
 
     def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
         self.check(global_mean, potential)
         K = global_mean["initial"].log_prob.shape[-1]
         if not isinstance(self.init, str):
-            start = self.given_start(potential, (*potential.h.shape[:-1], K))
+            start = self.init_in_shape(potential, (*potential.h.shape[:-1], K))
         else:
             start = jax.vmap(lambda psi: _begin((dict(global_mean), psi), self.init == "prior"))(
                 potential

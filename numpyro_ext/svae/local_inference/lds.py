@@ -74,7 +74,7 @@ class LDS(Rule):
         "dynamics": ("Q", "A"),
     }
 
-    batch, of_x, instead = "B, T", "initial", "HMMEP"
+    batch, x_factor, mixture_rule = "B, T", "initial", "HMMEP"
 
     def __init__(self, parallel: bool | None = None) -> None:
         self.parallel = parallel

@@ -76,7 +76,7 @@ class SLDSMeanField(CoordinateAscent):
         "dynamics": ("Q", "A"),
     }
 
-    batch, of_x, instead = "B, T", "initial_x", "HMMEP"
+    batch, x_factor, mixture_rule = "B, T", "initial_x", "HMMEP"
     by_state = ("initial", "transition", "initial_x", "dynamics")
     starts = ("prior",)
     init: Any = "prior"
@@ -88,7 +88,7 @@ class SLDSMeanField(CoordinateAscent):
             states = MarkovChain.mean(states_given(global_mean, jnp.zeros(shape[1:])))
             start = jnp.broadcast_to(states.probs, shape).astype(potential.h.dtype)
         else:
-            start = self.given_start(potential, shape)
+            start = self.init_in_shape(potential, shape)
         return self.alternate(_z_given, _x_given, global_mean, potential, start)
 
     def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
