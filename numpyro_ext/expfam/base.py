@@ -108,7 +108,7 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
 
     @classmethod
     def log_prob(cls, natural: N, value: Any) -> Float[Array, "*batch"]:
-        """The normalised log density at ``value``, whose batch shape broadcasts with that of n."""
+        """The normalised log density at ``value``, whose batch shape broadcasts with n's."""
         t = cls.statistics(value)
         return cls.inner(natural, t) - cls.log_partition(natural) + cls._log_base_measure(t)
 

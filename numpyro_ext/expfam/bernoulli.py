@@ -11,7 +11,7 @@ from numpyro_ext.expfam.leaves import canonical
 
 
 class BernoulliNatural(NamedTuple):
-    """Natural parameters of :class:`Bernoulli`: log of the probability of 1 over that of 0."""
+    """Natural parameters of :class:`Bernoulli`: log(p / (1 - p))."""
 
     log_odds: Annotated[Array, ""]
 

@@ -96,7 +96,7 @@ class ChainDistribution(dist.Distribution):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        # Read off the parameters: under vmap and scan their shape is not that of construction.
+        # Read off the parameters: under vmap and scan their shape has changed since construction.
         return jnp.shape(self.natural[0])[: -len(leaves_of(self.family.Natural)[0].dims)]
 
     @property

@@ -37,7 +37,7 @@ class InverseGammaStandard(NamedTuple):
 
 
 class InverseGamma(ExponentialFamily[InverseGammaNatural, InverseGammaMean, InverseGammaStandard]):
-    r"""Inverse gamma distribution of a variance v: that of 1 / v is :class:`Gamma`.
+    r"""Inverse gamma distribution of a variance v, where 1 / v is :class:`Gamma`.
 
     .. math::
         p(v) = \tfrac1v \exp\{-a \log v - b / v - A\}, \qquad t(v) = (-\log v,\; -1 / v), \qquad

@@ -58,10 +58,9 @@ class Wishart(ExponentialFamily[WishartNatural, WishartMean, WishartStandard]):
         \qquad \mathrm{E} P = \nu S^{-1}.
 
     :math:`\log N(x \mid 0, P^{-1}) = \langle t, (x x^\top, 1) \rangle - \tfrac d2 \log 2\pi`, so
-    that a conjugate update adds these sums. The natural parameters are the standard ones, S the
-    rate matrix and not the scale :math:`S^{-1}`; :math:`P^{-1}` has the inverse Wishart
-    distribution with scale S. The reverse map is in closed form except for nu, which takes at most
-    50 steps of Newton's method, and in float32 has a relative error of about 1e-6 nu.
+    that a conjugate update adds these sums. S is the rate matrix, the scale of the inverse Wishart
+    distribution of :math:`P^{-1}`. The reverse map is in closed form except for nu, by at most 50
+    steps of Newton's method, in float32 to about 1e-6 nu.
 
     References: Murphy, *Conjugate Bayesian analysis of the Gaussian distribution* (2007), section
     8; Bishop, *Pattern recognition and machine learning* (2006), appendix B.

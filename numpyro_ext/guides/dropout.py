@@ -70,8 +70,8 @@ class AutoDropout(StartGiven):
 
     **Which axis is the input.** A name that ends in ``kernel`` is (in, out), as in Flax, one that
     ends in ``weight`` (out, in), as in Equinox; a site may say it by ``infer={"in_axis": -2}``. Any
-    other matrix is taken as (out, in), with a warning: for ``x @ w`` give ``in_axis=-2``.
-    Convolutions need ``in_axis``.
+    other matrix is taken as (out, in), with a warning: for ``x @ w`` give
+    ``in_axis=-2``. Convolutions need ``in_axis``.
 
     **When it fails.** The stated log density is not one (``has_density`` is False), so bounds of
     the evidence and ``pareto_khat`` are not defined. The KL leaves out what depends on p alone:

@@ -83,7 +83,7 @@ class AutoFlowNormal(AutoAtModes):
         """The ``i``-th flow, its parameters registered under a name that ends in ``__{i}``."""
 
     def permutation(self, i: int) -> np.ndarray:
-        """The order in which flow ``i + 1`` sees the coordinates: that of flow ``i`` reversed."""
+        """The order in which flow ``i + 1`` sees the coordinates of flow ``i``: reversed."""
         return np.arange(self.latent_dim)[::-1]
 
     def latent_distribution(self) -> dist.TransformedDistribution:
@@ -124,8 +124,8 @@ def permute_between(flows: Sequence[Transform], steps: Sequence[np.ndarray]) -> 
 def other_halves(dim: int, i: int) -> np.ndarray:
     """The permutation after coupling i: first the halves swapped, then odd places before even ones.
 
-    So the halves are those of another digit of the places in base 2 each time, and F couplings
-    separate all coordinates up to dimension :math:`2^{F-1}`.
+    So each coupling splits the places by another binary digit, and F couplings separate all
+    coordinates up to dimension :math:`2^{F-1}`.
     """
     reverse = np.arange(dim)[::-1]
     odd, even = reverse[reverse % 2 == 1], reverse[reverse % 2 == 0]
@@ -161,11 +161,10 @@ class CouplingFlowNormal(AutoFlowNormal):
 
     The first :math:`\lfloor d/2 \rfloor` coordinates go through the network; its outputs move the
     others. After the first flow the halves change places; after each other one a new half has
-    coordinates of both, since two coordinates that always share a half never move each other. A
-    coupling hardly makes a coordinate skew that is independent of all others. Where the guide
-    starts at a normal with a full factor L, ``{prefix}_skew`` therefore stretches the two sides of
-    each coordinate by :math:`1 \mp \tanh skew`, between the flows and L. It starts at 0. With one
-    latent dimension there is no other half: the guide is a normal distribution with such a skew at
+    coordinates of both. A coupling hardly makes a coordinate skew that is independent of all
+    others. Where the guide starts at a normal with a full factor L, ``{prefix}_skew`` therefore
+    stretches the two sides of each coordinate by :math:`1 \mp \tanh skew`, between the flows and L.
+    It starts at 0. With one latent dimension the guide is a normal distribution with such a skew at
     most, and only ``AutoSplineNormal`` bends it further.
 
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).

@@ -66,12 +66,11 @@ class AutoHVI(AutoWithoutDensity):
     and the gradient of a loss takes its second derivatives.
 
     *Where it fails.* The bound is too low by the KL of the reverse model: a few rounds make the
-    draws of a normal distribution follow a curved or skewed posterior, and do not find modes. Take
-    8 or more particles and a falling rate. Steps above twice the smallest standard deviation of the
-    posterior are unstable: make ``step_size`` smaller where the first losses are huge. The guide
-    follows the minibatch that the loss takes: the bound then holds for its joint density, not for
-    the evidence of all data, and draws are too wide. A call without the data, as for predictions,
-    takes the data of the first call.
+    draws follow a curved or skewed posterior, and do not find modes. Take 8 or more particles and a
+    falling rate. Steps above twice the smallest standard deviation of the posterior are unstable:
+    make ``step_size`` smaller where the first losses are huge. The guide follows the minibatch that
+    the loss takes: the bound then holds for its joint density, and draws are too wide. A call
+    without the data takes the data of the first call.
 
     :param int num_steps: the number T of rounds, each with a velocity of its own.
     :param int num_leapfrog: leapfrog steps in a round.

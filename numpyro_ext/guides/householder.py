@@ -29,8 +29,7 @@ class AutoHouseholderNormal(AutoFlowNormal):
     the family contains every normal distribution.
 
     *Where it fails.* It is a normal distribution. From equal scales, training with few reflections
-    misses correlations: take twice as many as dimensions. Where the guide starts at a mode, few
-    will do, because a full factor is trained inside the fixed map.
+    misses correlations: take twice as many as dimensions. From a mode few will do.
 
     :param int num_flows: the number F of reflections. Reflection i has the vector
         ``{prefix}_reflection__{i}``.

@@ -74,7 +74,7 @@ def init_to_fan_in(site: dict[str, Any] | None = None, in_axis: InAxis = None) -
 
 
 def _fan_in(site: dict[str, Any], shape: tuple[int, ...], in_axis: InAxis) -> int:
-    """The product of all axes but that of the outputs; the length of a vector."""
+    """The product of all axes except the outputs'; the length of a vector."""
     name = site["name"]
     if len(shape) == 1:
         return max(1, shape[0])

@@ -50,9 +50,8 @@ class AutoLaplaceGGN(AutoJoint):
 
     where :math:`J_n` is the Jacobian of the parameters of row n's distribution (the outputs of the
     network) and :math:`F_n` its Fisher information in them. For canonical links this is the Hessian
-    without the curvature of the network; the Hessian itself, which
-    ``AutoLaplaceApproximation`` takes, need not be positive at the end of a training. For a linear
-    model with normal noise q is the posterior, and for logistic regression the Hessian.
+    without the curvature of the network; the Hessian itself (``AutoLaplaceApproximation``) need not
+    be positive at the end of a training. For a linear model with normal noise q is the posterior.
 
     **In training** the guide is a point, ``{prefix}_loc``, and ``Trace_ELBO()`` finds the mode, on
     minibatches too. Each method takes the curvature of all rows of the first call at its
@@ -67,9 +66,8 @@ class AutoLaplaceGGN(AutoJoint):
         fixed, a ``numpyro.param``, or a latent site, which then is part of z.
     :param sites: names of the latent sites that vary; the others stay at the mode. By default all.
     :param str structure: ``"full"`` covariance, up to 10,000 coordinates; ``"diag"``, the inverse
-        of the diagonal of the precision, which leaves out correlations that cancel each other in
-        predictions; or ``"last_layer"``, a full covariance of ``sites``, by default of those in
-        which the linear predictors are affine.
+        of the diagonal of the precision, without correlations; or ``"last_layer"``, a full
+        covariance of ``sites``, by default of those in which the linear predictors are affine.
     :param str data_plate: the plate whose rows are the data, if observed sites are in several.
 
     ``init_scale`` has no effect, and ``init_loc_fn`` is ``init_to_fan_in()`` unless it is given;

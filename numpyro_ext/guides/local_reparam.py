@@ -47,9 +47,8 @@ def local_reparam(model: Model, guide: Model) -> "LocalReparam":
     1/rows where that of the shared draw does not.
 
     Train by a loss that has the KL divergence of the weights in closed form, as below; another one
-    is an error, because outputs and weights are no longer one draw. Predict, convert and diagnose
-    with the plain model. Only a training step, in which a loss replays the draw of the guide, has
-    the noise; elsewhere the result is the model.
+    is an error. Predict, convert and diagnose with the plain model: outside of a training step, in
+    which a loss replays the draw of the guide, the result is the model.
 
     **When it fails.** A weight must enter the likelihood through one call of ``linear`` alone; a
     second use in another way is not noticed. The row of an output must be used for that row of the

@@ -27,7 +27,7 @@ from numpyro_ext.transforms import VectorTransform
 
 class Chain(NamedTuple):
     """The place of the chain in the latent vector: T, the number of time steps; D, the numbers of a
-    time step; and ``(latent_dim,)`` coordinates, those of the chain by time and then the others."""
+    time step; and ``(latent_dim,)`` coordinates: the chain's by time, and then the others."""
 
     length: int
     width: int
@@ -97,11 +97,10 @@ class AutoMarkov(AutoAtModes):
         \log q(z) = \sum_t \log N(e_t; 0, I) - \sum_t \sum_i \log L_{t,ii} ,
 
     backwards in time, with terms beyond T left out. This is any normal whose precision
-    :math:`\Lambda = B B^T` has ``order`` blocks beside the diagonal one:
-    :math:`B_{tt} = L_t^{-T}` and :math:`B_{t+j,t} = -A_{tj}^T L_t^{-T}`. All other latents get an
-    independent normal each. The guide begins with the conditional means and covariances of each
-    time given the next ones by the covariance at the mode; its fixed map is diagonal, since a
-    matrix would mix the times.
+    :math:`\Lambda = B B^T` has ``order`` blocks beside the diagonal one: :math:`B_{tt} = L_t^{-T}`
+    and :math:`B_{t+j,t} = -A_{tj}^T L_t^{-T}`. All other latents get an independent normal each.
+    The guide begins with each time given the next ones by the covariance at the mode; its fixed map
+    is diagonal.
 
     A draw takes T sequential steps, and the density of a given point takes none; both cost
     :math:`O(T D^2)` for each of the ``order`` blocks, in memory too.
@@ -178,7 +177,7 @@ class AutoMarkov(AutoAtModes):
         return jnp.asarray(mode.sds)
 
     def first_band(self, scale: Array, mode: Mode | None) -> MarkovTransform:
-        """Where the band begins: that of the covariance at the mode, or independent."""
+        """The band at the start: from the covariance at the mode, or independent."""
         T, D, order = self.prepared
         chain = order[: T * D]
         factor: Any = scale[chain].reshape(T, D)[..., None] * jnp.eye(D)

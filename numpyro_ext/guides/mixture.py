@@ -50,11 +50,10 @@ class AutoMixtureNormal(AutoAtModes):
     (``python benchmarks/guides/structured.py`` compares the two). With ``covariance="full"`` the
     draws carry no gradient, and to ask for it is an error.
 
-    **When it fails.** The loss has local optima. A minimised ``KL(q || p)`` leaves out modes near
-    which no component starts: the searches begin within 2 of 0 in unconstrained space. Components
-    that meet on the way share one mode, and one whose weight has fallen to zero does not return.
-    ``pareto_khat`` looks only where the guide draws, so fit from several keys and compare the
-    losses.
+    **When it fails.** The loss has local optima: fit from several keys and compare the losses. A
+    minimised ``KL(q || p)`` leaves out modes near which no component starts (the searches begin
+    within 2 of 0 in unconstrained space), which ``pareto_khat`` does not see. Components that meet
+    on the way share one mode, and one whose weight has fallen to zero does not return.
 
     :param int num_components: the number C of normals.
     :param float init_scale: initial standard deviation of every component, in unconstrained units.

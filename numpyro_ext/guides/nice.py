@@ -18,7 +18,7 @@ class AutoNICENormal(CouplingFlowNormal):
         f_i(a, b) = (a,\; b + t_i(a)), \qquad \log|\det f_i'| = 0 .
 
     *Where it fails.* The couplings keep volume. The guide follows curved posteriors (a banana
-    exactly), but the highest density of q is the same as that of its normal base, and posteriors
+    exactly), but q is nowhere denser than its normal base at its mode, and posteriors
     whose scale varies (a funnel) need :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`. In
     return it cannot explode: it is the calmest of the flows to train.
 

@@ -18,12 +18,10 @@ class AutoRealNVPNormal(CouplingFlowNormal):
     .. math::
         f_i(a, b) = (a,\; b \odot e^{s_i(a)} + t_i(a)), \qquad \log|\det f_i'| = \sum_j s_{ij}(a) .
 
-    A draw and its density cost one pass through the F networks, and so does the density of a given
-    point, while NumPyro's ``AutoIAFNormal`` inverts coordinate by coordinate.
+    A draw costs one pass through the F networks, and so does the density of any point.
 
-    **When it fails.** The limits of every flow apply (:class:`AutoFlowNormal`). Each coupling
-    stretches by at most :math:`e^{clamp}`, and with a single flow half of the coordinates remain
-    normal.
+    **When it fails.** As every flow (:class:`AutoFlowNormal`). Each coupling stretches by at most
+    :math:`e^{clamp}`, and with a single flow half of the coordinates remain normal.
 
     :param float clamp: bound of the couplings' log-scales.
     :param network: as in :class:`CouplingFlowNormal`, with :math:`2 \lceil d/2 \rceil` outputs.

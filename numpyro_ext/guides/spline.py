@@ -25,8 +25,6 @@ class AutoSplineNormal(CouplingFlowNormal):
         f_i(a, b) = (a,\; \sigma_{i}(b;\, a)), \qquad
         \log|\det f_i'| = \sum_j \log \sigma_{ij}'(b_j;\, a) .
 
-    With one latent dimension each flow is a spline with parameters of its own.
-
     *Where it fails.* Beyond ``bound`` standard deviations of the base the splines do nothing, so
     the tails are those of a normal distribution. A step takes longer than with
     :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`. The density has kinks at the ends of the

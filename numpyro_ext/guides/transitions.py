@@ -40,7 +40,7 @@ class LearntTransition(ABC):
 
     @abstractmethod
     def begin(self, prefix: str, dim: int) -> tuple[Any, Step]:
-        """Register the parameters: those of each step, with a leading axis T, and the step."""
+        """Register the parameters, with a leading axis T, and give them with the step."""
 
 
 @dataclass(eq=False)

@@ -18,7 +18,7 @@ _PROTOCOLS = (
 class GuideWrapper:
     """Base of guides that call another guide, ``fn``, and register parameters of their own.
 
-    Every attribute that it does not have itself is that of the inner guide.
+    Every attribute that it lacks is taken from the inner guide.
 
     :param str caller: the name of the function that wraps, for its error.
     """

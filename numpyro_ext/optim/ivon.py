@@ -32,14 +32,12 @@ def ivon(
             \pm P_t^{-1/2}\Big).
 
     **What differs from the paper.** G is the gradient of the whole loss, so that the momentum
-    averages the gradient of the prior too, which the published algorithm takes at the current mean
-    from a given precision and number of rows; both have the same fixed points. And a step of a mean
-    is at most one standard deviation, since the draws know the curvature no farther out. The
-    published start, a precision of the order of the number of rows, serves the same end.
+    averages the gradient of the prior too; both have the same fixed points. And a step of a mean is
+    at most one standard deviation, since the draws know the curvature no farther out; a published
+    start with a precision of the order of the number of rows serves the same end.
 
-    The last term of the first line keeps each precision above half of the one before, whatever the
-    noise. G and C are computed from the gradients of the two leaves, so that NumPyro's
-    ``Trace_ELBO`` is enough.
+    The last term of the first line keeps each precision above half of the one before. G and C come
+    from the gradients of the two leaves, so that NumPyro's ``Trace_ELBO`` is enough.
 
     Use it with ``AutoNormal`` or ``AutoDiagonalNormal``: it acts on every pair of leaves
     ``<x>_loc`` and ``<x>_scale`` of one shape, and leaves all others to ``other``. Start narrow,

@@ -141,7 +141,7 @@ def wasserstein_eval_params(opt_state: Any, params: Any) -> Any:
     parameters that the optimiser holds, and report x. The parameters of another optimiser (in
     :func:`optax.multi_transform` or :func:`optax.masked`) and of :func:`po` are returned unchanged.
 
-    :param opt_state: any tree that holds the state of the optimiser: that of ``optax``, the
+    :param opt_state: any tree that holds the state of the optimiser: optax's own, the
         ``optim_state`` of an ``SVI`` state, with chains and wrappers around it.
     :param params: y, unconstrained as the optimiser holds them; ``result.params`` of
         ``SVI.run`` are so where the accelerated parameters are real, as particles are.

@@ -20,8 +20,7 @@ def whitened(
 
     .. math:: \mu = c + A \xi, \qquad \nabla_\xi = A^\top \nabla_\mu,
 
-    and its step of :math:`\xi`, multiplied by A, is that of the mean. All other parameters pass as
-    they are; scales and correlations have no units in the first place.
+    and its step of :math:`\xi`, multiplied by A, is that of the mean. All other parameters pass.
 
     Adam moves each number by about its learning rate, whatever the gradient is. Here a rate of 0.01
     is a hundredth of a posterior standard deviation, for any number of rows and any units.

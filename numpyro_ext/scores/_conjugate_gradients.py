@@ -57,7 +57,7 @@ def solve_by_cg(
 
 
 def _by_rows(fn: Callable[[Array], Array], x: Array) -> Array:
-    # The checkpoint keeps the memory that of a few rows under ``grad`` too.
+    # The checkpoint keeps the memory at a few rows under ``grad`` too.
     return by_rows(jax.checkpoint(fn), ROWS_AT_A_TIME, x)
 
 

@@ -79,7 +79,7 @@ def squared_distances(x: Array, y: Array) -> Float[Array, "n m"]:
     """``|x_i - y_j|^2`` from exact differences, coordinate by coordinate.
 
     The expanded form ``|x|^2 + |y|^2 - 2 x.y`` cancels: at offset 1e4 and spread 0.1 nothing of it
-    is left in float32. Memory is that of the result, also under ``grad``.
+    is left in float32. It takes the memory of the result, also under ``grad``.
     """
 
     @jax.checkpoint

@@ -37,7 +37,7 @@ def median_bandwidth(
     :param x: ``(K, d)`` points.
     :param str rule: ``"median"`` or ``"median_distance"``.
     :param int max_particles: with more points than this, that many evenly spaced rows give the
-        median; ``log(K+1)`` stays that of all.
+        median; K stays the number of all.
 
     >>> from numpyro_ext.scores import median_bandwidth
     >>> float(median_bandwidth(jnp.array([[0.0], [1.0], [3.0]]), rule="median_distance"))

@@ -99,7 +99,7 @@ class RadialKernel(BaseKernel):
 
     :param bandwidth: the length :math:`h`: a positive number, one of the rules ``"median"`` and
         ``"median_distance"`` (see :func:`median_bandwidth`), or a callable ``x -> h``.
-    :param float factor: multiplies the bandwidth, also that of a rule.
+    :param float factor: multiplies the bandwidth, also a rule's.
     """
 
     rules: ClassVar[tuple[str, ...]] = BANDWIDTH_RULES
@@ -237,7 +237,7 @@ class IMQ(RadialKernel):
     Its slow decay makes its Stein discrepancy detect a sample that does not converge to the target,
     in any dimension (Gorham and Mackey 2017, theorem 8). :math:`k(x, x) = c^{2\beta}`.
 
-    :param bandwidth: the length :math:`h`, as that of :class:`RBF`, without the rule ``"he"``.
+    :param bandwidth: the length :math:`h`, as in :class:`RBF`, without the rule ``"he"``.
     :param float c: the offset, positive.
     :param float beta: the power, in (-1, 0).
 
@@ -274,11 +274,10 @@ class IMQ(RadialKernel):
 class Cauchy(RadialKernel):
     r"""Cauchy kernel :math:`k(x, y) = 1 / (1 + |x - y|^2 / (2 h^2))`.
 
-    It is the limit of an :class:`IMQ` with :math:`\beta \to -1` and a bandwidth of
-    :math:`\sqrt 2 h`. It has the closed forms of score matching and of the parametric Stein
-    estimator that an :class:`IMQ` does not have.
+    It is the limit of an :class:`IMQ` with :math:`\beta \to -1` and the bandwidth :math:`\sqrt 2
+    h`, and has closed forms of score matching and of the parametric Stein estimator.
 
-    :param bandwidth: the length :math:`h`, as that of :class:`RBF`, without the rule ``"he"``.
+    :param bandwidth: the length :math:`h`, as in :class:`RBF`, without the rule ``"he"``.
 
     >>> from numpyro_ext.scores import Cauchy
     >>> x = jnp.array([[0.0], [2.0]])
@@ -304,7 +303,7 @@ class Epanechnikov(RadialKernel):
     estimate with it needs an :math:`\eta` above the size of the most negative eigenvalue, and
     :class:`KDEScore` does not take it. Score matching makes an isotropic Gaussian of it.
 
-    :param bandwidth: None for :math:`h = \sqrt d`, or as that of :class:`IMQ`.
+    :param bandwidth: None for :math:`h = \sqrt d`, or as in :class:`IMQ`.
 
     >>> from numpyro_ext.scores import Epanechnikov
     >>> x = jnp.array([[0.0, 0.0], [0.5, 0.5]])

@@ -142,7 +142,7 @@ def _monomials(u: Array, degree: int) -> Float[Array, "n f"]:
 
 @partial(jax.jit, static_argnums=(1, 3))
 def _newton(phi: Array, num: int, l2: Array, num_steps: int) -> Float[Array, " f"]:
-    """Coefficients; the first ``num`` rows of ``phi`` are those of the numerator."""
+    """Coefficients; the first ``num`` rows of ``phi`` belong to the numerator."""
     is_num = jnp.arange(len(phi)) < num
     sign = jnp.where(is_num, -1.0, 1.0).astype(phi.dtype)
     share = jnp.where(is_num, 1.0 / num, 1.0 / (len(phi) - num)).astype(phi.dtype)

@@ -33,7 +33,7 @@ class MatrixRBF(BaseKernel):
     :param bandwidth: :math:`h`, in the units of :math:`Q^{1/2} x`: a positive number, ``"median"``
         or ``"median_distance"`` (both of the distances in the metric), or a callable of the points
         :math:`Q^{1/2} x`.
-    :param float factor: multiplies the bandwidth, also that of a rule.
+    :param float factor: multiplies the bandwidth, also a rule's.
 
     >>> from numpyro_ext.scores import MatrixRBF
     >>> kernel = MatrixRBF(jnp.diag(jnp.array([4.0, 1.0])), 1.0)
@@ -60,7 +60,7 @@ class MatrixRBF(BaseKernel):
             )
 
     def _root(self, dtype: Any) -> Array:
-        """Lower factor L of Q: distances in the metric are those of the rows of x L."""
+        """Lower factor L of Q: distances between rows of x L are distances of x in the metric."""
         return jnp.linalg.cholesky(jnp.asarray(self.metric, dtype))
 
     def _in_metric(self, x: Array, y: Array) -> tuple[RadialKernel, Array, Array, Array]:
@@ -110,7 +110,7 @@ class MatrixRBF(BaseKernel):
         return cho_solve((self._root(v.dtype), True), v.T).T
 
     def stein(self, x: Array, y: Array, a: Array, b: Array) -> Float[Array, "n m"]:
-        """The Stein kernel of the matrix-valued kernel: that of an RBF at the points in Q."""
+        """The Stein kernel of the matrix-valued kernel, by an RBF in the coordinates of Q."""
         rbf, u, v, root = self._in_metric(x, y)
         a, b = (solve_triangular(root, s.T, lower=True).T for s in (a, b))
         return rbf.stein(u, v, a, b)

@@ -60,17 +60,15 @@ class SteinScore:
     with :math:`\Lambda, b` in units of length squared: rescale :math:`\eta` with the square of the
     samples there (the nonparametric form needs no rescaling). Its ``__call__`` is ``fit(x)(x)``.
 
-    Every :math:`\eta > 0` shrinks. The *projected* gradient
-    :math:`-\frac1K \sum_k G_k\, \partial x^k / \partial\phi` (that of the entropy of a sampler) is
-    accurate, while single rows have large errors for small :math:`\eta`; all forms go to 0 away
-    from the samples. In float32 keep :math:`\eta \ge 10^{-5} K`; a kernel that is not positive
-    definite gives NaN. (:class:`Epanechnikov` needs an :math:`\eta` above the size of its most
-    negative eigenvalue.)
+    Every :math:`\eta > 0` shrinks. The *projected* gradient :math:`-\frac1K \sum_k G_k\, \partial
+    x^k / \partial\phi` (of the entropy of a sampler) is accurate, while single rows have large
+    errors for small :math:`\eta`; all forms go to 0 away from the samples. In float32 keep
+    :math:`\eta \ge 10^{-5} K`; a kernel that is not positive definite gives NaN, and
+    :class:`Epanechnikov` needs an :math:`\eta` above the size of its most negative eigenvalue.
 
-    O(K^3 + K^2 d) time and O(K^2) memory for the kernels of this package. More than 4096 samples
-    with a positive definite kernel of the distance are solved by preconditioned conjugate
-    gradients, at O(K^2 d) an iteration and in memory of O(K), to a relative residual of 1e-6 or for
-    200 iterations; :meth:`with_residual` returns the residual.
+    O(K^3 + K^2 d) time and O(K^2) memory. More than 4096 samples with a positive definite kernel of
+    the distance are solved by preconditioned conjugate gradients, at O(K^2 d) an iteration and in
+    memory of O(K), to a relative residual of 1e-6 or for 200 iterations; see :meth:`with_residual`.
 
     :param float eta: the ridge, positive.
     :param kernel: defaults to ``RBF("median_distance")``; or a function of ``(n, d)`` and
@@ -196,7 +194,7 @@ class SteinPrediction:
     where :math:`b_y = \sum_k \nabla_{x^k} k(y, x^k) + \nabla_2 k(y, y)` is, for a kernel of
     :math:`x - y`, just :math:`-\sum_k \nabla_y k(x^k, y)`.
 
-    ``score`` is G, and ``factor`` that of A: the lower Cholesky factor, or LU for
+    ``score`` is G, and ``factor`` belongs to A: the lower Cholesky factor, or LU for
     :class:`Epanechnikov`.
     """
 

@@ -71,7 +71,7 @@ def check_factor_rows(factor: Any, y: Array) -> None:
     if shape[:1] != y.shape[:1]:
         raise ValueError(
             f"the recognition network returned h of shape {shape} for {y.shape[0]} rows of data;"
-            " its first axis must be that of the rows."
+            " its first axis must be the rows."
         )
 
 
@@ -216,7 +216,7 @@ def _nothing(x: Array) -> GaussianPotential:
 def certain(
     rule: LocalInference, global_mean: Mapping[str, Any], values: Mapping[str, Array]
 ) -> LocalPosterior:
-    """A local posterior whose expected statistics are those of values, by local latent variable."""
+    """A local posterior with the statistics of values for its means, by local latent variable."""
     local = rule.infer(global_mean, _nothing(values["x"]))
     point = {
         name: _statistics(family, local.mean[name], values[name])
@@ -254,7 +254,7 @@ def _check_known_normal(guide: _Guide, guide_trace: Trace, model_trace: Trace) -
 
 
 def _statistics(family: Any, like: Any, value: Array) -> Any:
-    """The statistics of a value; those of a category need the number of categories."""
+    """The statistics of a value, which for a category need the number of categories."""
     categories = [like.probs.shape[-1]] if hasattr(like, "probs") else []
     return family.statistics(value, *categories)
 

@@ -61,14 +61,12 @@ class SVAEELBO(ELBO):
 
     so that :func:`natural_gradient` of step 1 is the conjugate update. The last term vanishes where
     local inference has found a stationary point of the bound. ``"explicit_only"`` leaves it out: a
-    step then never leaves the domain of the parameters, and training is more robust. All other
-    parameters have ordinary gradients. At the first update of an ``SVI`` whose optimiser has no
-    :func:`natural_gradient` an ``InferenceWarning`` says so.
+    step then never leaves the domain, and training is more robust. All other parameters have
+    ordinary gradients. An ``SVI`` whose optimiser has no :func:`natural_gradient` is warned of.
 
     A ``numpyro.handlers.scale`` of latent sites must be the same in the model and in the guide, and
-    one for all global and one for all local sites: it multiplies their divergence. Scales that are
-    computed under ``jax.jit`` and differ make the loss NaN. A step whose loss is NaN or whose
-    gradient is not finite leaves the parameters unchanged, and warns.
+    one for all global and one for all local sites; scales that are traced and differ make the loss
+    NaN. A step whose loss is NaN or whose gradient is not finite leaves the parameters, and warns.
 
     **When it fails.** A model whose densities of latent sites differ from the guide's is not
     noticed here, but by :meth:`SVAEGuide.check`. A parameter of the model that enters

@@ -100,8 +100,8 @@ class SVAEGuide:
         ``numpyro.plate("data", len(y))`` by default. If y has as many rows as the plate, it is
         indexed by the minibatch; if it has ``subsample_size`` rows, it is the minibatch.
     :param str prefix: what the names of the guide's own sites start with.
-    :param init_natural: where natural parameters start: a dict, or ``rng_key -> dict``; that of the
-        rule by default.
+    :param init_natural: where natural parameters start: a dict, or ``rng_key -> dict``; by
+        default the rule's.
     :param dict site_names: other names of the model's sites, as ``{"Sigma": "cov"}``.
 
     References: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016),

@@ -81,8 +81,7 @@ class LocalInference(Protocol):
     def site_names(self) -> Mapping[str, tuple[str, ...]]:
         """The model's sample sites of each global factor and of each local latent variable.
 
-        A family of pairs, such as NIW, has two: that of the covariance, and that of the mean given
-        it.
+        A family of pairs, such as NIW, has two: the covariance, and the mean given it.
         """
         ...
 
@@ -103,7 +102,7 @@ class LocalInference(Protocol):
         ...
 
     def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
-        """Initial natural parameters of the global factors, given those of the prior."""
+        """Initial natural parameters of the global factors, given the prior's."""
         ...
 
 
@@ -335,7 +334,7 @@ def times_expected(
 
 
 def own_moments(psi: GaussianPotential) -> tuple[GaussianMean, Array]:
-    """The moments of a potential, and whether it is a density; those of N(0, I) if it is not."""
+    """The moments of a potential, or of N(0, I) if it is no density; and whether it is one."""
     proper = Gaussian.in_domain(GaussianNatural(psi.h, psi.W))
     unit = -jnp.eye(psi.h.shape[-1], dtype=psi.W.dtype) / 2
     W = jnp.where(proper[..., None, None], psi.W, unit)
