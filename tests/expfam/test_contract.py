@@ -47,7 +47,7 @@ def exact():
 
     @quick_jit
     def compute(pairs):
-        found = {}
+        result = {}
         for name, (q, p) in pairs.items():
             family = FAMILIES[name][0]
             along = jax.tree.map(jnp.cos, q)  # a direction
@@ -55,7 +55,7 @@ def exact():
             back, change_back = jax.jvp(family.natural, (mean,), (change,))
             # The second of the batch is compared with itself.
             other = jax.tree.map(lambda a, b: jnp.stack([b, a[1]]), q, p)
-            found[name] = {
+            result[name] = {
                 "mean": mean,
                 "slope": change,
                 "gradient": jax.vmap(jax.grad(family.log_partition))(asymmetric(q)),
@@ -67,7 +67,7 @@ def exact():
                 "in_domain": family.in_domain(q),
                 "entropy": family.entropy(q),
             }
-        return found
+        return result
 
     return compute(naturals())
 
@@ -78,7 +78,7 @@ def drawn():
 
     @quick_jit
     def compute(pairs, key):
-        found = {}
+        result = {}
         for name, (q, p) in pairs.items():
             family = FAMILIES[name][0]
             sizes = (
@@ -94,7 +94,7 @@ def drawn():
                 statistics, slopes, values = jax.jvp(draw, (q,), (along,), has_aux=True)
             else:
                 (statistics, values), slopes = draw(q), ()
-            found[name] = {
+            result[name] = {
                 "statistics": statistics,
                 "slopes": slopes,
                 "log q": family.log_prob(q, values),
@@ -102,7 +102,7 @@ def drawn():
                 "numpyro": numpyro_log_prob(family.to_distribution(q), values),
                 "base measure": family.log_base_measure(values),
             }
-        return found
+        return result
 
     return compute(naturals(), random.key(3))
 
@@ -114,8 +114,8 @@ def numpyro_log_prob(distribution, value):
     return distribution.log_prob(value)
 
 
-def assert_trees_close(found, expected, tol):
-    for field, a, b in zip(expected._fields, found, expected, strict=True):
+def assert_trees_close(result, expected, tol):
+    for field, a, b in zip(expected._fields, result, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=tol, atol=tol * np.abs(b).max(), err_msg=field)
 
 
@@ -136,8 +136,8 @@ def up_to_a_constant(natural):
 @each_family
 def test_mean_is_the_gradient_of_the_log_partition(name):
     """One by one under vmap, and with matrices of which only the symmetric part counts."""
-    found = exact()[name]
-    assert_trees_close(found["gradient"], found["mean"], 2e-4)
+    result = exact()[name]
+    assert_trees_close(result["gradient"], result["mean"], 2e-4)
 
 
 @each_family
@@ -169,26 +169,26 @@ def test_divergence_is_zero_only_from_itself(name):
 @pytest.mark.slow
 @each_family
 def test_log_density_is_that_of_numpyro(name):
-    found = drawn()[name]
-    assert found["base measure"].shape == found["log q"].shape == (NUM_SAMPLES, 2)
+    result = drawn()[name]
+    assert result["base measure"].shape == result["log q"].shape == (NUM_SAMPLES, 2)
     # The covariances of a few draws are nearly singular, where float32 keeps four digits.
-    np.testing.assert_allclose(found["log q"], found["numpyro"], rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(result["log q"], result["numpyro"], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow
 @each_family
 def test_averages_over_draws_are_means_entropy_and_divergence(name):
     """To five standard errors of 4000 draws."""
-    found, means = drawn()[name], exact()[name]["mean"]
+    result, means = drawn()[name], exact()[name]["mean"]
 
     def check(values, expected):
         error = np.std(values, axis=0) / NUM_SAMPLES**0.5
         assert np.all(np.abs(np.mean(values, axis=0) - expected) < 5 * error + 1e-6)
 
-    for values, expected in zip(found["statistics"], means, strict=True):
+    for values, expected in zip(result["statistics"], means, strict=True):
         check(values, expected)
-    check(-found["log q"], exact()[name]["entropy"])
-    check(found["log q"][:, 0] - found["log p"][:, 0], exact()[name]["kl"][0])
+    check(-result["log q"], exact()[name]["entropy"])
+    check(result["log q"][:, 0] - result["log p"][:, 0], exact()[name]["kl"][0])
 
 
 @pytest.mark.slow

@@ -48,10 +48,10 @@ def both_gradients():
 
 @pytest.mark.x64
 def test_derivative_is_that_through_the_iterations(tol):
-    ((value, _), (found, in_init)), (expected_value, expected) = both_gradients()
+    ((value, _), (outcome, in_init)), (expected_value, expected) = both_gradients()
     np.testing.assert_allclose(value, expected_value, rtol=tol(1e-4, 1e-8))
     for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], rtol=tol(1e-3, 1e-7))
+        np.testing.assert_allclose(outcome[name], expected[name], rtol=tol(1e-3, 1e-7))
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(in_init))
 
 

@@ -71,30 +71,30 @@ both = pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.x64
 @both
 def test_log_partition_and_densities_are_those_of_the_dense_normal(parallel, tol):
-    natural, found = computed(parallel)
+    natural, result = computed(parallel)
     x = np.asarray(point(), np.float64).ravel()
     for which in range(2):
         J, h = dense(natural, which)
         mean, logdet = np.linalg.solve(J, h), np.linalg.slogdet(J)[1]
         rtol = tol(2e-5, 1e-9)
         A = h @ mean / 2 - logdet / 2
-        np.testing.assert_allclose(found["log_partition"][which], A, rtol=rtol)
+        np.testing.assert_allclose(result["log_partition"][which], A, rtol=rtol)
         entropy = (J.shape[0] * (1 + np.log(2 * np.pi)) - logdet) / 2
-        np.testing.assert_allclose(found["entropy"][which], entropy, rtol=rtol)
+        np.testing.assert_allclose(result["entropy"][which], entropy, rtol=rtol)
         log_prob = J.shape[0] / 2 - entropy - (x - mean) @ J @ (x - mean) / 2
-        np.testing.assert_allclose(found["log_prob"][which], log_prob, rtol=rtol)
+        np.testing.assert_allclose(result["log_prob"][which], log_prob, rtol=rtol)
 
 
 @pytest.mark.x64
 @both
 def test_moments_are_those_of_the_dense_normal(parallel, tol):
-    natural, found = computed(parallel)
+    natural, result = computed(parallel)
     for which in range(2):
         J, h = dense(natural, which)
         x = np.linalg.solve(J, h).reshape(T, D)
         second = np.linalg.inv(J).reshape(T, D, T, D) + np.einsum("ti,sj->tisj", x, x)
         steps = np.arange(T)
-        mean = found["mean"]
+        mean = result["mean"]
         close = functools.partial(
             np.testing.assert_allclose, rtol=tol(1e-4, 1e-9), atol=tol(1e-4, 1e-9)
         )

@@ -61,7 +61,7 @@ both = pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.x64
 @both
 def test_marginals_are_sums_over_all_sequences(parallel, tol):
-    _, found = computed(parallel)
+    _, result = computed(parallel)
     close = functools.partial(
         np.testing.assert_allclose, rtol=tol(1e-4, 1e-9), atol=tol(1e-6, 1e-12)
     )
@@ -71,10 +71,10 @@ def test_marginals_are_sums_over_all_sequences(parallel, tol):
         p = np.exp(log_prob)
         probs = np.einsum("n,ntk->tk", p, one[sequences])
         pair_probs = np.einsum("n,nti,ntj->tij", p, one[sequences[:, :-1]], one[sequences[:, 1:]])
-        close(found["log_partition"][which], A)
-        close(found["entropy"][which], -(p * log_prob).sum())
-        close(found["mean"].probs[which], probs)
-        close(found["mean"].pair_probs[which], pair_probs)
+        close(result["log_partition"][which], A)
+        close(result["entropy"][which], -(p * log_prob).sum())
+        close(result["mean"].probs[which], probs)
+        close(result["mean"].pair_probs[which], pair_probs)
 
 
 def test_draws_of_a_key_do_not_depend_on_the_algorithm():

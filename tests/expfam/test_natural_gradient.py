@@ -36,7 +36,7 @@ def gradients():
 
     @quick_jit
     def compute(naturals):
-        found = {}
+        result = {}
         for name, (n, p) in naturals.items():
             family = FAMILIES[name][0]
             data = jax.tree.map(jnp.sin, n)
@@ -46,7 +46,7 @@ def gradients():
                 return straight_through_kl(family, q, p, mean) - family.inner(data, mean)
 
             natural = jax.grad(lambda n, fam=family: f(straight_through_mean(fam, n)))(n)
-            found[name] = {
+            result[name] = {
                 "natural": natural,
                 "of": natural_gradient_of(family, f, n),
                 "ordinary": jax.grad(lambda n, fam=family: f(fam.mean(n)))(n),
@@ -55,7 +55,7 @@ def gradients():
                 "data": data,
                 "Fisher times natural": jax.jvp(family.mean, (n,), (natural,))[1],
             }
-        return found
+        return result
 
     return compute({name: (first(q), p) for name, (q, p) in naturals().items()})
 
@@ -63,10 +63,10 @@ def gradients():
 @pytest.mark.parametrize("name", every_family)
 def test_the_gradient_of_a_conjugate_loss_is_minus_the_step_to_the_posterior(name, needs_x64):
     """q - p - s for KL(q || p) minus the product of statistics s and the mean."""
-    found, (q, p) = gradients()[name], naturals()[name]
-    value, gradient = found["loss"]
-    np.testing.assert_allclose(value, found["plain loss"], rtol=1e-10)
-    for g, a, b, s in zip(gradient, first(q), p, found["data"], strict=True):
+    result, (q, p) = gradients()[name], naturals()[name]
+    value, gradient = result["loss"]
+    np.testing.assert_allclose(value, result["plain loss"], rtol=1e-10)
+    for g, a, b, s in zip(gradient, first(q), p, result["data"], strict=True):
         np.testing.assert_allclose(g, a - b - s, rtol=1e-12, atol=1e-12)
 
 
@@ -74,12 +74,14 @@ def test_the_gradient_of_a_conjugate_loss_is_minus_the_step_to_the_posterior(nam
 def test_the_fisher_matrix_times_it_is_the_gradient(name, needs_x64):
     """[Hessian A] G = grad g, singular or not: in an overcomplete family both sides are F^T times
     those of a minimal one, and F^T is injective."""
-    found = gradients()[name]
-    for a, b, c in zip(found["Fisher times natural"], found["ordinary"], found["of"], strict=True):
+    result = gradients()[name]
+    for a, b, c in zip(
+        result["Fisher times natural"], result["ordinary"], result["of"], strict=True
+    ):
         scale = np.abs(b).max()
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9 * scale)
         assert c.shape == b.shape
-    for a, b in zip(found["of"], found["natural"], strict=True):
+    for a, b in zip(result["of"], result["natural"], strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -89,9 +91,9 @@ def test_the_divergence_is_exact_and_its_gradient_in_the_prior_ordinary(tol):
     kl = lambda q, p: straight_through_kl(  # noqa: E731
         Dirichlet, q, p, straight_through_mean(Dirichlet, q)
     ).sum()
-    found, (by_q, by_p) = jax.jit(jax.value_and_grad(kl, (0, 1)))(q, p)
+    result, (by_q, by_p) = jax.jit(jax.value_and_grad(kl, (0, 1)))(q, p)
     expected, ordinary = jax.jit(jax.value_and_grad(lambda p: Dirichlet.kl(q, p).sum()))(p)
-    np.testing.assert_allclose(found, expected, rtol=tol(1e-5, 1e-12))
+    np.testing.assert_allclose(result, expected, rtol=tol(1e-5, 1e-12))
     np.testing.assert_allclose(by_p.a, ordinary.a, rtol=tol(1e-4, 1e-10))
     np.testing.assert_allclose(by_q.a, q.a - p.a, rtol=tol(1e-5, 1e-12))
 

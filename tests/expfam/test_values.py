@@ -32,7 +32,7 @@ from numpyro_ext.expfam import (
     multiply,
 )
 
-close = lambda found, expected: np.testing.assert_allclose(found, expected, atol=1e-8)  # noqa: E731
+close = lambda result, expected: np.testing.assert_allclose(result, expected, atol=1e-8)  # noqa: E731
 
 
 @pytest.mark.x64
@@ -79,10 +79,10 @@ def test_poisson_has_the_entropy_of_the_sum_for_small_and_large_rates(needs_x64)
         # d log p / d log rate is v - rate, whose mean is 0.
         return -np.exp(log_p) @ log_p, -np.exp(log_p) @ (log_p * (v - rate))
 
-    found = jax.vmap(jax.value_and_grad(Poisson.entropy))(Poisson.from_standard(rates))
+    result = jax.vmap(jax.value_and_grad(Poisson.entropy))(Poisson.from_standard(rates))
     expected = np.transpose([by_sum(rate) for rate in rates])
-    np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=2e-10)
-    np.testing.assert_allclose(found[1].log_rate, expected[1], rtol=1e-7, atol=1e-7)
+    np.testing.assert_allclose(result[0], expected[0], rtol=0, atol=2e-10)
+    np.testing.assert_allclose(result[1].log_rate, expected[1], rtol=1e-7, atol=1e-7)
 
 
 def test_counts_and_normal_data_update_their_conjugate_families():
@@ -104,9 +104,9 @@ def test_counts_and_normal_data_update_their_conjugate_families():
         ),
     ]
     for family, data, value, log_lik in cases:
-        found = family.inner(data, family.statistics(value))
+        result = family.inner(data, family.statistics(value))
         log_lik = np.sum(np.reshape(log_lik, (2, -1)), axis=1)
-        np.testing.assert_allclose(found[0] - found[1], log_lik[0] - log_lik[1], rtol=1e-4)
+        np.testing.assert_allclose(result[0] - result[1], log_lik[0] - log_lik[1], rtol=1e-4)
 
 
 def test_edges_of_gamma_and_poisson():
@@ -123,9 +123,9 @@ def test_concentrations_of_all_sizes_come_back_from_the_mean(needs_x64):
     """Newton's method converges from 1e-3 to 1e6, also where these are side by side."""
     sizes = np.array([1e-3, 0.02, 0.5, 1.0, 30.0, 1e4, 1e6])
     alpha = np.stack([sizes, sizes[::-1], np.full(7, 1e-3), np.full(7, 1e6), sizes**0.2])
-    found = jax.jit(lambda a: Dirichlet.natural(Dirichlet.mean(DirichletNatural(a))).a)(alpha - 1)
+    result = jax.jit(lambda a: Dirichlet.natural(Dirichlet.mean(DirichletNatural(a))).a)(alpha - 1)
     # The mean itself is rounded: 1e-16 times the sum of the concentrations.
-    np.testing.assert_allclose(found + 1, alpha, rtol=1e-6)
+    np.testing.assert_allclose(result + 1, alpha, rtol=1e-6)
 
 
 @pytest.mark.x64
@@ -143,8 +143,8 @@ def test_degrees_of_freedom_of_all_sizes_come_back_from_the_mean(d, needs_x64):
 def test_float32_is_enough_for_the_way_back_from_moderate_counts():
     """The mean is rounded by 1e-7, which counts of 1,000 multiply to 1e-3 of themselves."""
     alpha = np.array([[0.02, 0.5, 3.0], [30.0, 1.0, 200.0], [1e3, 1e3, 1e3]])
-    found = jax.jit(lambda a: Dirichlet.natural(Dirichlet.mean(DirichletNatural(a))).a)(alpha - 1)
-    np.testing.assert_allclose(found + 1, alpha, rtol=5e-3)
+    result = jax.jit(lambda a: Dirichlet.natural(Dirichlet.mean(DirichletNatural(a))).a)(alpha - 1)
+    np.testing.assert_allclose(result + 1, alpha, rtol=5e-3)
 
 
 @pytest.mark.slow
@@ -185,11 +185,11 @@ def test_probabilities_near_zero_and_one_have_finite_gradients():
 def test_a_probability_of_zero_has_the_density_of_its_limit():
     """Where the natural parameter is 0 a power of the probability is 1; elsewhere it decides."""
     q = DirichletNatural(np.array([0.0, 1.0, 2.0]))
-    found = Dirichlet.log_prob(q, jnp.array([[0.0, 0.4, 0.6], [0.4, 0.0, 0.6]]))
+    result = Dirichlet.log_prob(q, jnp.array([[0.0, 0.4, 0.6], [0.4, 0.0, 0.6]]))
     # Gamma(6) / (Gamma(1) Gamma(2) Gamma(3)) is 60.
-    np.testing.assert_allclose(found, [np.log(60 * 0.4 * 0.6**2), -np.inf], rtol=1e-5)
-    found = Beta.log_prob(BetaNatural(0.0, 2.0), jnp.array([0.0, 1.0]))
-    np.testing.assert_allclose(found, [np.log(3.0), -np.inf], rtol=1e-5)
+    np.testing.assert_allclose(result, [np.log(60 * 0.4 * 0.6**2), -np.inf], rtol=1e-5)
+    result = Beta.log_prob(BetaNatural(0.0, 2.0), jnp.array([0.0, 1.0]))
+    np.testing.assert_allclose(result, [np.log(3.0), -np.inf], rtol=1e-5)
 
 
 def test_a_quotient_may_be_improper_and_a_product_of_other_families_is_none():

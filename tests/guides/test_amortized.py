@@ -115,8 +115,8 @@ def test_normal_of_the_network_is_the_best_diagonal_one():
             )
             return jax.value_and_grad(loss)(net)
 
-        found = jax.vmap(one)(random.split(random.key(2), 4000))
-        return jax.tree.map(lambda x: (x.mean(0), x.std(0) / 4000**0.5), found)
+        result = jax.vmap(one)(random.split(random.key(2), 4000))
+        return jax.tree.map(lambda x: (x.mean(0), x.std(0) / 4000**0.5), result)
 
     (loss, error), (gradient, gradient_error) = moments(best)
     assert jnp.abs(loss - (N * LOST - log_evidence(X).sum())) < 4 * error

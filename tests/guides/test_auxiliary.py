@@ -114,8 +114,8 @@ def test_only_factors_and_parameters_of_the_reverse_model_are_seen():
     assert jnp.allclose(sites["auto_reverse_d"]["fn"].log_factor, -log_r)
     other = dist.Normal(0.2 * d + jnp.log(a), 1.0).log_prob(c)
     assert jnp.allclose(sites["auto_reverse_c"]["fn"].log_factor, -other)
-    found = paired.reverse_log_prob({"w": 0.7}, {"c": c, "d": d}, {"a": a, "b": b})
-    assert jnp.allclose(found, log_r + other)
+    result = paired.reverse_log_prob({"w": 0.7}, {"c": c, "d": d}, {"a": a, "b": b})
+    assert jnp.allclose(result, log_r + other)
 
 
 def no_aux():

@@ -111,26 +111,26 @@ def start(**options):
 
 @pytest.mark.slow
 def test_the_fan_in_is_that_of_the_layer():
-    found = start()
+    result = start()
     fan_in = {"kernel": 100, "weight": 4, "conv.kernel": 100, "conv.weight": 100, "told": 4}
     for name, inputs in (fan_in | {"independent": 100, "several": 25}).items():
-        assert 0.9 < jnp.max(jnp.abs(found[name])) * inputs**0.5 <= 1, name
-    assert 0.6 < jnp.max(jnp.abs(found["vectors"])) * 5**0.5 <= 1  # 30 numbers
+        assert 0.9 < jnp.max(jnp.abs(result[name])) * inputs**0.5 <= 1, name
+    assert 0.6 < jnp.max(jnp.abs(result["vectors"])) * 5**0.5 <= 1  # 30 numbers
     for name in ("conv.bias", "vector"):
-        assert not jnp.any(found[name]), name
-    assert jnp.all(found["scales"] > 0.1) and float(found["simplex"].sum()) == pytest.approx(1)
+        assert not jnp.any(result[name]), name
+    assert jnp.all(result["scales"] > 0.1) and float(result["simplex"].sum()) == pytest.approx(1)
 
 
 @pytest.mark.nightly
 def test_in_axis_is_told_for_all_or_by_site():
     everywhere, one = start(in_axis=-1), start(in_axis={"kernel": -1})
-    for found, name, inputs in (
+    for result, name, inputs in (
         (everywhere, "kernel", 4),
         (everywhere, "weight", 4),
         (one, "kernel", 4),
         (one, "independent", 100),
     ):
-        assert 0.9 < jnp.max(jnp.abs(found[name])) * inputs**0.5 <= 1, name
+        assert 0.9 < jnp.max(jnp.abs(result[name])) * inputs**0.5 <= 1, name
     assert jnp.max(jnp.abs(start(in_axis=-2)["weight"])) <= 0.1
     with pytest.raises(
         ValueError, match=r"in_axis is 3, but site 'kernel' has the shape \(100, 4\)"

@@ -153,11 +153,11 @@ def by_hand(params):
     order = list(NET)
 
     def unpack(v):
-        found, start = {}, 0
+        result, start = {}, 0
         for name in order:
-            found[name] = v[start : start + z[name].size].reshape(z[name].shape)
+            result[name] = v[start : start + z[name].size].reshape(z[name].shape)
             start += z[name].size
-        return found, v[13]
+        return result, v[13]
 
     def outputs(v, X=X):
         sites, log_precision = unpack(v)
@@ -294,8 +294,8 @@ def test_two_observed_sites_masked_rows_and_a_scale(tol):
     expected = 3 * kept.T @ kept / 0.25 + 3 * 5 * X.T @ X / 4 + jnp.eye(2)
     q = guide.get_posterior(params)
     assert jnp.allclose(jnp.linalg.inv(q.covariance_matrix), expected, rtol=1e-3)
-    found = guide.linearised_predictive(params, NEW)
-    assert found["y"].mean.shape == (5,) and found["z"].variance.shape == (5, 2)
+    result = guide.linearised_predictive(params, NEW)
+    assert result["y"].mean.shape == (5,) and result["z"].variance.shape == (5, 2)
     svi = SVI(model, guide, optax.adam(0.1), Trace_ELBO())
     scored = {
         site: predictive_scores(svi, params, model_args=(X, Y["normal"], Z), site=site)
@@ -306,7 +306,7 @@ def test_two_observed_sites_masked_rows_and_a_scale(tol):
     cov = rows.variance[:, :1, None] * jnp.array([[1.0, 2.0], [2.0, 4.0]]) + 4 * jnp.eye(2)
     exact = dist.MultivariateNormal(rows.mean, cov).log_prob(Z).mean()
     np.testing.assert_allclose(scored["z"].log_density, exact, atol=0.03)
-    assert jnp.allclose(found["z"].variance[:, 1], 4 * found["y"].variance, rtol=1e-4)
+    assert jnp.allclose(result["z"].variance[:, 1], 4 * result["y"].variance, rtol=1e-4)
 
 
 def test_correlated_prior_has_the_diagonal_of_its_hessian():

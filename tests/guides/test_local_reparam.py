@@ -58,10 +58,10 @@ def test_loss_and_gradient_have_the_expectation_of_a_shared_draw(guide_and_param
             )
             return jnp.append(ravel_pytree(grad)[0], value)
 
-        found = jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=500))(
+        result = jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=500))(
             random.split(random.key(3), draws)
         )
-        return found.mean(0), found.var(0)
+        return result.mean(0), result.var(0)
 
     (shared, noise), (local, less) = moments(model), moments(local_reparam(model, guide))
     error = jnp.sqrt((noise + less) / draws)

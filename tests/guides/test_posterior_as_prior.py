@@ -138,14 +138,14 @@ def test_some_sites_have_their_marginal_and_the_others_their_prior():
     likelihood = dist.Normal(0.1, jnp.exp(0.3)).log_prob(Y).sum()
     sd = jnp.linalg.norm(tril[1])
     expected = dist.Normal(0.0, 2.0).log_prob(0.1) + dist.Normal(loc[1], sd).log_prob(0.3)
-    found = -potential_energy(today, (Y,), {}, z) - likelihood
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    result = -potential_energy(today, (Y,), {}, z) - likelihood
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
     # A prior of b alone beside it, and then one of both, which leaves nothing of the two.
     both = posterior_as_prior(today, fit, sites=["b"])
-    found = -potential_energy(both, (Y,), {}, z) - likelihood
+    result = -potential_energy(both, (Y,), {}, z) - likelihood
     expected = dist.Normal(loc[1], sd).log_prob(0.3)
     expected += dist.Normal(loc[0], tril[0, 0]).log_prob(0.1)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
     assert posterior_as_prior(posterior_as_prior(two, fit), fit).model is two
 
 

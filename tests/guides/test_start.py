@@ -170,10 +170,10 @@ def test_forward_mode_fits_a_model_with_a_loop_as_reverse_mode_does_without_it()
         key = random.key(0)
         return svi.run(key, 5, progress_bar=False, forward_mode_differentiation=forward).params
 
-    found = run(model, forward_mode_differentiation=True)
+    result = run(model, forward_mode_differentiation=True)
     expected = run(partial(model, lambda x: 3 * x), init_from=None)
-    assert jax.tree.all(jax.tree.map(partial(jnp.allclose, atol=1e-5), found, expected))
-    assert found.keys() == USUAL
+    assert jax.tree.all(jax.tree.map(partial(jnp.allclose, atol=1e-5), result, expected))
+    assert result.keys() == USUAL
 
 
 def test_traced_arguments_and_a_search_that_fails_warn_and_begin_as_usual(monkeypatch):

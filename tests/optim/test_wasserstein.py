@@ -43,7 +43,7 @@ def path(optim, start, steps, v=velocity):
 
 def slow_loop(name, steps, alpha=3.1, mu=1.7, beta=0.4, decay=0.6):
     """The recursions as the paper writes them, one array at a time, in double precision."""
-    found = {}
+    outcome = {}
     for site, start in START.items():
         x = y = np.array(start)
         d, rows = np.zeros_like(y), []
@@ -60,8 +60,8 @@ def slow_loop(name, steps, alpha=3.1, mu=1.7, beta=0.4, decay=0.6):
                 else:
                     y = x + (momentum(mu, eps, beta) if mu else (k - 1) / (k + 2)) * (x - old)
             rows.append((x, y))
-        found[site] = [np.stack(z) for z in zip(*rows, strict=True)]
-    return {site: z[0] for site, z in found.items()}, {site: z[1] for site, z in found.items()}
+        outcome[site] = [np.stack(z) for z in zip(*rows, strict=True)]
+    return {site: z[0] for site, z in outcome.items()}, {site: z[1] for site, z in outcome.items()}
 
 
 def momentum(mu, eps, beta):
@@ -100,8 +100,8 @@ def coefficient(mu, eps, beta):
 def test_momentum_of_wnes_is_that_of_the_riemannian_method(tol):
     grid = np.array(np.meshgrid([1e-3, 0.5, 3.0, 1000.0], [1e-4, 1e-3], [0.0, 0.2, 5.0]))
     grid = grid.reshape(3, -1).T
-    found = jax.jit(jax.vmap(lambda p: coefficient(p[0], p[1], p[2])))(jnp.asarray(grid, float))
-    np.testing.assert_allclose(found, [momentum(*row) for row in grid], rtol=tol(3e-6, 1e-11))
+    outcome = jax.jit(jax.vmap(lambda p: coefficient(p[0], p[1], p[2])))(jnp.asarray(grid, float))
+    np.testing.assert_allclose(outcome, [momentum(*row) for row in grid], rtol=tol(3e-6, 1e-11))
     np.testing.assert_allclose(
         coefficient(3.0, 0.01, 0.2), 0.7035559334380297, rtol=tol(1e-6, 1e-14)
     )

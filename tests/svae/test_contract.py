@@ -42,8 +42,8 @@ def fitted():
     return result
 
 
-def assert_close(found, expected, rtol=1e-4):
-    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+def assert_close(outcome, expected, rtol=1e-4):
+    for x, y in zip(*map(jax.tree.leaves, (outcome, expected)), strict=True):
         np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-5)
 
 
@@ -61,7 +61,7 @@ def test_a_fit_becomes_a_tree_and_is_diagnosed():
     assert dict(tree.posterior["x"].sizes)["draw"] == 30
     assert tree.posterior["z"].shape == (1, 30, N)
     assert np.all(np.isfinite(tree.sample_stats["log_weight"]))
-    found = diagnose(svi, result=result, model_args=(Y,), num_moves=0)
-    rows = {row.quantity: row for row in found.rows}
+    outcome = diagnose(svi, result=result, model_args=(Y,), num_moves=0)
+    rows = {row.quantity: row for row in outcome.rows}
     assert rows["local inference not converged"].ok
     assert 1 <= rows["states in use"].value <= K

@@ -88,14 +88,14 @@ def test_its_gradient_is_that_of_its_value(name, needs_x64):
         def loss(p):
             return loss_of(SVAEELBO(), rule, random.key(2), p, y, B)
 
-        value, found = jax.value_and_grad(loss)(params)
+        value, result = jax.value_and_grad(loss)(params)
         change = dict(along)
         if rule.families:
             change["svae_natural"] = {
                 key: jax.jvp(family.mean, *((p["svae_natural"][key],) for p in (params, along)))[1]
                 for key, family in rule.families.items()
             }
-        pairs = zip(*map(jax.tree.leaves, (found, change)), strict=True)
+        pairs = zip(*map(jax.tree.leaves, (result, change)), strict=True)
         return value, sum(jnp.sum(a * b) for a, b in pairs)
 
     def at(step):
@@ -116,7 +116,7 @@ def test_a_natural_step_of_size_one_is_the_conjugate_update():
     rule = RULES["mixture"]
     params, (_, y) = params_of("mixture"), program(rule)
     guide = guide_of(rule)
-    found = gradient("explicit_only", rule, params, random.key(2), y)["svae_natural"]
+    result = gradient("explicit_only", rule, params, random.key(2), y)["svae_natural"]
 
     @jax.jit
     def statistics(params, y):
@@ -130,7 +130,7 @@ def test_a_natural_step_of_size_one_is_the_conjugate_update():
     for key, natural in guide.global_natural(params).items():
         scaled = jax.tree.map(lambda s: N / B * s, added[key])
         expected = multiply(guide.prior[key], scaled)
-        for x, g, update in zip(natural, found[key], expected, strict=True):
+        for x, g, update in zip(natural, result[key], expected, strict=True):
             np.testing.assert_allclose(x - g, update, rtol=2e-4, atol=2e-3)
 
 
@@ -274,5 +274,5 @@ def test_a_step_that_is_not_finite_leaves_the_parameters():
     """Data of NaN give a gradient of zero, in natural parameters and networks, and are said."""
     where = "explicit_only", RULES["mixture"], params_of("mixture"), random.key(2)
     with pytest.warns(InferenceWarning, match="gradient not finite in a step"):
-        found = jax.block_until_ready(gradient(*where, jnp.full_like(Y, jnp.nan)))
-    assert not any(jnp.any(x) for x in jax.tree.leaves(found))
+        result = jax.block_until_ready(gradient(*where, jnp.full_like(Y, jnp.nan)))
+    assert not any(jnp.any(x) for x in jax.tree.leaves(result))

@@ -53,14 +53,14 @@ def traced(guide, *args, params=None, key=0):
 
 
 def test_sites_and_their_shapes():
-    found = {}
-    jax.eval_shape(lambda: found.update(traced(guide_of(GMMEP()), Y, B)))
-    shapes = {name: jnp.shape(s["value"]) for name, s in found.items() if s["type"] == "sample"}
+    result = {}
+    jax.eval_shape(lambda: result.update(traced(guide_of(GMMEP()), Y, B)))
+    shapes = {name: jnp.shape(s["value"]) for name, s in result.items() if s["type"] == "sample"}
     assert shapes == {"pi": (K,), "Sigma": (K, D, D), "mu": (K, D), "z": (B,), "x": (B, D)}
-    reports = {n: jnp.shape(s["value"]) for n, s in found.items() if s["type"] == "deterministic"}
+    reports = {n: jnp.shape(s["value"]) for n, s in result.items() if s["type"] == "deterministic"}
     local = ("kl_local", "num_iter", "residual", "converged")
     assert reports == {"svae_kl_global": (), **{f"svae_{name}": (B,) for name in local}}
-    params = {name for name, site in found.items() if site["type"] == "param"}
+    params = {name for name, site in result.items() if site["type"] == "param"}
     assert params == {"svae_natural", "svae_recognition$params"}
     assert guide_of(GMMEP()).param_labels(dict.fromkeys([*params, "decoder$params"])) == {
         "svae_natural": "natural",
@@ -75,10 +75,10 @@ def test_sites_and_their_shapes():
 def test_rows_are_those_of_the_plate():
     """All rows are indexed by the minibatch; a minibatch that is given is taken as it is."""
     params, guide = params_of("mixture"), guide_of(GMMEP())
-    found = traced(guide, Y, B, params=params)
-    rows = found["data"]["value"]
+    result = traced(guide, Y, B, params=params)
+    rows = result["data"]["value"]
     whole = guide.local_posterior(params, Y)
-    inside = found["x"]["fn"].mean
+    inside = result["x"]["fn"].mean
     np.testing.assert_allclose(inside, whole.mean["x"].x[rows], rtol=1e-5)
     given = traced(guide, Y[:B], B, params=params)
     np.testing.assert_allclose(given["x"]["fn"].mean, whole.mean["x"].x[:B], rtol=1e-5)
@@ -147,8 +147,8 @@ def test_sites_may_have_other_names():
         loss = partial(SVAEELBO().loss, random.key(0))
         return loss(params, renamed, guide, Y), loss(other, mixture, guide_of(GMMEP()), Y)
 
-    found, expected = losses(params, params_of("mixture"))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    result, expected = losses(params, params_of("mixture"))
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -228,8 +228,8 @@ def test_ordinary_losses_have_ordinary_gradients():
     @jax.jit
     def kl(a):
         natural = {**params["svae_natural"], "pi": DirichletNatural(a)}
-        found = traced(guide, Y, params={**params, "svae_natural": natural})
-        return found["svae_kl_global"]["value"]
+        result = traced(guide, Y, params={**params, "svae_natural": natural})
+        return result["svae_kl_global"]["value"]
 
     a = params["svae_natural"]["pi"].a
     slope = jax.grad(kl)(a)[0]

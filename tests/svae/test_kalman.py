@@ -82,9 +82,9 @@ def test_with_exact_potentials_lds_is_the_kalman_smoother_and_its_bound_the_log_
     bound = bound - errors / 2 - SEEN.sum() * np.linalg.slogdet(2 * np.pi * R)[1] / 2
     for n in range(2):
         means, covariances, lags, log_lik = kalman(y[n])
-        found = xx[n] - x[n, :, :, None] * x[n, :, None]
+        result = xx[n] - x[n, :, :, None] * x[n, :, None]
         lag = xx_next[n] - x[n, 1:, :, None] * x[n, :-1, None]
         assert np.allclose(x[n], means, rtol=0, atol=tol(1e-4, 1e-9))
-        assert np.allclose(found, covariances, rtol=0, atol=tol(1e-4, 1e-9))
+        assert np.allclose(result, covariances, rtol=0, atol=tol(1e-4, 1e-9))
         assert np.allclose(lag, lags, rtol=0, atol=tol(1e-4, 1e-9))
         assert np.isclose(bound[n], log_lik, rtol=tol(1e-5, 1e-11))

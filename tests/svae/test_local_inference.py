@@ -98,11 +98,11 @@ def test_sweeps_of_mean_field_raise_the_surrogate_bound(make):
     """After every sweep for the mixture; the last steps of a cycle that is cut are no sweep."""
     mean, psi = uncertain(make())
     limits = (1, 2, 50) if make is GMMMeanField else (1, 50)
-    found = [inferred(make(max_iter=n), mean, psi) for n in limits]
-    bounds = jnp.stack([bound for _, bound in found])
+    result = [inferred(make(max_iter=n), mean, psi) for n in limits]
+    bounds = jnp.stack([bound for _, bound in result])
     assert bool(jnp.all(jnp.diff(bounds, axis=0) > -1e-4))
-    assert not found[0][0].info.converged.any()
-    assert found[-1][0].info.converged.all()
+    assert not result[0][0].info.converged.any()
+    assert result[-1][0].info.converged.all()
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_belief_propagation_of_huge_potentials_is_that_of_double_precision(size,
     rng = np.random.default_rng(0)
     odds = rng.normal(size=8).astype(np.float32)
     pair = (size * rng.normal(size=(8, 2, 2)) + shift).astype(np.float32)
-    found, gradients = huge()(odds, pair)
+    result, gradients = huge()(odds, pair)
     odds, pair = odds.astype(np.float64), pair.astype(np.float64)
     a, b = np.zeros(8), np.zeros(8)
     add = np.logaddexp
@@ -152,15 +152,15 @@ def test_belief_propagation_of_huge_potentials_is_that_of_double_precision(size,
             a[i] = add(one[0], one[1] + r) - add(zero[0], zero[1] + r)
             b[i] = add(zero[1], one[1] + left) - add(zero[0], one[0] + left)
     expected = np.clip(odds + a + np.roll(b, 1), -50, 50)
-    np.testing.assert_allclose(found.prob, 1 / (1 + np.exp(-expected)), atol=5e-3)
+    np.testing.assert_allclose(result.prob, 1 / (1 + np.exp(-expected)), atol=5e-3)
     assert all(np.all(np.isfinite(x)) for x in gradients)
 
 
 @cache
 def huge():
     def loss(odds, pair):
-        found = cycle_bp(odds, pair)
-        return jnp.arange(8.0) @ found.prob + found.log_z, found
+        result = cycle_bp(odds, pair)
+        return jnp.arange(8.0) @ result.prob + result.log_z, result
 
     both = jax.value_and_grad(loss, (0, 1), has_aux=True)
     return jax.jit(lambda *args: ((out := both(*args))[0][1], out[1]))
@@ -190,14 +190,14 @@ def test_belief_propagation_against_the_exact_answer(K, tol):
     the same side of 1/2."""
     keys = random.split(random.key(K))
     odds, pair = random.normal(keys[0], (K,)), 1.5 * random.normal(keys[1], (K, 2, 2))
-    found = jax.jit(cycle_bp)(odds, pair)
+    result = jax.jit(cycle_bp)(odds, pair)
     exact, log_z = brute_force(np.asarray(odds), np.asarray(pair))
     large, small = eigenvalues(np.asarray(odds), np.asarray(pair))
-    np.testing.assert_allclose(found.log_z, np.log(large), rtol=tol(1e-5, 1e-10))
+    np.testing.assert_allclose(result.log_z, np.log(large), rtol=tol(1e-5, 1e-10))
     np.testing.assert_allclose(log_z, np.log(large + small), rtol=tol(1e-5, 1e-10))
-    mixed = (large * found.prob + small * (1 - found.prob)) / (large + small)
+    mixed = (large * result.prob + small * (1 - result.prob)) / (large + small)
     np.testing.assert_allclose(exact, mixed, atol=tol(1e-5, 1e-10))
-    assert np.all((exact - 0.5) * (found.prob - 0.5) > 0)
+    assert np.all((exact - 0.5) * (result.prob - 0.5) > 0)
 
 
 CROSSHAIR = jnp.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, -1.0], [-1.0, 0.0]]])

@@ -142,11 +142,11 @@ def test_steps_without_entries_are_forecast_by_the_dynamics():
 
 
 def params_of_holes():
-    guide, found = guide_of_holes(), {}
+    guide, result = guide_of_holes(), {}
     for fn in (guide, holes):
         sites = trace(seed(fn, 3)).get_trace(HOLES)
-        found |= {name: s["value"] for name, s in sites.items() if s["type"] == "param"}
-    return found
+        result |= {name: s["value"] for name, s in sites.items() if s["type"] == "param"}
+    return result
 
 
 @jax.jit
@@ -160,17 +160,17 @@ def loss_and_gradient(params, key, y, fill):
 @pytest.mark.nightly
 def test_the_bound_is_that_of_the_entries_that_were_seen():
     params, key = params_of_holes(), random.key(4)
-    found, gradient = loss_and_gradient(params, key, HOLES, 0.0)
+    result, gradient = loss_and_gradient(params, key, HOLES, 0.0)
     sites = substitute(seed(guide_of_holes(), random.split(key)[1]), data=params)
     sites = trace(sites).get_trace(HOLES)
     loc, scale = DECODER[1](params["decoder$params"], sites["x"]["value"])
     expected = sites["svae_kl_global"]["value"] + sites["svae_kl_local"]["value"].sum()
     for n, j in np.argwhere(~np.asarray(MISSING)):
         expected -= dist.Normal(loc[n, j], scale[n, j]).log_prob(Y[n, j])
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
     # What stands in the place of NaN does not matter.
-    np.testing.assert_allclose(loss_and_gradient(params, key, HOLES, 7.0)[0], found, rtol=1e-6)
+    np.testing.assert_allclose(loss_and_gradient(params, key, HOLES, 7.0)[0], result, rtol=1e-6)
 
 
 def test_it_pickles_and_refuses_what_is_no_pair():

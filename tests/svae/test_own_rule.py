@@ -138,7 +138,7 @@ def test_an_inherited_rule_has_the_evidence_of_its_prior():
     guide = SVAEGuide({}, NETWORK, Scaled(PLAIN, 2.0))
     svi = SVI(lambda y: known(y, 2.0), guide, optax.adam(1e-3), SVAEELBO())
     params = {"svae_recognition$params": {"unused": jnp.zeros(())}}
-    found = held_out_log_likelihood(svi, params, model_args=(Y,), num_samples=2)
+    outcome = held_out_log_likelihood(svi, params, model_args=(Y,), num_samples=2)
     covariance = jnp.diag(4 * SD**2 + NOISE**2)
     evidence = dist.MultivariateNormal(MEAN, covariance).log_prob(Y)
-    np.testing.assert_allclose(found, evidence, rtol=1e-4)
+    np.testing.assert_allclose(outcome, evidence, rtol=1e-4)

@@ -35,8 +35,8 @@ def test_gaussian_potential_is_a_product_of_naturals(tol):
     product = multiply(wide, eta)
     ratio = Gaussian.log_partition(product) - Gaussian.log_partition(eta)
     np.testing.assert_allclose(psi.log_partition_ratio(eta), ratio, rtol=tol(1e-4, 1e-9))
-    for found, expected in zip(psi.tilted_moments(eta), Gaussian.mean(product), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=tol(1e-4, 1e-9), atol=tol(1e-5, 1e-9))
+    for result, expected in zip(psi.tilted_moments(eta), Gaussian.mean(product), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=tol(1e-4, 1e-9), atol=tol(1e-5, 1e-9))
     own = Gaussian.mean(GaussianNatural(psi.h, psi.W))
     np.testing.assert_allclose(psi.moments().xx, own.xx, rtol=tol(1e-4, 1e-9))
 
@@ -71,8 +71,8 @@ def test_equal_components_are_a_gaussian():
     log_weights = jnp.log(jnp.array([[0.3, 0.7]] * 4))
     mixture = MixturePotential(log_weights, h, W, normalized=False)
     for name in ("log_partition_ratio", "tilted_moments"):
-        found, expected = getattr(mixture, name)(eta), getattr(psi, name)(eta)
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), found, expected)
+        result, expected = getattr(mixture, name)(eta), getattr(psi, name)(eta)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), result, expected)
     np.testing.assert_allclose(mixture.moments().x, psi.moments().x, rtol=1e-4)
 
 

@@ -99,8 +99,8 @@ def at(name, change="none"):
     return compiled(name)(*means_of(rule), changed)
 
 
-def assert_close(found, expected, **tolerance):
-    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+def assert_close(result, expected, **tolerance):
+    for x, y in zip(*map(jax.tree.leaves, (result, expected)), strict=True):
         np.testing.assert_allclose(x, y, **tolerance)
 
 
@@ -109,13 +109,13 @@ def assert_close(found, expected, **tolerance):
 def test_the_divergence_is_affine_in_global_statistics_with_their_slope(name):
     rule = EVERY[name]
     assert isinstance(rule, LocalInference)
-    found, (one, two) = at(name), means_of(rule)
-    first, second, between = found["kl"]
+    result, (one, two) = at(name), means_of(rule)
+    first, second, between = result["kl"]
     np.testing.assert_allclose(between, 0.3 * first + 0.7 * second, rtol=1e-4, atol=1e-4)
     slope = sum(
         jnp.sum(s * (b - a))
         for key in one
-        for s, a, b in zip(found["statistics"][key], one[key], two[key], strict=True)
+        for s, a, b in zip(result["statistics"][key], one[key], two[key], strict=True)
     )
     np.testing.assert_allclose(jnp.sum(first - second), slope, rtol=2e-3, atol=1e-4)
 
@@ -133,18 +133,18 @@ def test_only_the_symmetric_part_of_a_potential_counts(name):
 
 @every_rule
 def test_without_an_observation_the_answer_is_finite_and_that_of_exact_rules_the_prior(name):
-    found, (one, _) = at(name, "zero"), means_of(EVERY[name])
-    assert np.all(np.isfinite(found["bound"])) and np.all(found["info"].converged)
-    assert np.all(found["bound"] < 1e-4)  # at most the log integral of the prior
+    result, (one, _) = at(name, "zero"), means_of(EVERY[name])
+    assert np.all(np.isfinite(result["bound"])) and np.all(result["info"].converged)
+    assert np.all(result["bound"] < 1e-4)  # at most the log integral of the prior
     if name == "GMMEP":
         expected = jax.nn.softmax(one["pi"].log_prob)
-        np.testing.assert_allclose(found["mean"]["z"].probs[0], expected, rtol=1e-5)
+        np.testing.assert_allclose(result["mean"]["z"].probs[0], expected, rtol=1e-5)
     if name == "FixedGaussian":
-        np.testing.assert_allclose(found["mean"]["x"].x[0], [0.5, -1.0], rtol=1e-5)
-        np.testing.assert_allclose(found["bound"], 0.0, atol=1e-5)
+        np.testing.assert_allclose(result["mean"]["x"].x[0], [0.5, -1.0], rtol=1e-5)
+        np.testing.assert_allclose(result["bound"], 0.0, atol=1e-5)
     if name == "HMMEP":
         first = jax.nn.softmax(one["initial"].log_prob + _ahead(one, T - 1))
-        np.testing.assert_allclose(found["mean"]["z"].probs[0, 0], first, rtol=1e-5)
+        np.testing.assert_allclose(result["mean"]["z"].probs[0, 0], first, rtol=1e-5)
 
 
 def _ahead(mean, steps):
