@@ -163,14 +163,13 @@ def by_ep(x, y, ready):
     from jax import random
 
     from numpyro_ext.ep import StochasticEP
+    from numpyro_ext.objectives import taylor_proxy
 
-    def all_rows(x, y):
-        return model(x, y, None)
-
-    engine = StochasticEP(all_rows, batch_size=1000, step=lambda i: 2 / (i + 20))
+    proxy = taylor_proxy(model, x, y)
+    engine = StochasticEP(model, batch_size=BATCH, proxy=proxy)
     engine.init(random.key(0), x, y)
-    ready(2000)
-    fit = engine.run(random.key(0), 2000, x, y, progress_bar=False)
+    ready(500)
+    fit = engine.run(random.key(0), 500, x, y, progress_bar=False)
     normal = engine.guide.get_posterior(fit.params)
     return np.asarray(normal.mean), np.asarray(normal.variance) ** 0.5
 
@@ -226,7 +225,7 @@ METHODS = {
     "SGHMC": by_sghmc,
     "AutoRealNVPNormal, proxy": by_flow,
     "RegularizedSVGD, proxy": by_particles,
-    "StochasticEP": by_ep,
+    "StochasticEP, proxy": by_ep,
 }
 
 

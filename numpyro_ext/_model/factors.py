@@ -42,6 +42,7 @@ from numpyro_ext._model.read import (
 from numpyro_ext._model.sharding import num_devices, sharding_of_rows
 from numpyro_ext._numpyro import default_key, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace
+from numpyro_ext.data._ahead import read_ahead, with_rows
 from numpyro_ext.data._rows import is_on_host
 
 LARGEST_STATES = 64
@@ -114,6 +115,7 @@ class Factors:
         self._masked = [name for name in self.axes if is_masked(trace[name])]
         self.sharding = sharding_of_rows(self.program.arguments, self.size)
         self.blocks = num_devices(self.sharding)
+        self._index: Array | None = None  # of the row that has been read
         self.rows_by = self.choose_rows_by()
         # One program for all data, which are its arguments.
         self._is_right_on = jax.jit(
@@ -139,6 +141,23 @@ class Factors:
     def local_size(self) -> int:
         """The number of coordinates of the continuous local sites of a row."""
         return sum(math.prod(z.shape) for z in self.local.values())
+
+    def read_rows(self, n: Array) -> Any:
+        """What rows have on the host, ``(M,)`` of them in one callback; None if nothing is there.
+        Each goes to :meth:`with_row`."""
+        if self.rows_by != "plate":
+            return None
+        return read_ahead(self.program.arguments, {self.plate: self.size}, {self.plate: n})
+
+    def with_row(self, n: Array, read: Any) -> Self:
+        """The same for row ``n`` alone, with what has been read of it."""
+        if read is None:
+            return self
+        other, index = self.on(*self.program.arguments), {self.plate: n[None]}
+        row = jax.tree.map(lambda x: x[None], read)
+        arguments = with_rows(self.program.arguments, {self.plate: self.size}, index, row)
+        other.program.arguments, other._index = arguments, index[self.plate]
+        return other
 
     def _first_states(self) -> Sites:
         return {name: values[0] for name, values in self.states.items()}
@@ -303,7 +322,7 @@ class Factors:
     def _alone(self, x: Array, n: Array, local: Sites) -> Array:
         """The log likelihood of row ``n``, ``(1,)``."""
         if self.rows_by == "plate":
-            return self._log_lik(x, n[None], local)
+            return self._log_lik(x, n[None] if self._index is None else self._index, local)
         if self.rows_by == "all rows":
             return self._log_lik(x, jnp.arange(self.size), local)[n[None]]
 

@@ -21,6 +21,7 @@ from numpyro_ext.ep.quadrature import Quadrature
 from numpyro_ext.ep.reader import ONCE, ModelReading
 from numpyro_ext.ep.sampling import ImportanceSampling
 from numpyro_ext.ep.subspaces import Subspace, basis_of, find_subspace
+from numpyro_ext.ep.taylor_sites import TaylorSites
 
 _LARGEST = 2**25
 """Numbers that an array over factors and points may hold."""
@@ -103,12 +104,14 @@ class FactorTable(NamedTuple):
     - **center** - the scale of the latent vector.
     - **times** - ``(S,)``, how often each of S sites, which the rows of the data share, stands in
       q; None if each factor has its own.
+    - **taylor** - the Taylor sites of which a minibatch adds the difference; None without a proxy.
     """
 
     groups: tuple[FactorGroup, ...]
     constant: Array
     center: Center
     times: Array | None = None
+    taylor: TaylorSites | None = None
 
 
 def map_factors(fn: Callable[..., Any], arrays: Any, batch_size: int) -> Any:

@@ -40,6 +40,7 @@ from numpyro_ext.ep.sweep import (
     site_update,
     update_group,
 )
+from numpyro_ext.ep.taylor_sites import site_of_row
 
 _PRIOR_DAMPING = 0.8
 """The d of the factors of the prior, which are updated from one q."""
@@ -144,7 +145,7 @@ def _update_rows(
 ) -> _Rows:
     """The rows of one item, whose cavity is q without its share of a site."""
     family, spec, group = config.family, plan.specs[0], table.groups[0]
-    q = family.moments(total)
+    q, taylor = family.moments(total), table.taylor
     power = spec.power
     left = plus(total, shared, -power * item.amount)
     cavity = family.moments(left)
@@ -156,14 +157,19 @@ def _update_rows(
     else:
         gain = (family.log_partition(left) - family.log_partition(total)) / power
 
-    def one(n: Array, key: Array | None) -> tuple[Update, Array]:
-        A = spec.basis(factors, group, table.center, n)
-        none = jax.tree.map(lambda x: x[0], family.zeros(A[None]))
+    def one(n: Array, key: Array | None, read: Any) -> tuple[Update, Array, Site]:
         number = spec.number(group, n)
-        return site_update(family, factors, spec, cavity, number, A, none, key), A
+        here = factors.with_row(number, read)
+        A = spec.basis(here, group, table.center, n)
+        none = jax.tree.map(lambda x: x[0], family.zeros(A[None]))
+        at_center = none
+        if taylor is not None:
+            at_center = site_of_row(family, here, spec, number, A, taylor.center)
+        return site_update(family, here, spec, cavity, number, A, none, key), A, at_center
 
-    each = item.index, keys_of(spec, rng_key, len(item.index))
-    found, A = map_factors(one, each, spec.batch_size)
+    read = factors.read_rows(jnp.asarray(item.index)) if spec.rank is not None else None
+    each = item.index, keys_of(spec, rng_key, len(item.index)), read
+    found, A, at_center = map_factors(one, each, spec.batch_size)
     mask = item.mask
     good = mask & proper & ~(found.improper | found.skipped | found.low_ess)
 
@@ -172,6 +178,9 @@ def _update_rows(
 
     sites = jax.tree.map(of_good, found.site)
     F = family.total(A, sites)
+    if taylor is not None:
+        F = family.total(A, jax.tree.map(of_good, plus(found.site, at_center, -1.0)))
+        F = plus(F, taylor.mean, jnp.sum(good))
     if config.moments and power > 0:  # the limit at power 0 is that of the sites
         mean = family.of_mean(cavity, A, sites, good, power)
         F = jax.tree.map(lambda x: jnp.sum(good) * x, mean)

@@ -137,11 +137,14 @@ def limit_of(tol: float, q: Moments) -> Array:
 
 
 def zeros_of(family: Family, table: FactorTable) -> tuple[Site, ...]:
-    """Sites of zero, those that are shared in all coordinates."""
+    """Sites of zero, those that are shared in all coordinates; with a proxy the mean of its Taylor
+    sites for all rows."""
     sites = [family.zeros(group.basis) for group in table.groups]
     if table.times is not None:
         whole = jnp.eye(len(table.center.mean), dtype=table.groups[0].basis.dtype)
         sites[0] = family.zeros(jnp.broadcast_to(whole, (len(table.times), *whole.shape)))
+    if table.taylor is not None:
+        sites[0] = jax.tree.map(lambda x: x[None], table.taylor.mean)
     return tuple(sites)
 
 
