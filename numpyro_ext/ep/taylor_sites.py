@@ -4,9 +4,9 @@ r"""The Taylor sites of all rows, of which a step on a minibatch adds only the d
     \frac1M \sum_m \lambda_m \;\text{ becomes }\; \bar\tau + \frac1M \sum_m (\lambda_m - \tau_m)
 
 with the gradient :math:`g_n` and the Hessian :math:`H_n` of the log likelihood of a row at a center
-c. Both have the same mean over minibatches, and so the same fixed point. In units in which c is 0, a
-site of a cavity with variance V around c differs from its Taylor site by the third derivative times
-V / 2 in the shift, and by minus the fourth one times V / 2 in the precision, to first order in V.
+c. Both have the same mean over minibatches, and so the same fixed point. With c at 0, a site of a
+cavity with variance V around c differs from its Taylor site by the third derivative times V / 2 in
+the shift, and by minus the fourth one times V / 2 in the precision, to first order in V.
 """
 
 from typing import Any, NamedTuple
