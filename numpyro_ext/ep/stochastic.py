@@ -322,7 +322,8 @@ class StochasticEP(RandomRowsEngine):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("batch_size", self.batch_size)
-        if check_proxy(self.proxy) is not None and self.proxy.hessian is None:
+        proxy = check_proxy(self.proxy)
+        if proxy is not None and proxy.hessian is None:
             raise ValueError(
                 "the proxy is one of degree 1, without the Hessians that its sites need; make it by"
                 " taylor_proxy(model, *args, degree=2)."

@@ -37,6 +37,7 @@ def sites_of_proxy(family: Family, proxy: TaylorProxy, factors: Factors) -> Tayl
 
     :param proxy: of degree 2.
     """
+    assert proxy.hessian is not None
     info, shapes = factors.info, dict(proxy.shapes)
     if (proxy.plate, proxy.size, shapes) != (factors.plate, factors.size, dict(info.shapes)):
         raise ValueError(
