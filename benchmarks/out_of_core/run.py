@@ -11,6 +11,7 @@ Memory is the largest of the process without pages of the file (`RssAnon`).
     python benchmarks/out_of_core/run.py --rows 1e6
     python benchmarks/out_of_core/run.py --rows 1e8 --dir /some/disk
     python benchmarks/out_of_core/run.py --beside-arrays    # the rows in memory, at 10^6 rows
+    python benchmarks/out_of_core/run.py --reads            # rows and blocks, from memory and disk
 """
 
 import argparse
@@ -318,6 +319,43 @@ def beside_arrays(folder):
         print(f"| {name} | {file:.3f} | {array:.3f} | {file / array:.2f} |", flush=True)
 
 
+def reads(folder):
+    """Milliseconds of a read of 256 rows, one by one and in blocks of neighbours: from pages in
+    memory, and from a disk, the mean of the first reads after the system has dropped the file."""
+    from numpyro_ext.data import HostArray
+
+    rng = np.random.default_rng(0)
+
+    def mapped(width, cold):
+        columns = {}
+        for name in ("x", "y"):
+            file = folder / f"{name}.npy"
+            if cold:
+                with open(file) as opened:
+                    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            column = np.load(file, mmap_mode="r")
+            column = column[: len(column) // width * width]
+            columns[name] = column.reshape(-1, width, *column.shape[1:])
+            if not cold:
+                columns[name].view(np.ndarray).max()
+        return HostArray(columns)
+
+    print("| 256 rows, milliseconds | in memory | on a disk |\n|---|---|---|")
+    for name, width in (("256 single rows", 1), ("4 blocks of 64", 64), ("a block of 256", 256)):
+        means = []
+        for cold in (False, True):
+            times = []
+            for _ in range(5):
+                rows = mapped(width, cold)
+                for index in rng.integers(0, len(rows), (4, BATCH // width)):
+                    began = time.perf_counter()
+                    rows.read(index)
+                    times.append(1e3 * (time.perf_counter() - began))
+                del rows
+            means.append(np.mean(times))
+        print(f"| {name} | {means[0]:.3f} | {means[1]:.2f} |", flush=True)
+
+
 def in_a_process(*options):
     """The JSON that this script prints with these options."""
     command = [sys.executable, __file__, *options]
@@ -333,6 +371,7 @@ def main():
     parser.add_argument("--dir", type=Path, help="where the file is made, and kept")
     parser.add_argument("--only", nargs="*", default=[*METHODS, "NumPyro"])
     parser.add_argument("--beside-arrays", action="store_true")
+    parser.add_argument("--reads", action="store_true")
     parser.add_argument("--method", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=60.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -345,6 +384,9 @@ def main():
             return
         if options.beside_arrays:
             beside_arrays(folder)
+            return
+        if options.reads:
+            reads(folder)
             return
         exact(folder)
         print(f"{rows:,} rows, {os.cpu_count()} cores")

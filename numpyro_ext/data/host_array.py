@@ -332,7 +332,8 @@ def _begin(x: Any) -> int:
 
 
 def _take_array(x: np.ndarray, index: np.ndarray | slice) -> np.ndarray:
-    return x[index].copy() if isinstance(index, slice) else np.take(x, index, 0)
+    # The numbers have been checked, and "clip" does not do it again.
+    return x[index].copy() if isinstance(index, slice) else np.take(x, index, 0, mode="clip")
 
 
 def _take_mapped(x: Any, index: np.ndarray | slice) -> np.ndarray:
