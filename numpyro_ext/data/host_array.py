@@ -184,9 +184,6 @@ class HostArray(HostRows):
             taken = self._piece(int(flat[0]), int(flat[0]) + size)
         else:
             taken = self._take(flat)
-        if not self.allow_nan:
-            for x in jax.tree.leaves(taken):
-                self._check_nan(x, flat)
         return jax.tree.map(lambda x: x.reshape(*index.shape, *x.shape[1:]), taken)
 
     def _piece(self, begin: int, end: int) -> Rows:
@@ -195,26 +192,32 @@ class HostArray(HostRows):
         if ahead is not None and ahead[:2] == (begin, end):
             rows = ahead[2].result()
         else:
-            rows = self._take(slice(begin, end))
+            rows = self._take(range(begin, end))
         goes_on, self._last = self._last == begin > 0, end
         if goes_on and end < self._length:
             to = min(2 * end - begin, self._length)
-            self._ahead = end, to, _reader().submit(self._take, slice(end, to))
+            self._ahead = end, to, _reader().submit(self._take, range(end, to))
         return rows
 
-    def _take(self, index: np.ndarray | slice) -> Rows:
-        """Rows of the source as they are there, transformed."""
-        where = index if isinstance(index, slice) else slice(index.min(), index.max() + 1)
+    def _take(self, index: np.ndarray | range) -> Rows:
+        """Rows of the source as they are there, transformed, in which there is no NaN."""
+        which = slice(index.start, index.stop) if isinstance(index, range) else index
         try:
-            rows = jax.tree.map(lambda c: c.take(index), self._columns, is_leaf=_is_column)
+            rows = jax.tree.map(lambda c: c.take(which), self._columns, is_leaf=_is_column)
         except Exception as error:
             raise RuntimeError(
-                f"rows {where.start} to {where.stop - 1} of {self.name} could not be read:"
+                f"rows {min(index)} to {max(index)} of {self.name} could not be read:"
                 f" {type(error).__name__}: {error}"
             ) from error
-        if self.transform is None:
-            return rows
-        size = index.stop - index.start if isinstance(index, slice) else len(index)
+        if self.transform is not None:
+            rows = self._transformed(rows, len(index))
+        if not self.allow_nan:
+            for x in jax.tree.leaves(rows):
+                self._check_nan(x, index)
+        return rows
+
+    def _transformed(self, rows: Rows, size: int) -> Rows:
+        assert self.transform is not None
         rows = jax.tree.map(np.asarray, self.transform(rows))
         for x in jax.tree.leaves(rows):
             if x.shape[:1] != (size,):
@@ -224,7 +227,7 @@ class HostArray(HostRows):
                 )
         return rows
 
-    def _check_nan(self, x: np.ndarray, index: np.ndarray) -> None:
+    def _check_nan(self, x: np.ndarray, index: np.ndarray | range) -> None:
         if x.dtype.kind in "fc" and x.size and np.isnan(np.max(x)):
             row = index[int(np.argmax(np.isnan(x).reshape(len(index), -1).any(axis=1)))]
             raise ValueError(
