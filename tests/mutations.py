@@ -30,8 +30,8 @@ ep/pbp/moments.py -> ep/pbp/test_moments.py
     v - v * v * (dm * dm - 2 * dv)
     v - v * v * (dm * dm - dv)
 ep/sweep.py -> ep/test_examples.py
-    (found.log_normaliser + cavity.gain)
-    (found.log_normaliser - cavity.gain)
+    / (power or 1.0) + cavity.gain
+    / (power or 1.0) - cavity.gain
 expfam/dirichlet.py -> expfam/test_contract.py
     - jnp.sum(q, axis=-1)
     + jnp.sum(q, axis=-1)

@@ -1,7 +1,7 @@
 """The base of engines of expectation propagation: reading the model, running, the answer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 import warnings
@@ -17,12 +17,11 @@ from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.posterior_as_prior import posterior_as_prior
 from numpyro_ext._typing import Model, Params
-from numpyro_ext.ep.factors import EPPlan, FactorTable, find_table, placed
+from numpyro_ext.ep.factors import EPPlan, FactorTable, find_table
 from numpyro_ext.ep.guide import fits, guide_of, start_guide
-from numpyro_ext.ep.normal import FAMILIES, Family, Site
-from numpyro_ext.ep.prior import Prior, read_prior
+from numpyro_ext.ep.normal import FAMILIES, Family
 from numpyro_ext.ep.projection import Projection
-from numpyro_ext.ep.reader import ModelReading, Reader
+from numpyro_ext.ep.reading import ModelReading, Prior, Reader, read_prior
 from numpyro_ext.ep.sites import (
     EPRunResult,
     EPState,
@@ -32,10 +31,9 @@ from numpyro_ext.ep.sites import (
     limit_of,
     on_arguments,
     on_arguments_once,
-    start_sites,
+    start_state,
     total_of,
     with_forgotten,
-    zeros_of,
 )
 from numpyro_ext.ep.sweep import evidence
 
@@ -43,25 +41,66 @@ FAR = 0.3
 """The residual of sites above which their estimate of the evidence is said to be off."""
 
 
-def follow(
-    steps: Iterable[tuple[Any, Any, str]], num_steps: int, progress_bar: bool
-) -> tuple[Any, Array]:
-    """The last state of a run and its losses, with a progress bar.
+class Engine(ABC):
+    """What is used in place of an ``SVI``: a run of steps, and the parameters of a guide."""
 
-    :param steps: a state, the losses of the steps that led to it, and what else the bar shows.
-    """
-    last, losses = None, []
-    with tqdm(total=num_steps, disable=not progress_bar) as bar:
-        for state, some, note in steps:
-            last, some = state, np.atleast_1d(some)
-            losses.append(some)
-            bar.update(len(some))
-            bar.set_postfix_str(f"loss: {some.mean():.4f}{note}")
-    return last, jnp.asarray(np.concatenate(losses))
+    def __repr__(self) -> str:
+        return summary(self)
+
+    def run(
+        self,
+        rng_key: Array,
+        num_steps: int,
+        *args: Any,
+        progress_bar: bool = True,
+        init_state: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """At most ``num_steps`` steps, fewer if the fit converges.
+
+        :param args: arguments of the model.
+        :param bool progress_bar: whether to show the loss, and the residual, as the fit goes.
+        :param init_state: the state to continue; None for a new start. The prior and the factors
+            are read again. Sites are kept as a start where there are as many factors.
+        :return: an :data:`EPRunResult` with ``params``, ``state`` and ``losses``.
+        """
+        check_count("num_steps", num_steps)
+        plan, state, arrays = self.begin(rng_key, init_state, args, kwargs)
+        first, losses = state, []
+        with tqdm(total=num_steps, disable=not progress_bar) as bar:
+            for last, some, note in self.steps(plan, state, arrays, num_steps):
+                state, some = last, np.atleast_1d(some)
+                losses.append(some)
+                bar.update(len(some))
+                bar.set_postfix_str(f"loss: {some.mean():.4f}{note}")
+        self.warn(first, state, num_steps)
+        return EPRunResult(self.get_params(state), state, jnp.asarray(np.concatenate(losses)))
+
+    @abstractmethod
+    def begin(
+        self, rng_key: Array, init_state: Any, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[Any, Any, list[Array]]:
+        """The plan, the state with which a run begins, and the arrays among the arguments."""
+
+    @abstractmethod
+    def steps(
+        self, plan: Any, state: Any, arrays: list[Array], num_steps: int
+    ) -> Iterator[tuple[Any, Any, str]]:
+        """The states of a run, each with the losses of the steps to it, and a note on it."""
+
+    @abstractmethod
+    def get_params(self, state: Any) -> Params:
+        """The parameters of the guide."""
+
+    def warn(self, first: Any, state: Any, num_steps: int) -> None:  # noqa: B027
+        """Warn of a result that is not reliable, if the engine can tell.
+
+        :param first: the state before the run.
+        """
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class EPEngine(ABC):
+class EPEngine(Engine):
     r"""The base of the engines, with the arguments that all of them share.
 
     .. math:: p(x, y) \propto f_0(x) \prod_n f_n(x) \approx q(x) = f_0(x) \prod_n \tilde f_n(x)
@@ -92,7 +131,7 @@ class EPEngine(ABC):
     :param str prefix: prefix of the names of the guide's parameters.
     :param tuple prior: yesterday's fit, ``(engine, result)``, ``(svi, result)`` or ``(guide,
         params)`` of a normal guide, whose posterior replaces the priors of its sites: ``model``
-        becomes that of :func:`~numpyro_ext.guides.posterior_as_prior`. None for those of the model.
+        becomes :func:`~numpyro_ext.guides.posterior_as_prior`. None for the priors of the model.
     :param float forgetting_factor: the power in (0, 1] of that posterior; 1 forgets nothing. On a
         first day, without a prior, there is nothing to forget.
     """
@@ -108,6 +147,8 @@ class EPEngine(ABC):
 
     power: ClassVar[float] = 1.0
     """The power alpha of the factors of the data."""
+    damping: ClassVar[float | None] = None
+    """The d of the first step; None for 1."""
     largest_share: ClassVar[float] = 0.05
     """The share of factors of the data without a low rank, above which all are taken whole."""
     forgets: ClassVar[bool] = False
@@ -124,23 +165,24 @@ class EPEngine(ABC):
                 f"max_rank is {self.max_rank}; quadrature takes at most 3 directions. Use"
                 " projection=ImportanceSampling() for factors of a larger rank."
             )
+        self._forget()
+
+    def _forget(self) -> None:
+        """Have a guide and a reader that have not seen the model."""
         self.guide: Any = guide_of(self.model, self.family, self.prefix)
         self._plan: EPPlan | None = None
         self._reader = Reader(self.model, self.data_plate)
 
-    def __repr__(self) -> str:
-        return summary(self)
+    def __getstate__(self) -> dict[str, Any]:
+        fresh = object.__new__(type(self))
+        vars(fresh).update(vars(self))
+        fresh._forget()  # what reads the model holds closures
+        return vars(fresh)
 
     @property
     def normals(self) -> Family:
         """The arithmetic of normal distributions of the family."""
         return FAMILIES[self.family]
-
-    def __getstate__(self) -> dict[str, Any]:
-        # What reads the model holds closures; it is made again by the next init.
-        fresh = guide_of(self.model, self.family, self.prefix)
-        reader = Reader(self.model, self.data_plate)
-        return {**vars(self), "guide": fresh, "_plan": None, "_reader": reader}
 
     @abstractmethod
     def sweep(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
@@ -150,9 +192,20 @@ class EPEngine(ABC):
         """The rows of each factor of the data: ``(n,)``, or ``(n, m)`` filled up with -1."""
         return jnp.arange(factors.size)
 
-    def start_damping(self) -> float:
-        """The d of the first step."""
-        return 1.0
+    def table_of(
+        self, reading: ModelReading, arrays: list[Array], prior: Prior
+    ) -> tuple[EPPlan, FactorTable]:
+        """The factors of the model."""
+        return find_table(
+            reading,
+            arrays,
+            prior,
+            self.rows_of(reading.factors),
+            power=float(self.power),
+            projection=self.projection,
+            max_rank=self.max_rank,
+            largest_share=self.largest_share,
+        )
 
     def init(self, rng_key: Array, *args: Any, **kwargs: Any) -> EPState:
         """The state before the first step on these arguments of the model: q is the prior, or a
@@ -161,46 +214,15 @@ class EPEngine(ABC):
         reading, arrays = self._reader.read(args, kwargs)
         prior = read_prior(reading, arrays, key_prior, self.family == "diagonal")
         self._plan, table = self.table_of(reading, arrays, prior)
-        info = reading.factors.info
-        locs = info.unravel(prior.center.mean)
+        locs = reading.factors.info.unravel(prior.center.mean)
         if not fits(self.guide, locs):
             self.guide = guide_of(self.model, self.family, self.prefix)
         start_guide(self.guide, locs, list(self.local_sites), args, kwargs)
-        spec = self._plan.specs[0]
-        projection = spec.projection if spec.local else None
-        self.guide.of_fit(reading.factors, projection, self._reader.given, args, kwargs)
-        family, normal = self.normals, prior.normal
-        if self.family == "diagonal":
-            normal = Site(normal.shift, jnp.diagonal(normal.precision))
-        sites = zeros_of(family, table)
-        if not is_positive(normal):
-            sites = start_sites(self.family, self._plan, table, prior, sites)
-            if not is_positive(total_of(family, normal, table, sites)):
-                raise ValueError(
-                    "some direction of the latent sites has no proper prior; give each latent site"
-                    " a proper prior."
-                )
-        zero = jnp.zeros((), jnp.int32)
-        # Types are given: a weak one would have the next step compiled anew.
-        of_run = jnp.asarray(jnp.inf, float), zero, jnp.zeros((), bool)
-        state = EPState(
-            i=zero,
-            shift=normal.shift,
-            precision=normal.precision,
-            site_shift=(),
-            site_precision=(),
-            prior_shift=normal.shift,
-            prior_precision=normal.precision,
-            report=Report(*of_run, *[zero] * 6, noise=jnp.asarray(jnp.nan, float)),
-            log_evidence=jnp.asarray(jnp.nan, float),
-            damping=jnp.asarray(self.start_damping(), float),
-            table=table,
-            rng_key=key_state,
-        ).holding(total_of(family, normal, table, sites), sites)
-        # A site where the rows of its factor are.
-        in_blocks = self._plan.specs[0].blocks
-        size = len(table.groups[0].index) if in_blocks else -1
-        return placed(state, size, reading.factors.sharding)
+        rows = self._plan.specs[0]
+        projection = rows.projection if rows.local else None
+        self.guide.of_fit(reading.factors, projection, self._reader.leading, args, kwargs)
+        damping = 1.0 if self.damping is None else float(self.damping)
+        return start_state(self.normals, self._plan, table, prior, damping, key_state)
 
     def update(self, state: EPState, *args: Any, **kwargs: Any) -> tuple[EPState, Array]:
         """One step: the next state, and the loss. A pure function, once ``init`` was called.
@@ -208,41 +230,21 @@ class EPEngine(ABC):
         A state of other data is a start, as in :meth:`run`. Under ``jax.jit`` it cannot be made one
         where rows depend on other directions: the loss is NaN then, and no factor is updated.
         """
-        plan, state, arrays = self._on(state, args, kwargs)
-        return self.sweep(plan, state, arrays)
-
-    def run(
-        self,
-        rng_key: Array,
-        num_steps: int,
-        *args: Any,
-        progress_bar: bool = True,
-        init_state: EPState | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """At most ``num_steps`` steps, fewer if the fit converges.
-
-        :param args: arguments of the model.
-        :param bool progress_bar: whether to show the loss, and the residual, as the fit goes.
-        :param init_state: the state to go on from; None for a new start. The prior and the
-            factors are read again. Sites are kept as a start where there are as many factors.
-        :return: an :data:`EPRunResult` with ``params``, ``state`` and ``losses``.
-        """
-        check_count("num_steps", num_steps)
-        plan, state, arrays = self._begin(rng_key, init_state, args, kwargs)
-        before, steps = state.report, self.steps(plan, state, arrays, num_steps)
-        state, losses = follow(steps, num_steps, progress_bar)
-        self._warn(before, state, num_steps)
-        return EPRunResult(self.get_params(state), state, losses)
+        return self.sweep(*self._on(state, args, kwargs))
 
     def steps(
         self, plan: EPPlan, state: EPState, arrays: list[Array], num_steps: int
     ) -> Iterator[tuple[EPState, Any, str]]:
-        """The states of a run, each with the losses of the steps to it, and a note on it."""
         for _ in range(num_steps):
             state, loss = self.sweep(plan, state, arrays)
-            report = jax.device_get(state.report)
-            self._check(state, report)
+            report: Report = jax.device_get(state.report)
+            if report.skipped == report.visited:
+                raise RuntimeError(
+                    f"in step {int(state.i)} none of the {report.visited} factors could be updated"
+                    f" ({report.num_improper} improper cavities, {report.num_skipped} without"
+                    " tilted moments); check the data and the prior, or use"
+                    " projection=ImportanceSampling()."
+                )
             yield state, loss, f", residual: {report.residual:.1e}"
             if report.converged:
                 return
@@ -269,11 +271,10 @@ class EPEngine(ABC):
         Sites that are far from their fixed point for these arguments give a warning. NaN under
         ``jax.jit`` means that rows depend on other directions than the state knows.
         """
-        plan, state, arrays = self._on(lax.stop_gradient(state), args, kwargs)
-        log_z, residual = self.evidence_of(plan, state, arrays)
+        log_z, residual = self.evidence_of(*self._on(lax.stop_gradient(state), args, kwargs))
         if not is_traced((log_z, residual)) and jnp.isfinite(log_z) and not residual < FAR:
             words = (
-                f"the sites are not those of these arguments: a sweep would change q by"
+                "the sites are not those of these arguments: a sweep would change q by"
                 f" {float(residual):.2g} (standard deviations of a mean, or relative of a"
                 " variance), so the estimate of the evidence is off; call"
                 " run(..., init_state=state) with them first."
@@ -308,78 +309,45 @@ class EPEngine(ABC):
             "inaccurate": int(report.num_inaccurate),
         }
 
-    def _begin(
+    def begin(
         self, rng_key: Array, init_state: EPState | None, args: tuple, kwargs: dict[str, Any]
     ) -> tuple[EPPlan, EPState, list[Array]]:
-        """The plan, the state that a run goes on from, and the arrays among the arguments."""
         state = self.init(rng_key, *args, **kwargs)
         assert self._plan is not None
         if init_state is not None:
-            state = self._resumed(init_state, state)
+            sites = carried(init_state, state)
+            total = total_of(self.normals, state.prior, state.table, sites)
+            if self.forgets:
+                total = with_forgotten(self.normals, init_state, total)
+            if is_positive(total):
+                state = init_state.holding(total, sites, state.prior, table=state.table)
         return self._plan, state, self._reader.split(args, kwargs)[1]
-
-    def _resumed(self, old: EPState, new: EPState) -> EPState:
-        """An old state on the data of a new one."""
-        sites = carried(old, new)
-        total = total_of(self.normals, new.prior, new.table, sites)
-        if self.forgets:
-            total = with_forgotten(self.normals, old, total)
-        if not is_positive(total):
-            return new
-        return old.holding(total, sites, new.prior, table=new.table)
-
-    def table_of(
-        self, reading: ModelReading, arrays: list[Array], prior: Prior
-    ) -> tuple[EPPlan, FactorTable]:
-        """The factors of the model."""
-        return find_table(
-            reading,
-            arrays,
-            prior,
-            self.rows_of(reading.factors),
-            power=float(self.power),
-            projection=self.projection,
-            max_rank=self.max_rank,
-            largest_share=self.largest_share,
-        )
 
     def _on(
         self, state: EPState, args: tuple, kwargs: dict[str, Any]
     ) -> tuple[EPPlan, EPState, list[Array]]:
         """The plan, the state on the data of a call, and the arrays among its arguments."""
-        if self._plan is None:
+        plan = self._plan
+        if plan is None:
             raise ValueError(
                 f"this {type(self).__name__} has not read its model; call init with the model's"
                 " arguments first."
             )
         arguments, arrays = self._reader.split(args, kwargs)
-        plan, given = self._plan, (self._plan, self.normals, self.forgets, state, arrays)
         same = len(state.table.groups) == len(plan.specs)
         same = same and self._reader.serves(plan.reading, arguments, arrays)
-        if is_traced((state, args, kwargs)):
-            if not same:
-                raise ValueError(
-                    "the arguments of the model, or what it reads from outside, differ from those"
-                    " of init in more than the numbers of arrays; call init with them first."
-                )
-            state, fit = on_arguments(*given)
-            lost = jnp.where(fit, 0.0, jnp.nan)
-            return plan, state._replace(shift=state.shift + lost), arrays
+        traced = is_traced((state, args, kwargs))
         if same:
-            new, fit = on_arguments_once(*given)
+            move = on_arguments if traced else on_arguments_once
+            new, fit = move(plan, self.normals, self.forgets, state, arrays)
+            if traced:
+                lost = jnp.where(fit, 0.0, jnp.nan)
+                return plan, new._replace(shift=new.shift + lost), arrays
             if fit:
                 return plan, new, arrays
-        return self._begin(state.rng_key, state, args, kwargs)
-
-    def _check(self, state: EPState, report: Report) -> None:
-        total = int(report.visited)
-        if report.skipped == total:
-            raise RuntimeError(
-                f"in step {int(state.i)} none of the {total} factors could be updated"
-                f" ({int(report.num_improper)} improper cavities, {int(report.num_skipped)} without"
-                " tilted moments); check the data and the prior, or use"
-                " projection=ImportanceSampling()."
+        if traced:
+            raise ValueError(
+                "the arguments of the model, or what it reads from outside, differ from init"
+                " in more than the numbers of arrays; call init with them first."
             )
-
-    def _warn(self, before: Report, state: EPState, num_steps: int) -> None:  # noqa: B027
-        """Say that the fit has not converged, if the engine can tell."""
+        return self.begin(state.rng_key, state, args, kwargs)

@@ -16,7 +16,7 @@ from numpyro_ext._checks import (
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext.ep.base import EPEngine
 from numpyro_ext.ep.factors import EPPlan
-from numpyro_ext.ep.sites import EPState, Report
+from numpyro_ext.ep.sites import EPState
 from numpyro_ext.ep.sweep import SweepConfig, sweep
 
 __all__ = ["ADF", "EP"]
@@ -72,20 +72,17 @@ class EP(EPEngine):
     section 3; Minka, *Power EP* (2004), section 4; Li, *Approximate inference: new visions* (2018),
     equation 2.35.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_ext.ep import EP
-        >>> def model(X, y):
-        ...     w = numpyro.sample("w", dist.Normal(0, 2).expand([2]).to_event(1))
-        ...     with numpyro.plate("rows", len(X)) as idx:
-        ...         numpyro.sample("y", dist.Bernoulli(logits=X[idx] @ w), obs=y[idx])
-        >>> X = jnp.array([[1.0, 0.8], [0.5, -0.9], [1.2, 1.0], [-0.8, 0.6]])
-        >>> y = jnp.array([1, 0, 1, 0])
-        >>> ep = EP(model)
-        >>> result = ep.run(jax.random.key(0), 30, X, y, progress_bar=False)
-        >>> print(bool(result.state.report.converged), sorted(result.params))
-        True ['auto_loc', 'auto_scale_tril']
+    >>> from numpyro_ext.ep import EP
+    >>> def model(X, y):
+    ...     w = numpyro.sample("w", dist.Normal(0, 2).expand([2]).to_event(1))
+    ...     with numpyro.plate("rows", len(X)) as idx:
+    ...         numpyro.sample("y", dist.Bernoulli(logits=X[idx] @ w), obs=y[idx])
+    >>> X = jnp.array([[1.0, 0.8], [0.5, -0.9], [1.2, 1.0], [-0.8, 0.6]])
+    >>> y = jnp.array([1, 0, 1, 0])
+    >>> ep = EP(model)
+    >>> result = ep.run(jax.random.key(0), 30, X, y, progress_bar=False)
+    >>> print(bool(result.state.report.converged), sorted(result.params))
+    True ['auto_loc', 'auto_scale_tril']
     """
 
     power: float = 1.0
@@ -100,8 +97,6 @@ class EP(EPEngine):
         check_positive("tol", self.tol)
         if self.damping is not None:
             check_rate("damping", self.damping)
-        if self.power == 0 and self.projection is not None and not self.projection.exclusive:
-            self.projection.refuse_power_0()
         if self.power > 1:
             words = (
                 f"power is {self.power}, above 1: a factor that holds more than 1/{self.power:g} of"
@@ -109,29 +104,22 @@ class EP(EPEngine):
             )
             warnings.warn(InferenceWarning(words), stacklevel=2)
 
-    def start_damping(self) -> float:
-        return 1.0 if self.damping is None else float(self.damping)
-
     def sweep(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
         serial = self.schedule == "serial"
         adaptive = self.damping is None and not serial
-        return sweep(
-            plan, SweepConfig(self.normals, serial, float(self.tol), adaptive), state, arrays
-        )
+        config = SweepConfig(self.normals, serial, float(self.tol), adaptive)
+        return sweep(plan, config, state, arrays)
 
-    def _warn(self, before: Report, state: EPState, num_steps: int) -> None:
-        report, plan = state.report, self._plan
+    def warn(self, first: EPState, state: EPState, num_steps: int) -> None:
+        report = state.report
         if report.converged:
             return
-        remedy = ", or with schedule='serial'" if self.schedule == "parallel" else ""
-        if plan is not None and any(spec.projection.needs_key for spec in plan.specs):
-            remedy += ". Moments from draws jump as weights get uneven; take more of them, as in"
-            remedy += " projection=ImportanceSampling(num_samples=2000)"
         words = (
             f"EP has not converged in {int(state.i)} sweeps: the residual is {report.residual:.2g},"
             f" with a damping d of {float(state.damping):.2g} and {int(report.skipped)} factors"
-            " skipped in the last sweep. Run it longer from init_state=result.state, or with a"
-            f" smaller damping{remedy}."
+            " skipped in the last sweep. Run it longer from init_state=result.state, with a smaller"
+            " damping, or with schedule='serial'; and take more draws where moments are from draws,"
+            " as in projection=ImportanceSampling(num_samples=2000)."
         )
         warnings.warn(InferenceWarning(words), stacklevel=3)
 
@@ -143,22 +131,19 @@ class ADF(EPEngine):
     .. math:: q \leftarrow \mathrm{proj}[q f_n], \qquad \log Z \approx \sum_n \log \mathrm E_q f_n
 
     in the order of the rows. One ``update`` is one pass, and its loss is minus the sum above. The
-    answer depends on the order, and its mean is off by more than that of :class:`EP`. Each further
+    answer depends on the order, and its mean is further off than with :class:`EP`. Each further
     pass counts the data **again**, so that the precision grows with every pass; the estimate of the
-    evidence is that of the first pass. Factors of the prior are updated as in EP, after the data.
+    evidence is from the first pass. Factors of the prior are updated as in EP, after the data.
 
     References: Minka, *Expectation propagation for approximate Bayesian inference* (UAI 2001),
     section 2.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_ext.ep import ADF
-        >>> from numpyro_ext.targets import normal_mean
-        >>> adf = ADF(normal_mean)
-        >>> result = adf.run(jax.random.key(0), 1, jnp.array([0.5, -1.0, 2.0]), progress_bar=False)
-        >>> print(f"{result.params['auto_loc'][0]:.4f}")   # exact, because the rows are normal
-        0.3750
+    >>> from numpyro_ext.ep import ADF
+    >>> from numpyro_ext.targets import normal_mean
+    >>> adf = ADF(normal_mean)
+    >>> result = adf.run(jax.random.key(0), 1, jnp.array([0.5, -1.0, 2.0]), progress_bar=False)
+    >>> print(f"{result.params['auto_loc'][0]:.4f}")   # exact, because the rows are normal
+    0.3750
     """
 
     forgets: ClassVar[bool] = True
@@ -168,7 +153,7 @@ class ADF(EPEngine):
 
     def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
         """The estimate of log p(y) that the first pass has collected; with arguments of the model,
-        that of a first pass on these. It is no function that can be differentiated."""
+        of a first pass on these. It cannot be differentiated."""
         if not args and not kwargs:
             return state.log_evidence
         if is_traced((state, args, kwargs)):

@@ -8,17 +8,19 @@ import warnings
 
 import jax
 from jax import Array, lax, random
+from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
+from jax.scipy.special import logsumexp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.factors import Factors
-from numpyro_ext.ep.local_sites import marginal, num_points
-from numpyro_ext.ep.prior import Center, Prior
+from numpyro_ext._typing import Sites
+from numpyro_ext.ep import integral
 from numpyro_ext.ep.projection import Projection
 from numpyro_ext.ep.quadrature import Quadrature
-from numpyro_ext.ep.reader import ONCE, ModelReading
+from numpyro_ext.ep.reading import ONCE, Center, ModelReading, Prior
 from numpyro_ext.ep.sampling import ImportanceSampling
 from numpyro_ext.ep.subspaces import Subspace, basis_of, find_subspace
 from numpyro_ext.ep.taylor_sites import TaylorSites
@@ -52,14 +54,14 @@ class FactorGroupSpec:
 
     def log_factor(self, factors: Factors, index: Array, x: Array, z: Array | None = None) -> Array:
         """l of the factor of this index, at the flat vector x, and at local sites z if given."""
-        if self.names is None:
-            if index.size == 1:
-                return marginal(factors, x, index.reshape(()), z)
-            each = jax.vmap(partial(marginal, factors), (None, 0))(x, jnp.maximum(index, 0))
-            return jnp.sum(jnp.where(index >= 0, each, 0))
-        return factors.elements(x, self.names)[index]
+        if self.names is not None:
+            return factors.elements(x, self.names)[index]
+        if index.size == 1:
+            return marginal(factors, x, index.reshape(()), z)
+        each = jax.vmap(partial(marginal, factors), (None, 0))(x, jnp.maximum(index, 0))
+        return jnp.sum(jnp.where(index >= 0, each, 0))
 
-    def basis(self, factors: Factors, group: "FactorGroup", center: "Center", n: Array) -> Array:
+    def basis(self, factors: Factors, group: "FactorGroup", center: Center, n: Array) -> Array:
         """The ``(r, D)`` basis of the n-th factor of the group."""
         if self.rank is None:
             return group.basis[n]
@@ -67,13 +69,43 @@ class FactorGroupSpec:
         if self.rank == D:
             return jnp.eye(D, dtype=center.mean.dtype)
         log_factor = partial(self.log_factor, factors, n)
-        found = find_subspace(log_factor, *center, rng_key=random.key(1), max_rank=self.rank)
+        subspace = find_subspace(log_factor, *center, rng_key=random.key(1), max_rank=self.rank)
         # A row of a larger rank than those that were looked at is skipped: its marginal is a point.
-        return jnp.where(found.rank < 0, 0, basis_of(found.directions, center.sd))
+        return jnp.where(subspace.rank < 0, 0, basis_of(subspace.directions, center.sd))
 
     def number(self, group: "FactorGroup", n: Array) -> Array:
         """The index of the n-th factor of the group."""
         return group.index[n] if self.rank is None else n
+
+
+def marginal(factors: Factors, x: Array, n: Array, z: Array | None = None) -> Array:
+    """The log likelihood of row ``n`` at ``x`` without the local sites: discrete ones are summed
+    out, and a continuous one of a single coordinate is integrated by quadrature.
+
+    :param z: ``(local_size,)``, values of the continuous local sites, unconstrained and flat,
+        of which the result is then a function too; None to integrate.
+    """
+    if not factors.states:
+        return _in_state(factors, x, n, {}, z)
+    each = jax.vmap(lambda state: _in_state(factors, x, n, state, z))(factors.states)
+    return logsumexp(each)
+
+
+def _in_state(factors: Factors, x: Array, n: Array, state: Sites, z: Array | None) -> Array:
+    flat, unravel = ravel_pytree(factors.local)
+
+    def log_lik(z: Array, x: Array) -> Array:
+        return factors.row(x, n, {**state, **unravel(z.reshape(flat.shape))})
+
+    if factors.local and z is None:
+        return integral.log_integral(log_lik, x)
+    return log_lik(flat if z is None else z, x)
+
+
+def num_points(factors: Factors) -> int:
+    """The number of places at which :func:`marginal` evaluates a row."""
+    states = len(next(iter(factors.states.values()), [0]))
+    return states * (integral.NUM_NODES if factors.local_size == 1 else 1)
 
 
 @dataclass(frozen=True)
@@ -116,8 +148,7 @@ class FactorTable(NamedTuple):
 
 def map_factors(fn: Callable[..., Any], arrays: Any, batch_size: int) -> Any:
     """``fn`` of each factor: vectorised, at most ``batch_size`` of them at a time."""
-    n = len(jax.tree.leaves(arrays)[0])
-    if n <= batch_size:
+    if len(jax.tree.leaves(arrays)[0]) <= batch_size:
         return jax.vmap(fn)(*arrays)
     return lax.map(lambda xs: fn(*xs), arrays, batch_size=batch_size)
 
@@ -144,9 +175,9 @@ def _are_in_blocks(factors: Factors, rows: np.ndarray) -> bool:
     """Whether each block of rows has the rows of an equal share of the factors, in order."""
     if factors.blocks == 1 or len(rows) % factors.blocks:
         return False
-    block = np.repeat(np.arange(factors.blocks), len(rows) // factors.blocks)
-    found = rows.reshape(len(rows), -1)
-    return bool(np.all((found < 0) | (found // (factors.size // factors.blocks) == block[:, None])))
+    rows = rows.reshape(factors.blocks, -1)
+    block = np.arange(factors.blocks)[:, None]
+    return bool(np.all((rows < 0) | (rows // (factors.size // factors.blocks) == block)))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=ONCE)
@@ -156,26 +187,18 @@ def _subspaces(
     max_rank: int,
     arrays: list[Array],
     index: Array,
-    *prior: Array,
+    center: Center,
 ) -> Subspace:
-    factors = reading.on(arrays)
-
     def find(factors: Factors, n: Array) -> Subspace:
         log_factor = partial(spec.log_factor, factors, n)
-        return find_subspace(log_factor, *prior, rng_key=random.key(1), max_rank=max_rank)
+        return find_subspace(log_factor, *center, rng_key=random.key(1), max_rank=max_rank)
 
-    return map_rows(find, factors, spec, index, ())
+    return map_rows(find, reading.on(arrays), spec, index, ())
 
 
 @partial(jax.jit, static_argnums=0)
 def _bases(r: int, directions: Array, sd: Array) -> Array:
     return jax.vmap(partial(basis_of, sd=sd))(directions[:, :r])
-
-
-def _batch_size(projection: Projection, r: int, inside: int) -> int:
-    """Factors per batch, given the floats that one point of a factor needs."""
-    points = {1: 128, 2: 2**12, 3: 2**17}.get(r, 2**11) if projection.max_rank else 2**11
-    return max(1, _LARGEST // (points * inside))
 
 
 @cache
@@ -201,46 +224,47 @@ def find_table(
     :param rows: ``(n,)`` row of each factor of the data; ``(n, m)`` if a factor has several, with
         -1 where it has fewer than m.
     """
-    defaults, D = _default_projections(), len(prior.center.mean)
-    inside = max(D, num_points(reading.factors))
+    quadrature, sampling, sampling_of_local = _default_projections()
+    factors, D = reading.factors, len(prior.center.mean)
+    inside = max(D, num_points(factors))  # the floats that one point of a factor needs
+    local = factors.local_size if factors.local_size > 1 else 0
+    if local:
+        _check_local(factors, power, projection, rows.size > len(rows))
     specs, groups = [], []
     elements = jnp.arange(len(prior.owners))
     for names, index, alpha, asked in (
         (None, jnp.asarray(rows), power, projection),
         (prior.names, elements, 1.0, None),
     ):
-        if len(index) == 0:
-            continue
         rank, directions = np.full(len(index), -1), jnp.zeros((len(index), 0, D))
-        local = reading.factors.local_size if names is None else 0
-        local = local if local > 1 else 0
-        if local:
-            _check_local(reading.factors, alpha, asked, index.size > len(index))
-        elif max_rank > 0 and not (asked is not None and asked.whole):
-            blocks = names is None and _are_in_blocks(reading.factors, np.asarray(index))
+        of_row = local if names is None else 0
+        whole = of_row > 0 or (asked is not None and asked.whole)
+        if len(index) and max_rank > 0 and not whole:
+            blocks = names is None and _are_in_blocks(factors, np.asarray(index))
             size = max(1, _LARGEST // (2**7 * inside))
-            probe = FactorGroupSpec(names, alpha, defaults[0], size, blocks=blocks)
-            subspaces = _subspaces(reading, probe, max_rank, arrays, index, *prior.center)
+            probe = FactorGroupSpec(names, alpha, quadrature, size, blocks=blocks)
+            subspaces = _subspaces(reading, probe, max_rank, arrays, index, prior.center)
             rank, directions = np.asarray(subspaces.rank), subspaces.directions
             if np.any(rank < 0) and (asked is None or asked.max_rank is not None):
                 _warn_of_ranks(names, rank, max_rank)
         for places, r in _by_rank(rank, largest_share if names is None else None):
             if r:
-                chosen = asked or defaults[0]
                 of_group = directions if len(places) == len(rank) else directions[places]
                 basis = _bases(r, of_group, prior.center.sd)
             else:
-                chosen = defaults[2 if local else 1]
-                if asked is not None and asked.max_rank is None:
-                    chosen = asked
-                whole = jnp.eye(D, dtype=prior.center.mean.dtype)
-                basis = jnp.broadcast_to(whole, (len(places), D, D))
+                eye = jnp.eye(D, dtype=prior.center.mean.dtype)
+                basis = jnp.broadcast_to(eye, (len(places), D, D))
+            chosen = quadrature if r else sampling_of_local if of_row else sampling
+            if asked is not None and (r or asked.max_rank is None):
+                chosen = asked
             # What takes the number of a row takes it among all rows.
             blocks = names is None and not chosen.whole
-            blocks = blocks and _are_in_blocks(reading.factors, np.asarray(index)[places])
-            size, group = _batch_size(chosen, r, inside), FactorGroup(index[places], basis)
-            specs.append(FactorGroupSpec(names, alpha, chosen, size, local, blocks=blocks))
-            groups.append(placed(group, len(places), reading.factors.sharding) if blocks else group)
+            blocks = blocks and _are_in_blocks(factors, np.asarray(index)[places])
+            points = {1: 128, 2: 2**12, 3: 2**17}.get(r, 2**11) if chosen.max_rank else 2**11
+            size = max(1, _LARGEST // (points * inside))
+            specs.append(FactorGroupSpec(names, alpha, chosen, size, of_row, blocks=blocks))
+            group = FactorGroup(index[places], basis)
+            groups.append(placed(group, len(places), factors.sharding) if blocks else group)
     table = FactorTable(tuple(groups), jnp.asarray(prior.constant, float), Center(*prior.center))
     return EPPlan(reading, tuple(specs), prior.normal_names), table
 
@@ -252,7 +276,7 @@ def _check_local(
     problem = ""
     if projection is not None and not projection.takes_local:
         problem = f"{type(projection).__name__} integrates over one at most"
-    elif power != 1 and not (projection is not None and projection.whole):
+    elif power != 1:
         problem = f"power is {power:g}, which only their integral has"
     elif several:
         problem = "they are too many for factors of several rows"
@@ -270,18 +294,19 @@ def _by_rank(rank: np.ndarray, largest_share: float | None) -> list[tuple[np.nda
 
     A factor of a smaller rank is one of rank r too, whose further directions change nothing. Rows
     are one group, so that other data of the same shapes have the same groups.
+
+    :param largest_share: of rows, the share without a rank above which none has one; None for
+        elements of the prior.
     """
-    one_group = largest_share is not None
     if largest_share is not None and np.mean(rank < 0) > largest_share:
         rank = np.full_like(rank, -1)
     highest = int(max(1, rank.max(initial=1)))
-    steps = [highest] if one_group else sorted({min(2, highest), highest})
-    groups, below = [], -1
-    for r in steps:
-        places = np.flatnonzero((rank > below) & (rank <= r))
-        groups.append((places, r))
-        below = r
-    groups.append((np.flatnonzero(rank < 0), 0))
+    small = highest if largest_share is not None else min(2, highest)
+    groups = [
+        (np.flatnonzero((rank >= 0) & (rank <= small)), small),
+        (np.flatnonzero(rank > small), highest),
+        (np.flatnonzero(rank < 0), 0),
+    ]
     return [(places, r) for places, r in groups if len(places)]
 
 

@@ -5,36 +5,63 @@ r"""NumPyro's normal guides, set up at a start that is known, with the local sit
 where z_n are the latent sites inside the plate of the data, which an engine integrates out.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax, random
-import numpy as np
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+from jax.scipy.special import logsumexp
 import numpyro
-from numpyro.handlers import block, seed
-from numpyro.infer import init_to_median
+from numpyro.handlers import block, seed, substitute
+from numpyro.infer import init_to_median, init_to_uniform
 from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMultivariateNormal
 
-from numpyro_ext._model.arguments import indexed, is_traced
+from numpyro_ext._model.arguments import indexed, is_same, is_traced
+from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.implicit import Implicit, Stated
-from numpyro_ext._model.operations import quick_options
-from numpyro_ext._model.read import call_and_trace, frames, latent_sites
-from numpyro_ext._numpyro import StartGiven
+from numpyro_ext._model.operations import map_blocks, quick_options
+from numpyro_ext._model.potential import Program
+from numpyro_ext._model.read import (
+    Site,
+    call_and_trace,
+    frames,
+    latent_sites,
+    plate_sizes,
+    sample_sites,
+    shape_trace,
+)
+from numpyro_ext._numpyro import StartGiven, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites
-from numpyro_ext.ep.local_sites import Drawn, draw_sites, points_of_row
+from numpyro_ext.ep import integral
+from numpyro_ext.ep.factors import marginal, num_points
 from numpyro_ext.ep.projection import Projection
 
 __all__ = ["guide_of"]
 
 _DRAWS = 64
 """Draws of a posterior that are computed at a time."""
+_POINTS = 2**14
+"""Places of rows at which a row is evaluated at a time, for one draw."""
 _FEW = 4 * 10**7
 """Evaluations of rows that take as long as the compiler does to optimise their program: about a
 second when it has."""
 
 
-class _Known(AutoContinuous):
+class Drawn(NamedTuple):
+    """A draw of all sites.
+
+    - **sites** - the latent sites and the deterministic ones, as in a trace.
+    - **log_q** - ``(N,)``, log density of the local sites of each row, given the others; None if
+      there is nothing to observe, so that they are draws of their prior.
+    """
+
+    sites: dict[str, Site]
+    log_q: Array | None
+
+
+class _NormalOfEngine(AutoContinuous):
     """A guide of the sites outside the plate of the data, which draws those inside it given these
     and the data of their row; a row that observes nothing has its prior."""
 
@@ -46,7 +73,7 @@ class _Known(AutoContinuous):
     """What draws the local sites of a row with several coordinates; None if no row has them."""
     arguments: tuple[tuple, dict[str, Any]] | None = None
     """Arguments of the last fit; None if they were traced."""
-    given: tuple = ()
+    leading: tuple = ()
     """What the factors take before the arguments of the model."""
     several: bool = False
     """Whether there were fits to other arguments before."""
@@ -58,28 +85,28 @@ class _Known(AutoContinuous):
         self,
         factors: Factors,
         projection: Projection | None,
-        given: tuple,
+        leading: tuple,
         args: tuple,
         kwargs: dict[str, Any],
     ) -> None:
         """Take the factors and the arguments of a fit."""
-        now, first = (args, kwargs), self.factors is None
-        self.factors, self.projection, self.given = factors, projection, given
-        traced = is_traced(now)
-        self.several |= not first and (traced or not _same(self.arguments, now))
-        self.arguments = self.arguments if traced else now
+        traced = is_traced((args, kwargs))
+        if self.factors is not None:
+            self.several |= traced or not is_same(self.arguments, (args, kwargs))
+        self.factors, self.projection, self.leading = factors, projection, leading
+        self.arguments = self.arguments if traced else (args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
         if self.factors is None or not self.factors.axes:
             return super().__call__(*args, **kwargs)
-        found, trace = call_and_trace(super().__call__, args, kwargs)
+        values, trace = call_and_trace(super().__call__, args, kwargs)
         rng_key = numpyro.prng_key()
         if rng_key is None:
             raise ValueError("the local sites are drawn at random; call seed(guide, rng_key).")
-        latent = next(site["value"] for site in latent_sites(trace) if site["name"] not in found)
+        latent = next(site["value"] for site in latent_sites(trace) if site["name"] not in values)
         drawn = self._drawn(latent, rng_key, args, kwargs)
         if drawn.log_q is None:  # the model draws them from their prior
-            return found
+            return values
         stated = self.projection is None or self.projection.has_normaliser
         kind = Stated if stated else Implicit
         plate, local = self.factors.plate, [drawn.sites[name] for name in self.factors.axes]
@@ -87,11 +114,11 @@ class _Known(AutoContinuous):
         with numpyro.plate(plate, len(drawn.log_q), dim=dim):
             for site in local:
                 fn = kind(site["value"], event_dim=site["fn"].event_dim, support=site["fn"].support)
-                found[site["name"]] = numpyro.sample(site["name"], fn)
+                values[site["name"]] = numpyro.sample(site["name"], fn)
             if stated:
                 log_q = drawn.log_q.reshape(-1, *[1] * (-dim - 1))
                 numpyro.factor(f"_{self.prefix}_local", log_q)
-        return found
+        return values
 
     def sample_posterior(
         self,
@@ -103,8 +130,8 @@ class _Known(AutoContinuous):
     ) -> dict[str, Array]:
         """Draws of all latent sites, and of the deterministic ones that follow from them.
 
-        :param args: arguments of the model, whose rows the local sites have; none for those of the
-            fit.
+        :param args: arguments of the model, whose rows the local sites have; none for the arguments
+            of the fit.
         """
         if not args and not kwargs:
             if self.factors is not None and self.factors.axes and self.several:
@@ -119,46 +146,46 @@ class _Known(AutoContinuous):
         latent = self.get_posterior(params).sample(key_global, sample_shape)
         flat = latent.reshape(-1, latent.shape[-1])
 
-        def one(xs: tuple[Array, Array]) -> Sites:
+        def draw(xs: tuple[Array, Array]) -> Sites:
             drawn = self._drawn(*xs, args, kwargs)
             return {name: site["value"] for name, site in drawn.sites.items()}
 
         def run(*xs: Array) -> Sites:
-            return lax.map(one, xs, batch_size=_DRAWS)
+            return lax.map(draw, xs, batch_size=_DRAWS)
 
         keys, count = random.split(key_local, len(flat)), len(flat)
         if not is_traced((flat, keys, args, kwargs)):
-            points = count * self.factors.size * points_of_row(self.factors)
+            points = count * self.factors.size * _points_of_row(self.factors)
             run = jax.jit(run, compiler_options=quick_options(points, _FEW))
-        found = run(flat, keys)
-        return {n: v.reshape(sample_shape + v.shape[1:]) for n, v in found.items()}
+        draws = run(flat, keys)
+        return {name: x.reshape(sample_shape + x.shape[1:]) for name, x in draws.items()}
 
     def _drawn(self, x: Array, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> Drawn:
         assert self.factors is not None
         with block():
-            args = (*self.given, *args)
-            return draw_sites(self.factors, x, rng_key, self.projection, args, kwargs)
+            args = (*self.leading, *args)
+            return _draw_sites(self.factors, x, rng_key, self.projection, args, kwargs)
 
     def median(self, params: Params) -> dict[str, Array]:
         """Medians of the sites outside the plate of the data."""
-        return self._of_global(super().median(params))
+        return self._outside(super().median(params))
 
     def quantiles(self, params: Params, quantiles: Any) -> dict[str, Array]:
         """Quantiles of the sites outside the plate of the data."""
-        return self._of_global(super().quantiles(params, quantiles))
+        return self._outside(super().quantiles(params, quantiles))
 
-    def _of_global(self, found: dict[str, Array]) -> dict[str, Array]:
+    def _outside(self, values: dict[str, Array]) -> dict[str, Array]:
         """Without what follows from local sites, if there are any."""
         if self.factors is None or not self.factors.axes:
-            return found
-        return {name: found[name] for name in self.factors.info.latents}
+            return values
+        return {name: values[name] for name in self.factors.info.latents}
 
 
-class FullNormal(_Known, AutoMultivariateNormal, StartGiven):
+class FullNormal(_NormalOfEngine, AutoMultivariateNormal, StartGiven):
     """``AutoMultivariateNormal`` whose latent vector is in the order of the model."""
 
 
-class DiagonalNormal(_Known, AutoDiagonalNormal, StartGiven):
+class DiagonalNormal(_NormalOfEngine, AutoDiagonalNormal, StartGiven):
     """``AutoDiagonalNormal`` whose latent vector is in the order of the model."""
 
 
@@ -170,8 +197,8 @@ def guide_of(model: Model, family: str, prefix: str) -> Any:
 
 def fits(guide: Any, locs: Sites) -> bool:
     """Whether a guide has not seen its model, or is set up on sites of these shapes."""
-    known = guide.locs or locs
-    return {n: x.shape for n, x in known.items()} == {n: x.shape for n, x in locs.items()}
+    before = guide.locs or locs
+    return {n: x.shape for n, x in before.items()} == {n: x.shape for n, x in locs.items()}
 
 
 def start_guide(
@@ -186,8 +213,118 @@ def start_guide(
     guide.set_up(*indexed(args), **indexed(kwargs))
 
 
-def _same(before: Any, now: Any) -> bool:
-    """Whether the arguments of two fits are the same."""
-    (xs, one), (ys, other) = jax.tree.flatten(before), jax.tree.flatten(now)
+def _points_of_row(factors: Factors) -> int:
+    """About how often a row is evaluated for one draw of its local sites."""
+    return 2048 if factors.local_size > 1 else 4 * num_points(factors)
 
-    return one == other and all(x is y or np.array_equal(x, y) for x, y in zip(xs, ys, strict=True))
+
+def _on_rows_of(factors: Factors, args: tuple, kwargs: dict[str, Any]) -> Factors | None:
+    """The factors of other arguments, with other rows; None if nothing is observed in a row.
+
+    A site that was observed in the fit and is not here is a prediction, and left out.
+    """
+    there = factors.on(args, kwargs)
+    fn = seed(factors.program.model, random.key(0))
+    trace = shape_trace(substitute(fn, substitute_fn=init_to_uniform), args, kwargs)
+    inside = [site for site in sample_sites(trace) if factors.plate in frames(site)]
+    if not any(site["is_observed"] for site in inside):
+        return None
+    of_fit = {*factors.info.latents, *factors.axes}
+    predicted = [site["name"] for site in latent_sites(trace) if site["name"] not in of_fit]
+    size = plate_sizes(trace)[factors.plate][0]
+    if size == factors.size and not predicted:
+        return there
+    there.size = size
+    if predicted:
+        there.program.model = block(fn, hide=predicted)
+    if not is_traced((args, kwargs)):
+        # Of traced arguments a row is computed in the way of the fit.
+        with jax.ensure_compile_time_eval():
+            there.rows_by = there.choose_rows_by()
+    return there
+
+
+def _draw_sites(
+    factors: Factors,
+    x: Array,
+    rng_key: Array,
+    projection: Projection | None,
+    args: tuple,
+    kwargs: dict[str, Any],
+) -> Drawn:
+    """The local sites of all rows, drawn given the global ones at ``x``, and what follows.
+
+    :param projection: what draws several continuous coordinates of a row.
+    """
+    key_local, key_model = random.split(rng_key)
+    local, log_z = {}, None
+    there = _on_rows_of(factors, args, kwargs) if factors.axes else None
+    if there is not None:
+        local, log_z = _draw_rows(there, x, key_local, projection)
+    z, states = factors.values_at(x, local)
+    fn = seed(substitute(factors.program.model, data=states), key_model)
+    trace = Program(fn, args, kwargs).trace(z)
+    latent = {*factors.info.latents, *factors.axes}
+    sites = {
+        name: site
+        for name, site in trace.items()
+        if name in latent or site["type"] == "deterministic"
+    }
+    if log_z is None:
+        return Drawn(sites, None)
+
+    def counts(site: Site) -> bool:
+        name = site["name"]
+        if site["type"] != "sample":
+            return True
+        if not site["is_observed"]:
+            return name in latent
+        return site_of_log_det(name, factors.axes) == name
+
+    of_values = {name: site for name, site in trace.items() if counts(site)}
+    return Drawn(sites, row_log_lik(of_values, factors.plate) - log_z)
+
+
+def _draw_rows(
+    factors: Factors, x: Array, rng_key: Array, projection: Projection | None
+) -> tuple[Sites, Array]:
+    """Unconstrained local sites of all rows, and the log likelihood of each row at x."""
+    flat, unravel = ravel_pytree(factors.local)
+    size = flat.size
+    number = len(next(iter(factors.states.values()), [0]))
+
+    def state(k: Array) -> Sites:
+        return {name: values[k] for name, values in factors.states.items()}
+
+    def of_row(n: Array, rng_key: Array) -> tuple[Sites, Array]:
+        key_state, key_z = random.split(rng_key)
+
+        def log_p(k: Array, z: Array) -> Array:
+            return factors.row(x, n, {**state(k), **unravel(z.reshape(flat.shape))})
+
+        def in_state(k: Array) -> tuple[Array, Array]:
+            """Values of the continuous sites, and the log probability of the state."""
+            if size == 1:
+                return integral.draw(lambda z: log_p(k, z), random.fold_in(key_z, k))
+            return z, log_p(k, z)
+
+        z, log_z = flat, None
+        if size > 1:
+            assert projection is not None
+            z, log_z = projection.draw(lambda z: marginal(factors, x, n, z), size, key_z)
+        each, logits = jax.vmap(in_state)(jnp.arange(number))
+        k = random.categorical(key_state, logits)
+        log_z = logsumexp(logits) if log_z is None else log_z
+        lost = ~jnp.isfinite(logits[k])
+        local = {**unravel(jnp.where(lost, jnp.nan, each[k]).reshape(flat.shape)), **state(k)}
+        return local, log_z
+
+    keys, most = random.split(rng_key, factors.size), max(1, _POINTS // _points_of_row(factors))
+    values, log_z = map_blocks(lambda n: of_row(n, keys[n]), factors.size, most)
+    return {name: _placed(v, factors.axes[name]) for name, v in values.items()}, log_z
+
+
+def _placed(values: Array, axis: int) -> Array:
+    """``(N, *row)`` values, in which ``axis`` of a row has length 1, with the rows there."""
+    axis = axis % (values.ndim - 1)
+    return jnp.moveaxis(jnp.squeeze(values, axis + 1), 0, axis)

@@ -23,7 +23,7 @@ def log_integral(h: Callable[[Array, Array], Array], x: Array) -> Array:
     .. math:: z_k = c + b \sinh \tau_k, \qquad b = |h''(c)|^{-1/2}
 
     with equally spaced :math:`\tau_k`. c is the mode, found from the best point of a grid by damped
-    Newton steps; b is 1 where h is flat there. Derivatives are those of the sum at fixed nodes. A
+    Newton steps; b is 1 where h is flat there. Derivatives are of the sum at fixed nodes. A
     second mode counts as far as nodes fall on it.
     """
     fixed = lax.stop_gradient(x)

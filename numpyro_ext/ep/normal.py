@@ -19,14 +19,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext.ep.projection import Projected
-from numpyro_ext.expfam.linalg import (
-    cholesky,
-    half_logdet,
-    inverse,
-    solve,
-    symmetric,
-)
+from numpyro_ext.ep.projection import Projected, root, smallest, solve_any
+from numpyro_ext.expfam.linalg import cholesky, half_logdet, inverse, solve, symmetric
 
 FARTHEST, WIDEST = 3.0, 5.0
 """How far an adaptive step may go: standard deviations of a mean, the factor of one of them."""
@@ -51,15 +45,16 @@ class Moments(NamedTuple):
 class Cavity(NamedTuple):
     """q without a site to the power alpha, in u; q itself where that has no density.
 
-    - **gain** - :math:`\\Phi` of the cavity minus that of q.
-    - **whole** - the cavity in x, where the family needs it.
+    - **gain** - :math:`(\\Phi_{cav} - \\Phi_q) / \\alpha`; at power 0 minus the mean of the log of
+      the site under q.
+    - **whole** - in x, where it has this marginal: q itself, or the cavity if diagonal.
     """
 
     mean: Array
     cov: Array
     proper: Array
     gain: Array
-    whole: Moments | None = None
+    whole: Moments
 
 
 def is_finite(q: Moments) -> Array:
@@ -107,26 +102,26 @@ def choose(good: Array, new: Any, old: Any) -> Any:
 
 def halved(
     family: "Family",
-    at: Callable[[Array], Site],
+    total: Callable[[Array], Site],
     d: Array,
     is_good: Callable[[Moments], Array] = is_finite,
     most: int = 10,
 ) -> tuple[Array, Array]:
-    """The largest of d, d/2, ... at which q is good, or 0; and how many halvings."""
+    """The largest of d, d/2, ... with which q is good, or 0; and how many halvings."""
 
     def bad(carry: tuple[Array, Array]) -> Array:
         d, halvings = carry
-        return (halvings <= most) & ~is_good(family.moments(at(d)))
+        return (halvings <= most) & ~is_good(family.moments(total(d)))
 
     start = d, jnp.zeros((), jnp.int32)
     d, halvings = lax.while_loop(bad, lambda c: (c[0] / 2, c[1] + 1), start)
     return jnp.where(halvings <= most, d, 0.0), halvings
 
 
-def _largest_step(smallest: Array, d: float | Array) -> tuple[Array, Array]:
-    """d times the first power of 1/2 with ``1 + d * smallest`` above 0, or 0."""
+def _largest_step(least: Array, d: float | Array) -> tuple[Array, Array]:
+    """d times the first power of 1/2 with ``1 + d * least`` above 0, or 0; and which power."""
     steps = d * 0.5 ** jnp.arange(11)
-    good = 1 + steps * smallest > SMALLEST
+    good = 1 + steps * least > SMALLEST
     k = jnp.argmax(good)
     return jnp.where(jnp.any(good), steps[k], 0.0), jnp.where(jnp.any(good), k, 10)
 
@@ -134,6 +129,10 @@ def _largest_step(smallest: Array, d: float | Array) -> tuple[Array, Array]:
 class Full:
     """Full precision matrices: ``shift`` is ``(D,)``, ``precision`` ``(D, D)``; a site has v
     ``(r,)`` and T ``(r, r)``. A family removes, projects and includes one site."""
+
+    def from_full(self, full: Site) -> Site:
+        """A normal term with a full precision, as one of the family."""
+        return full
 
     def zeros(self, basis: Array) -> Site:
         """Sites of zero for factors with these ``(n, r, D)`` bases."""
@@ -156,27 +155,27 @@ class Full:
 
     def cavity(self, q: Moments, A: Array, site: Site, power: float) -> Cavity:
         m, S = self.marginal(q, A)
+        if power == 0:
+            return Cavity(m, S, jnp.array(True), -self.expected(q, A, site), q)
         v, T = site
         if len(m) == 1:
-            w = 1 - power * S[0] * T[0]
-            proper = w[0] > SMALLEST
-            w = jnp.where(proper, w, 1)
-            S_c = S / w
+            w, R = 1 - power * S[0] * T[0], None
         else:
-            L = cholesky(S)
+            L = root(S)
             w, Q = jnp.linalg.eigh(jnp.eye(len(m), dtype=S.dtype) - power * L.T @ T @ L)
-            proper = w[0] > SMALLEST
-            w = jnp.where(proper, w, 1)
             R = L @ Q
-            S_c = symmetric(R / w @ R.T)
+        proper = w[0] > SMALLEST
+        w = jnp.where(proper, w, 1)
+        S_c = S / w if R is None else symmetric(R / w @ R.T)
         # Without a difference of precisions: (S^-1 - power T)^-1 (S^-1 m - power v).
         m_c = m + power * S_c @ (T @ m - v)
-        gain = power * ((T @ m_c - v) @ m - m_c @ v) - jnp.sum(jnp.log(w))
-        return Cavity(jnp.where(proper, m_c, m), jnp.where(proper, S_c, S), proper, gain / 2)
+        gain = (T @ m_c - v) @ m - m_c @ v - jnp.sum(jnp.log(w)) / power
+        m_c, S_c = choose(proper, (m_c, S_c), (m, S))
+        return Cavity(m_c, S_c, proper, gain / 2, q)
 
-    def site(self, A: Array, cavity: Cavity, found: Projected, power: float) -> Site:
+    def site(self, A: Array, cavity: Cavity, projected: Projected, power: float) -> Site:
         """The site of a projection, which is in u, in the coordinates of the family."""
-        return Site(found.site_shift, symmetric(found.site_precision))
+        return Site(projected.site_shift, symmetric(projected.site_precision))
 
     def expected(self, q: Moments, A: Array, site: Site) -> Array:
         """The mean of the log of a site under q."""
@@ -191,23 +190,24 @@ class Full:
         rows = A.reshape(-1, D)
         return Site(rows.T @ site.shift.reshape(-1), symmetric(rows.T @ left))
 
-    def of_mean(self, q: Moments, A: Array, sites: Site, good: Array, power: float) -> Site:
-        """The site whose tilted distribution has the mean of the moments of those of n sites."""
+    def of_mean(self, q: Moments, A: Array, sites: Site, share: Array, power: float) -> Site:
+        """The site whose tilted distribution has the mean of the moments that n sites give.
+
+        :param share: ``(n,)`` weights of the mean.
+        """
         m, V = q
 
-        def one(A: Array, site: Site) -> Site:
+        def scores(A: Array, site: Site) -> Site:
             """g, and M = G - g g^T, of a tilted mean m + V A^T g and covariance V - V A^T G A V."""
             v, T = power * site.shift, power * site.precision
             S = symmetric(A @ V @ A.T)
-            ones = jnp.eye(len(v), dtype=S.dtype)
-            G = symmetric(jnp.linalg.solve(ones + T @ S, T))
-            g = (ones - G @ S) @ (v - T @ (A @ m))
+            eye = jnp.eye(len(v), dtype=S.dtype)
+            G = symmetric(solve_any(eye + T @ S, T))
+            g = (eye - G @ S) @ (v - T @ (A @ m))
             return Site(g, G - jnp.outer(g, g))
 
-        share = good / jnp.maximum(jnp.sum(good), 1)
-        each = jax.vmap(one)(A, sites)
-        weighted = [share.reshape(-1, *[1] * (x.ndim - 1)) * x for x in each]
-        g, M = self.total(A, Site(*weighted))
+        weighted = jax.vmap(lambda w, *row: jax.tree.map(lambda x: w * x, scores(*row)))
+        g, M = self.total(A, weighted(share, A, sites))
         H = M + jnp.outer(g, g)  # V - V H V is the covariance of the mixture
         P = symmetric(jnp.linalg.solve(jnp.eye(len(m), dtype=V.dtype) - H @ V, H))
         return Site((P @ (m + V @ g) + g) / power, P / power)
@@ -217,24 +217,22 @@ class Full:
         distribution; d is 0 if 10 times were not enough."""
         B = q.cov @ A.T  # (D, r)
         m, S = A @ q.mean, symmetric(A @ B)
-        v, T = change
-        if len(m) == 1:
-            smallest = T[0, 0] * S[0, 0]
-        else:
-            L = cholesky(S)
-            smallest = jnp.linalg.eigvalsh(L.T @ T @ L)[0]
-        d, halvings = _largest_step(smallest, d)
-        v, T = d * v, d * T
-        ones = jnp.eye(len(m), dtype=S.dtype)
-        G = T / (ones + T @ S) if len(m) == 1 else jnp.linalg.solve(ones + T @ S, T)
-        G = symmetric(G)
-        mean = q.mean + B @ (ones - G @ S) @ (v - T @ m)
+        L = root(S)
+        least = S * change.precision if len(m) == 1 else L.T @ change.precision @ L
+        d, halvings = _largest_step(smallest(least), d)
+        v, T = d * change.shift, d * change.precision
+        eye = jnp.eye(len(m), dtype=S.dtype)
+        G = symmetric(solve_any(eye + T @ S, T))
+        mean = q.mean + B @ (eye - G @ S) @ (v - T @ m)
         return Moments(mean, symmetric(q.cov - B @ G @ B.T)), d, halvings
 
 
 class Diagonal:
     """The same for diagonal precisions: ``shift`` and ``precision`` are ``(D,)``, and so are those
     of a site."""
+
+    def from_full(self, full: Site) -> Site:
+        return Site(full.shift, jnp.diagonal(full.precision))
 
     def zeros(self, basis: Array) -> Site:
         n, _, D = basis.shape
@@ -252,6 +250,8 @@ class Diagonal:
         return Moments(A @ q.mean, symmetric(A * q.cov @ A.T))
 
     def cavity(self, q: Moments, A: Array, site: Site, power: float) -> Cavity:
+        if power == 0:
+            return Cavity(*self.marginal(q, A), jnp.array(True), -self.expected(q, A, site), q)
         m, V = q
         s, t = site
         w = 1 - power * V * t
@@ -259,22 +259,16 @@ class Diagonal:
         w = jnp.where(proper, w, 1)
         V_c = V / w
         m_c = m + power * V_c * (t * m - s)
-        gain = jnp.sum(power * ((t * m_c - s) * m - m_c * s) - jnp.log(w)) / 2
-        whole = Moments(jnp.where(proper, m_c, m), jnp.where(proper, V_c, V))
+        gain = jnp.sum((t * m_c - s) * m - m_c * s - jnp.log(w) / power) / 2
+        whole = choose(proper, Moments(m_c, V_c), q)
         return Cavity(*self.marginal(whole, A), proper, gain, whole)
 
-    def site(self, A: Array, cavity: Cavity, found: Projected, power: float) -> Site:
-        assert cavity.whole is not None
+    def site(self, A: Array, cavity: Cavity, projected: Projected, power: float) -> Site:
         m, V = cavity.whole
-        v, T = found.site_shift, symmetric(found.site_precision)
+        v, T = projected.site_shift, symmetric(projected.site_precision)
         # Moments of the tilted distribution in x: m + V A^T g, and V + V^2 diag(A^T K A).
-        ones = jnp.eye(len(v), dtype=T.dtype)
-        E = ones + power * T @ cavity.cov
-        if len(v) == 1:
-            g, K = (v - T @ cavity.mean) / E[0], -T / E
-        else:
-            g = jnp.linalg.solve(E, v - T @ cavity.mean)
-            K = -jnp.linalg.solve(E, T)
+        E = jnp.eye(len(v), dtype=T.dtype) + power * T @ cavity.cov
+        g, K = solve_any(E, v - T @ cavity.mean), -solve_any(E, T)
         k = jnp.sum((K @ A) * A, 0)
         t = -k / (1 + power * V * k)
         return Site(t * (m + power * V * (g @ A)) + g @ A, t)
@@ -285,14 +279,14 @@ class Diagonal:
     def total(self, A: Array, site: Site) -> Site:
         return Site(jnp.sum(site.shift, 0), jnp.sum(site.precision, 0))
 
-    def of_mean(self, q: Moments, A: Array, sites: Site, good: Array, power: float) -> Site:
+    def of_mean(self, q: Moments, A: Array, sites: Site, share: Array, power: float) -> Site:
         m, V = q
         s, t = power * sites.shift, power * sites.precision
-        share = good / jnp.maximum(jnp.sum(good), 1)
         V_n = V / (1 + V * t)
         moved = V_n * (s - t * m)
         g = share @ moved
-        less = share @ (V * V_n * t) - share @ (moved - g) ** 2  # V minus that of the mixture
+        # V minus the variance of the mixture.
+        less = share @ (V * V_n * t) - share @ (moved - g) ** 2
         P = less / V / (V - less)
         return Site((P * (m + g) + g / V) / power, P / power)
 

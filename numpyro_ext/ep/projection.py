@@ -4,13 +4,14 @@ r"""The step of expectation propagation in which a factor meets its cavity.
     \hat S^{-1} = S^{-1} + \alpha T, \quad \hat S^{-1} \hat m = S^{-1} m + \alpha v
 
 in the r coordinates u that the factor depends on. (v, T) are the natural parameters of the new
-site. A projection finds the moments in the coordinates e of the cavity, :math:`u = m + L e` with
+site. A projection finds them in the coordinates e of the cavity, :math:`u = m + L e` with
 :math:`S = L L^\top`, where the cavity is standard normal.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array
@@ -35,50 +36,22 @@ class Projected(NamedTuple):
     site_shift: Array
     site_precision: Array
     log_normaliser: Array
-    ok: Array
-    inaccurate: Array
-    low_ess: Array
-
-
-class Tilted(NamedTuple):
-    """The tilted distribution in coordinates e; the rest is as in :class:`Projected`.
-
-    - **scores** - the arguments g and K of :func:`from_scores`, and whether the site is to be that
-      of these; None for that of the moments.
-    """
-
-    mean: Array
-    cov: Array
-    log_normaliser: Array
-    scores: tuple[Array, Array, Array] | None = None
     ok: Array | bool = True
     inaccurate: Array | bool = False
     low_ess: Array | bool = False
-
-
-class Expected(NamedTuple):
-    """Means under N(0, I): of l, of its gradient and its Hessian; and as in :class:`Projected`."""
-
-    log_factor: Array
-    gradient: Array
-    hessian: Array
-    ok: Array | bool = True
-    inaccurate: Array | bool = False
 
 
 class Projection(ABC):
     """The base of the ways to compute the moments of a factor times its cavity.
 
     A subclass supplies :meth:`tilted`, and :meth:`expected` if it can, in coordinates in which the
-    cavity is standard normal; one that works in those of the factor replaces :meth:`project`.
+    cavity is standard normal; one for the coordinates of the factor replaces :meth:`project`.
     """
 
     needs_key = False
     """Whether ``rng_key`` is needed."""
     has_normaliser = True
     """Whether ``log_normaliser`` is computed."""
-    exclusive = True
-    """Whether there is :meth:`expected`."""
     whole = False
     """Whether a factor is in all the coordinates of the model, and ``index`` is needed."""
     max_rank: int | None = None
@@ -88,18 +61,17 @@ class Projection(ABC):
     :meth:`draw`."""
 
     @abstractmethod
-    def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Tilted:
-        """Moments of N(0, I) times exp(f), for f of r coordinates and of ``local`` ones after them.
+    def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Projected:
+        """What exp(f) adds to the natural parameters of N(0, I).
 
-        :param f: the log factor times the power.
+        :param f: the log factor times the power, of r coordinates and of ``local`` ones after them.
         """
 
-    def expected(self, f: LogFactor, r: int, rng_key: Array | None) -> Expected:
-        """Means under N(0, I), for power 0."""
-        self.refuse_power_0()
+    def expected(self, f: LogFactor, r: int, rng_key: Array | None) -> Projected:
+        """Means under N(0, I): of the gradient of f, of minus its Hessian, and of f, for power 0.
 
-    def refuse_power_0(self) -> NoReturn:
-        """An error for a projection without :meth:`expected`."""
+        :param f: the log factor.
+        """
         raise ValueError(
             f"power is 0, and {type(self).__name__} has no expectations under the approximation"
             " itself; use a power above 0, or projection=Quadrature() or ImportanceSampling()."
@@ -123,59 +95,87 @@ class Projection(ABC):
         index: Array | int | None = None,
         local: int = 0,
     ) -> Projected:
-        """The site of a factor to the given power, times its cavity.
+        r"""The site of a factor to the given power, times its cavity. Power 0 is the limit
+
+        .. math:: T = -\mathbb E_q[\nabla^2 l], \qquad v = \mathbb E_q[\nabla l] + T m
+
+        in which the cavity is q itself.
 
         :param log_factor: ``u -> l(u)``, not multiplied by the power; with local sites
             ``(u, z) -> l(u, z)``, of which the factor is the integral over z.
         :param mean: ``(r,)``, the mean m of the cavity.
         :param cov: ``(r, r)``, its covariance S.
-        :param float power: alpha, positive.
+        :param float power: alpha, at least 0.
         :param rng_key: random key, where :attr:`needs_key`.
         :param index: number of the factor, where :attr:`whole`.
         :param int local: number of the coordinates of z, where :attr:`takes_local`.
         """
-        self._check_key(rng_key)
-        r, L = mean.shape[0], root(cov)
+        r, L, scale = mean.shape[0], root(cov), power or 1.0
 
         def f(e: Array) -> Array:
             z = [e[r:]] if local else []
-            return power * log_factor(mean + matvec(L, e[:r]), *z)
+            return scale * log_factor(mean + matvec(L, e[:r]), *z)
 
-        found = self.tilted(f, r, rng_key, local)
-        v, T = from_moments(found.mean, inverse(found.cov), power)
-        if found.scores is not None:
-            g, K, by_scores = found.scores
-            scores = from_scores(g, K, power)
-            v, T = (jnp.where(by_scores, a, b) for a, b in zip(scores, (v, T), strict=True))
-        v, T = in_factor(v, T, mean, L)
-        ok = are_finite(v, T) & (smallest(found.cov) > 0) & found.ok
-        flags = jnp.asarray(found.inaccurate), jnp.asarray(found.low_ess)
-        return Projected(v, T, found.log_normaliser, ok, *flags)
+        site = self.tilted(f, r, rng_key, local) if power else self.expected(f, r, rng_key)
+        T = site.site_precision / scale
+        back = 1 / L if r == 1 else transpose(inverse_root(L))  # L^{-1}
+        T = symmetric(matmul(transpose(back), matmul(T, back)))
+        v = matvec(transpose(back), site.site_shift / scale) + matvec(T, mean)
+        site = site._replace(site_shift=v, site_precision=T, ok=site.ok & are_finite(v, T))
+        return jax.tree.map(jnp.asarray, site)
 
-    def project_exclusive(
+
+@dataclass(eq=False)
+class ClosedForm(Projection):
+    r"""Moments that a function of yours computes, in all D coordinates of the model.
+
+    .. math:: \hat m,\ \hat S,\ \log Z \quad\text{of}\quad
+        \mathcal N(\theta; m, S)\, e^{\alpha l_n(\theta)} / Z
+
+    The site is the difference :math:`(\hat S^{-1} - S^{-1}) / \alpha`, a full matrix. A factor that
+    is much weaker than its cavity therefore loses digits in single precision.
+
+    :param fn: ``(shift, precision, index, power) -> (mean, cov, log_normaliser)``: the natural
+        parameters :math:`S^{-1} m`, of shape ``(D,)``, and :math:`S^{-1}`, of shape ``(D, D)``, of
+        the cavity, the number of the factor and the power alpha, to the moments of the tilted
+        distribution and log Z. It is traced, with a traced ``index``.
+
+    >>> from numpyro_ext.ep import ClosedForm
+    >>> y = jnp.array([1.0, 2.0])                                  # y_n ~ N(theta, 1)
+    >>> def tilted(shift, precision, index, power):
+    ...     cov = jnp.linalg.inv(precision + power)
+    ...     return cov @ (shift + power * y[index]), cov, jnp.nan
+    >>> site = ClosedForm(tilted).project(None, jnp.zeros(1), jnp.eye(1), 1.0, index=1)
+    >>> print(site.site_shift, site.site_precision)
+    [2.] [[1.]]
+    """
+
+    fn: Callable[..., Any]
+
+    whole = True
+
+    def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Projected:
+        raise NotImplementedError("ClosedForm has moments in all coordinates; call project.")
+
+    def project(
         self,
-        log_factor: LogFactor,
+        log_factor: LogFactor | None,
         mean: Array,
         cov: Array,
+        power: float,
         rng_key: Array | None = None,
-        index: Array | None = None,
+        index: Array | int | None = None,
+        local: int = 0,
     ) -> Projected:
-        r"""The site in the limit of power 0, from :math:`\mathcal N(m, S)`, which is q itself.
-
-        .. math:: T = -\mathbb E_q[\nabla^2 l], \qquad v = \mathbb E_q[\nabla l] + T m
-        """
-        if self.exclusive:
-            self._check_key(rng_key)
-        L = root(cov)
-        found = self.expected(lambda e: log_factor(mean + matvec(L, e)), mean.shape[0], rng_key)
-        v, T = in_factor(found.gradient, -found.hessian, mean, L)
-        flags = are_finite(v, T) & found.ok, jnp.asarray(found.inaccurate), jnp.array(False)
-        return Projected(v, T, found.log_factor, *flags)
-
-    def _check_key(self, rng_key: Array | None) -> None:
-        if self.needs_key and rng_key is None:
-            name = type(self).__name__
-            raise ValueError(f"{name} draws at random; give it a random key, rng_key=.")
+        if power == 0:
+            self.expected(lambda u: u, len(mean), rng_key)
+        precision = inverse(cov)
+        shift = matvec(precision, mean)
+        tilted_mean, tilted_cov, log_normaliser = self.fn(shift, precision, index, power)
+        tilted = inverse(tilted_cov)
+        T = symmetric(tilted - precision) / power
+        v = (matvec(tilted, tilted_mean) - shift) / power
+        return jax.tree.map(jnp.asarray, Projected(v, T, log_normaliser, are_finite(v, T)))
 
 
 def root(cov: Array) -> Array:
@@ -190,6 +190,11 @@ def are_finite(v: Array, T: Array) -> Array:
 def smallest(M: Array) -> Array:
     """The smallest eigenvalue of a symmetric matrix; NaN if the matrix is not finite."""
     return M[0, 0] if M.shape[-1] == 1 else jnp.linalg.eigvalsh(symmetric(M))[0]
+
+
+def solve_any(M: Array, b: Array) -> Array:
+    """M^{-1} b for a small matrix M, symmetric or not."""
+    return b / M[0] if M.shape[-1] == 1 else jnp.linalg.solve(M, b)
 
 
 def inverse(M: Array) -> Array:
@@ -208,24 +213,18 @@ def weighted_moments(log_w: Array, x: Array) -> tuple[Array, Array]:
     return mean, matmul(d.T, w[:, None] * d)
 
 
-def from_moments(mean: Array, precision: Array, power: float) -> tuple[Array, Array]:
-    """(v, T) in coordinates e, as differences of the natural parameters of tilted and cavity."""
-    return matvec(precision, mean) / power, (precision - jnp.eye(mean.shape[-1])) / power
+def from_moments(mean: Array, cov: Array) -> tuple[Array, Array]:
+    """The natural parameters of N(mean, cov) over N(0, I); NaN if cov is not positive."""
+    precision = inverse(cov)
+    return matvec(precision, mean), precision - jnp.eye(mean.shape[-1])
 
 
-def from_scores(g: Array, K: Array, power: float) -> tuple[Array, Array]:
-    r"""(v, T) in coordinates e, without a difference of nearly equal numbers.
+def from_scores(g: Array, K: Array) -> tuple[Array, Array]:
+    r"""The same without a difference of nearly equal numbers.
 
     By parts, the mean is :math:`\bar g = \mathbb E[\alpha \nabla l]` and the covariance I + K with
     :math:`K = \mathbb E[\alpha \nabla^2 l] + \operatorname{Cov}[\alpha \nabla l]`, under the tilted
     distribution.
     """
     P = inverse(jnp.eye(g.shape[-1]) + K)
-    return matvec(P, g) / power, -symmetric(matmul(P, K)) / power
-
-
-def in_factor(v: Array, T: Array, mean: Array, L: Array) -> tuple[Array, Array]:
-    """(v, T) of coordinates e in those of the factor, u = mean + L e."""
-    back = 1 / L if L.shape[-1] == 1 else transpose(inverse_root(L))  # L^{-1}
-    T = symmetric(matmul(transpose(back), matmul(T, back)))
-    return matvec(transpose(back), v) + matvec(T, mean), T
+    return matvec(P, g), -symmetric(matmul(P, K))

@@ -13,10 +13,11 @@ import numpy as np
 
 from numpyro_ext._checks import check_count
 from numpyro_ext.ep.projection import (
-    Expected,
     LogFactor,
+    Projected,
     Projection,
-    Tilted,
+    from_moments,
+    from_scores,
     smallest,
     weighted_moments,
 )
@@ -33,7 +34,7 @@ DIFFERENCE = 0.05
 """The largest change of a moment, in standard deviations or relative, when every second node is
 left out."""
 AGREEMENT = 3e-3
-"""The largest difference of the two forms of the covariance, over what the factor changes."""
+"""The largest difference of the two forms of the covariance, over the change by the factor."""
 
 
 @dataclass(eq=False)
@@ -52,7 +53,7 @@ class Quadrature(Projection):
     Along the axes of :math:`I + g g^\top + |H|`, with g and H the derivatives of alpha l at c, the
     nodes are :math:`c_k + b_k \sinh \tau`, with :math:`\tau` equally spaced and :math:`b_k^{-2}`
     the eigenvalue, up to 9 standard deviations of the cavity. A factor with more than one sharp
-    place takes more points; ``inaccurate`` tells if every second node is not enough.
+    place takes more points; ``inaccurate`` is true if every second node is not enough.
 
     :param int num_points: number of nodes of a factor of rank 1, at least 11. Each axis of rank 2
         and 3 has a third of them, and one.
@@ -60,16 +61,13 @@ class Quadrature(Projection):
     **Reference:** *The exponentially convergent trapezoidal rule*, Lloyd N. Trefethen and J. A. C.
     Weideman, SIAM Review 2014.
 
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from jax.scipy.stats import norm
-        >>> from numpyro_ext.ep import Quadrature
-        >>> mean, cov = jnp.array([0.5]), jnp.array([[3.0]])
-        >>> found = Quadrature().project(lambda u: norm.logcdf(u[0]), mean, cov, 1.0)
-        >>> exact = norm.logcdf(0.5 / jnp.sqrt(1 + 3.0))
-        >>> bool(jnp.allclose(found.log_normaliser, exact, atol=1e-5))
-        True
+    >>> from jax.scipy.stats import norm
+    >>> from numpyro_ext.ep import Quadrature
+    >>> mean, cov = jnp.array([0.5]), jnp.array([[3.0]])
+    >>> site = Quadrature().project(lambda u: norm.logcdf(u[0]), mean, cov, 1.0)
+    >>> exact = norm.logcdf(0.5 / jnp.sqrt(1 + 3.0))
+    >>> bool(jnp.allclose(site.log_normaliser, exact, atol=1e-5))
+    True
     """
 
     num_points: int = 91
@@ -78,7 +76,7 @@ class Quadrature(Projection):
     def __post_init__(self) -> None:
         check_count("num_points", self.num_points, 11)
 
-    def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Tilted:
+    def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Projected:
         e, log_w, log_f, g = self._at_nodes(f, r)
         log_tilted = log_w + log_f
         m, S = weighted_moments(log_tilted, e)
@@ -101,21 +99,21 @@ class Quadrature(Projection):
         inaccurate = ~(jnp.max(jnp.maximum(moved, widened)) < DIFFERENCE)
         # A tilted distribution beyond the last nodes is not seen at all.
         inside = jnp.sum(jnp.where(jnp.max(jnp.abs(e), -1) > REACH - 1, w, 0.0)) < 1e-3
-        scores = gbar, K, by_scores
-        return Tilted(m, S, logsumexp(log_tilted), scores, inside, inaccurate)
+        v, T = jax.tree.map(partial(jnp.where, by_scores), from_scores(gbar, K), from_moments(m, S))
+        return Projected(v, T, logsumexp(log_tilted), inside, inaccurate)
 
-    def expected(self, f: LogFactor, r: int, rng_key: Array | None) -> Expected:
+    def expected(self, f: LogFactor, r: int, rng_key: Array | None) -> Projected:
         e, log_w, log_f, g = self._at_nodes(f, r)
-        known = jnp.isfinite(log_f)
+        is_finite = jnp.isfinite(log_f)
         w = jnp.exp(log_w)
         mean_g = jnp.tensordot(w, g, 1)
-        mean_log = jnp.sum(w * jnp.where(known, log_f, 0.0))
+        mean_log = jnp.sum(w * jnp.where(is_finite, log_f, 0.0))
         # A point of q's mass at which l is not finite makes its mean minus infinity.
-        lost = jnp.sum(jnp.where(known, 0.0, w))
+        lost = jnp.sum(jnp.where(is_finite, 0.0, w))
         half = jnp.sum(jnp.exp(log_w + self._every_second(r)))
         inaccurate = ~(jnp.abs(half - 1) < DIFFERENCE)
         H = symmetric(matmul(e.T, w[:, None] * (g - mean_g)))
-        return Expected(mean_log, mean_g, H, lost < 1e-6, inaccurate)
+        return Projected(mean_g, -H, mean_log, lost < 1e-6, inaccurate)
 
     def _at_nodes(self, f: LogFactor, r: int) -> tuple[Array, Array, Array, Array]:
         """Nodes e ``(n, r)``, their log weights under N(0, I), and f with its gradient.
@@ -123,12 +121,13 @@ class Quadrature(Projection):
         A node at which one of them is not finite has no weight.
         """
         e, log_w = nodes(f, r, self._per_axis(r), SEARCH[r])
-        # Each is computed once, and not again in all that it is used for. A derivative of the
-        # normaliser is that of the sum at these nodes.
+        # Each is computed once, and not again in all its uses. The normaliser is differentiated as
+        # the sum at these nodes.
         e, log_w = lax.optimization_barrier(lax.stop_gradient((e, log_w)))
         log_f, g = lax.optimization_barrier(jax.vmap(gradient(f))(e))
-        known = jnp.isfinite(log_f) & jnp.all(jnp.isfinite(g), -1)
-        return e, log_w, jnp.where(known, log_f, -jnp.inf), jnp.where(known[:, None], g, 0.0)
+        is_finite = jnp.isfinite(log_f) & jnp.all(jnp.isfinite(g), -1)
+        g = jnp.where(is_finite[:, None], g, 0.0)
+        return e, log_w, jnp.where(is_finite, log_f, -jnp.inf), g
 
     def _per_axis(self, r: int) -> int:
         return self.num_points if r == 1 else self.num_points // 3 + 1
@@ -143,22 +142,22 @@ class Quadrature(Projection):
 def gradient(f: Callable[[Array], Array]) -> Callable[[Array], tuple[Array, Array]]:
     """``e -> (f, gradient)`` by forward derivatives, which compile f once."""
 
-    def at(e: Array) -> tuple[Array, Array]:
+    def both(e: Array) -> tuple[Array, Array]:
         push = partial(jax.jvp, f, (e,))
         return jax.vmap(lambda v: push((v,)), out_axes=(None, -1))(jnp.eye(len(e), dtype=e.dtype))
 
-    return at
+    return both
 
 
 def nodes(f: Callable[[Array], Array], r: int, n: int, search: tuple[int, int]) -> tuple:
     """Nodes ``(n^r, r)`` and log weights of an integral over N(0, I), for a log factor f: at each
-    node of the axis along which f is flattest, those of the other axes are placed anew."""
+    node of the axis along which f is flattest, the nodes of the other axes are placed anew."""
     c = sharpest_place(f, r, search)
     # A difference of gradients: second derivatives take long to compile, and these need no digits.
     around = jnp.concatenate([jnp.zeros((1, r)), STEP * jnp.eye(r)]).astype(c.dtype)
-    found = lax.optimization_barrier(jax.vmap(gradient(f))(c + around)[1])
-    found = jnp.where(jnp.isfinite(found), found, 0.0)
-    g, H = found[0], (found[1:] - found[0]) / STEP
+    gradients = lax.optimization_barrier(jax.vmap(gradient(f))(c + around)[1])
+    gradients = jnp.where(jnp.isfinite(gradients), gradients, 0.0)
+    g, H = gradients[0], (gradients[1:] - gradients[0]) / STEP
     if r == 1:
         y, log_w = line(c[0], g[0] ** 2 + jnp.abs(H[0, 0]), n)
         return y[:, None], log_w
@@ -168,10 +167,10 @@ def nodes(f: Callable[[Array], Array], r: int, n: int, search: tuple[int, int]) 
     y, log_w = line(Q[:, 0] @ c, jnp.maximum(curvature[0], 0.0), n)
 
     def across(y: Array) -> tuple[Array, Array]:
-        def at(x: Array) -> Array:
+        def section(x: Array) -> Array:
             return f(matvec(Q, jnp.concatenate([y[None], x])))
 
-        x, log_w = nodes(at, r - 1, n, INNER)
+        x, log_w = nodes(section, r - 1, n, INNER)
         return jnp.concatenate([jnp.full_like(x[:, :1], y), x], -1), log_w
 
     e, log_w_inner = jax.vmap(across)(y)
@@ -187,7 +186,7 @@ def line(c: Array, curvature: Array, n: int) -> tuple[Array, Array]:
 
     low, high = arcsinh((-REACH - c) / b), arcsinh((REACH - c) / b)
     step = (high - low) / (n - 1)
-    # Hyperbolic functions by one exponential, since those of the library are slow to compile.
+    # Hyperbolic functions by one exponential, since the functions of the library compile slowly.
     t = jnp.exp(low + step * jnp.arange(n))
     y = c + b * (t - 1 / t) / 2
     return y, jnp.log(step * b * (t + 1 / t) / 2) - y**2 / 2 - jnp.log(2 * jnp.pi) / 2
@@ -197,34 +196,32 @@ def sharpest_place(f: Callable[[Array], Array], r: int, search: tuple[int, int])
     """Where exp(f), times the density of N(0, I), changes most between neighbours on a grid."""
     intervals, times = search
 
-    def narrowed(state: tuple[Array, Array]) -> tuple[Array, Array]:
+    def narrowed(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
         c, half = state
-        n = intervals + 1
-        axes = [jnp.linspace(-half, half, n)] * r
-        e = c + jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1).reshape(-1, r)
+        axes = [jnp.linspace(-half, half, intervals + 1)] * r
+        grid = c + jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1)
+        e = grid.reshape(-1, r)
         # A barrier, or f is compiled again in each of its uses.
         e, log_f = lax.optimization_barrier((e, jax.vmap(f)(e)))
-        log_f = jnp.where(log_f < jnp.inf, log_f, -jnp.inf).reshape((n,) * r)  # NaN too
-        log_p = (-jnp.sum(e**2, -1) / 2).reshape((n,) * r)
-        e = e.reshape((n,) * r + (r,))
+        log_f = jnp.where(log_f < jnp.inf, log_f, -jnp.inf).reshape(grid.shape[:-1])  # NaN too
+        log_p = (-jnp.sum(e**2, -1) / 2).reshape(grid.shape[:-1])
         top = jnp.max(log_f + log_p)
         top = jnp.where(jnp.isfinite(top), top, 0.0)
         places, changes = [], []
         for k in range(r):
-            (f0, f1), (p0, p1), (e0, e1) = (
-                (lax.slice_in_dim(x, 0, n - 1, axis=k), lax.slice_in_dim(x, 1, n, axis=k))
-                for x in (log_f, log_p, e)
+            low, high = (
+                [lax.slice_in_dim(x, i, intervals + i, axis=k) for x in (log_f, log_p, grid)]
+                for i in (0, 1)
             )
-            log_p_k = jnp.maximum(p0, p1) - top
-            change = jnp.abs(jnp.exp(f1 + log_p_k) - jnp.exp(f0 + log_p_k)).ravel()
-            best = jnp.argmax(change)
-            places.append(((e0 + e1) / 2).reshape(-1, r)[best])
-            changes.append(change[best])
+            log_p_k = jnp.maximum(low[1], high[1]) - top
+            change = jnp.abs(jnp.exp(high[0] + log_p_k) - jnp.exp(low[0] + log_p_k)).ravel()
+            sharpest = jnp.argmax(change)
+            places.append(((low[2] + high[2]) / 2).reshape(-1, r)[sharpest])
+            changes.append(change[sharpest])
         change, place = jnp.stack(changes), jnp.stack(places)
-        best = jnp.argmax(change)
-        c = jnp.where(change[best] > 0, place[best], c)
+        sharpest = jnp.argmax(change)
+        c = jnp.where(change[sharpest] > 0, place[sharpest], c)
         # And the neighbours, of which one may hide a narrow factor.
         return c, 3 * half / intervals
 
-    start = jnp.zeros(r), jnp.asarray(REACH)
-    return lax.fori_loop(0, times, lambda _, state: narrowed(state), start)[0]
+    return lax.fori_loop(0, times, narrowed, (jnp.zeros(r), jnp.asarray(REACH)))[0]

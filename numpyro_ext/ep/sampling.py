@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -15,10 +15,11 @@ from numpyro.infer.hmc import hmc
 
 from numpyro_ext._checks import check_count
 from numpyro_ext.ep.projection import (
-    Expected,
     LogFactor,
+    Projected,
     Projection,
-    Tilted,
+    from_moments,
+    from_scores,
     root,
     smallest,
     weighted_moments,
@@ -28,11 +29,11 @@ from numpyro_ext.expfam.linalg import half_logdet, inverse_root, matmul, matvec,
 LARGEST_HESSIAN = 50
 """The rank up to which second derivatives are taken."""
 FLATTEST = 1e-3
-"""The least curvature in the coordinates of local sites; that of a cavity is 1."""
+"""The least curvature in the coordinates of local sites, where a cavity has 1."""
 FEWEST = 20
 """The least effective number of points of which one is drawn."""
 INFLATION = 1.5
-"""The covariance of the second proposal, in units of that of Laplace's approximation."""
+"""The covariance of the second proposal over the one of Laplace's approximation."""
 
 
 @dataclass(eq=False)
@@ -57,15 +58,12 @@ class ImportanceSampling(Projection):
     :param int num_samples: number of points.
     :param float min_ess: least effective sample size, as a share of the points, in (0, 1).
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_ext.ep import ImportanceSampling
-        >>> factor = lambda u: -jnp.sum(u**2) / 2                       # a precision of I
-        >>> found = ImportanceSampling().project(
-        ...     factor, jnp.zeros(4), jnp.eye(4) / 2, 1.0, jax.random.key(0))
-        >>> bool(jnp.allclose(found.site_precision, jnp.eye(4), atol=0.05))
-        True
+    >>> from numpyro_ext.ep import ImportanceSampling
+    >>> factor = lambda u: -jnp.sum(u**2) / 2                       # a precision of I
+    >>> site = ImportanceSampling().project(
+    ...     factor, jnp.zeros(4), jnp.eye(4) / 2, 1.0, jax.random.key(0))
+    >>> bool(jnp.allclose(site.site_precision, jnp.eye(4), atol=0.05))
+    True
     """
 
     num_samples: int = 512
@@ -79,7 +77,7 @@ class ImportanceSampling(Projection):
         if not 0 < self.min_ess < 1:
             raise ValueError(f"min_ess is {self.min_ess!r}; it must be a number between 0 and 1.")
 
-    def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Tilted:
+    def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Projected:
         points = self._normal_points(rng_key, r + local)
         if local:
             first = with_local(f, points, jnp.zeros(r), jnp.eye(r))
@@ -89,14 +87,15 @@ class ImportanceSampling(Projection):
             first = points, finite(jax.vmap(f)(points))
             second = at_mode(f, *first)
         enough = ess(first[1]) >= self.min_ess
-        # A derivative of the normaliser is that of the factor, at points that stay.
+        # The normaliser is differentiated through the factor, at points that stay.
         e, log_w = lax.stop_gradient(
             [jnp.where(enough, a, b) for a, b in zip(first, second, strict=True)]
         )
         log_f = jax.vmap(f)(e)
         log_w += jnp.where(jnp.isfinite(log_f), log_f - lax.stop_gradient(log_f), 0.0)
 
-        (m, S), scores = weighted_moments(log_w, e[:, :r]), None
+        m, S = weighted_moments(log_w, e[:, :r])
+        v, T = from_moments(m, S)
         if r <= LARGEST_HESSIAN:
             g, H = jax.vmap(jax.grad(f))(e), jax.vmap(jax.hessian(f))(e)
             # With local sites, too, these give the derivatives of the integral over them.
@@ -104,16 +103,16 @@ class ImportanceSampling(Projection):
             g, H = (jnp.where(jnp.isfinite(x), x, 0.0) for x in (g, H))
             gbar, cov_g = weighted_moments(log_w, g)
             K = jnp.tensordot(jax.nn.softmax(log_w), H, 1) + cov_g
-            scores = gbar, K, smallest(S) > 0.5
+            by_scores = partial(jnp.where, smallest(S) > 0.5)
+            v, T = jax.tree.map(by_scores, from_scores(gbar, K), (v, T))
         log_normaliser = logsumexp(log_w) - jnp.log(self.num_samples)
-        low_ess = ~(ess(log_w) >= self.min_ess)
-        return Tilted(m, S, log_normaliser, scores, low_ess=low_ess)
+        return Projected(v, T, log_normaliser, low_ess=~(ess(log_w) >= self.min_ess))
 
-    def expected(self, f: LogFactor, r: int, rng_key: Array | None) -> Expected:
+    def expected(self, f: LogFactor, r: int, rng_key: Array | None) -> Projected:
         e = self._normal_points(rng_key, r)
         mean_log = jnp.mean(jax.vmap(f)(e))
-        g, H = (jnp.mean(jax.vmap(of(f))(e), 0) for of in (jax.grad, jax.hessian))
-        return Expected(mean_log, g, H, jnp.isfinite(mean_log))
+        g, H = (jnp.mean(jax.vmap(D(f))(e), 0) for D in (jax.grad, jax.hessian))
+        return Projected(g, -H, mean_log, jnp.isfinite(mean_log))
 
     def draw(self, log_density: LogFactor, size: int, rng_key: Array) -> tuple[Array, Array]:
         """One of the points around a mode, by their weights; NaN if these are too uneven."""
@@ -152,15 +151,12 @@ class NUTSProjection(Projection):
     **Reference:** *Expectation propagation as a way of life*, Andrew Gelman et al., JMLR 2020
     (section 4.3).
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_ext.ep import NUTSProjection
-        >>> factor = lambda u: -3 * (u[0] - 1)**2 / 2                   # a precision of 3
-        >>> found = NUTSProjection(num_warmup=100, num_samples=2000).project(
-        ...     factor, jnp.zeros(1), jnp.eye(1), 1.0, jax.random.key(0))
-        >>> bool(abs(found.site_precision[0, 0] - 3) < 1)
-        True
+    >>> from numpyro_ext.ep import NUTSProjection
+    >>> factor = lambda u: -3 * (u[0] - 1)**2 / 2                   # a precision of 3
+    >>> site = NUTSProjection(num_warmup=100, num_samples=2000).project(
+    ...     factor, jnp.zeros(1), jnp.eye(1), 1.0, jax.random.key(0))
+    >>> bool(abs(site.site_precision[0, 0] - 3) < 1)
+    True
     """
 
     num_warmup: int = 200
@@ -170,14 +166,13 @@ class NUTSProjection(Projection):
     needs_key = True
     has_normaliser = False
     takes_local = True
-    exclusive = False
 
     def __post_init__(self) -> None:
         check_count("num_warmup", self.num_warmup)
         check_count("num_samples", self.num_samples, 2)
         check_count("num_chains", self.num_chains)
 
-    def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Tilted:
+    def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Projected:
         S = self.num_samples * self.num_chains
         if S <= r + 2:
             raise ValueError(
@@ -193,10 +188,10 @@ class NUTSProjection(Projection):
 
         draws = jax.vmap(chain)(random.split(rng_key, self.num_chains)).reshape(S, -1)[:, :r]
         m, C = weighted_moments(jnp.zeros(S), draws)
-        return Tilted(m, C * S / (S - r - 2), jnp.array(jnp.nan))
+        return Projected(*from_moments(m, C * S / (S - r - 2)), jnp.array(jnp.nan))
 
     def draw(self, log_density: LogFactor, size: int, rng_key: Array) -> tuple[Array, Array]:
-        """The last state of a chain of its own."""
+        """The last state of a new chain."""
         return self._chain(log_density, size, 1, rng_key)[-1], jnp.array(jnp.nan)
 
     def _chain(self, log_density: LogFactor, size: int, num_samples: int, rng_key: Array) -> Array:
@@ -232,13 +227,13 @@ def with_local(
     L = root(cov)
     e = mean + matvec(L, points[:, :r])
 
-    def given(e: Array, point: Array) -> tuple[Array, Array]:
+    def beside(e: Array, point: Array) -> tuple[Array, Array]:
         z, log_h = around(
             lambda z: f(jnp.concatenate([e, z])), jnp.zeros_like(point), point[None], FLATTEST
         )
         return z[0], log_h[0] - len(point) / 2 * np.log(2 * np.pi)
 
-    z, log_h = jax.vmap(given)(e, points[:, r:])
+    z, log_h = jax.vmap(beside)(e, points[:, r:])
     both = jnp.concatenate([e, z], -1)
     log_h += -jnp.sum(points[:, :r] ** 2, -1) / 2 - jnp.sum(jnp.log(jnp.diagonal(L)))
     return both, finite(jax.vmap(f)(both) - jnp.sum(e**2, -1) / 2 - log_h)

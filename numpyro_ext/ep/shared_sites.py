@@ -27,8 +27,7 @@ from numpyro_ext._model.factors import Factors
 from numpyro_ext.ep.base import EPEngine
 from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorTable, map_factors
 from numpyro_ext.ep.normal import Family, Site, choose, distance, halved, is_finite, plus
-from numpyro_ext.ep.prior import Prior
-from numpyro_ext.ep.reader import ModelReading
+from numpyro_ext.ep.reading import ModelReading, Prior
 from numpyro_ext.ep.sites import EPState, total_of
 from numpyro_ext.ep.sweep import (
     SweepConfig,
@@ -46,23 +45,63 @@ _PRIOR_DAMPING = 0.8
 """The d of the factors of the prior, which are updated from one q."""
 
 
+class Parts(NamedTuple):
+    """The factors of the data in G groups, each of which shares a site.
+
+    - **slot** - ``(G,)``, the site s of each group.
+    - **amount** - ``(G,)``, c.
+    - **number** - ``(G,)``, how many factors the group has.
+    - **rows** - ``(G, M)``, which factors these are, filled up with -1; None for one group of all.
+    """
+
+    slot: np.ndarray
+    amount: np.ndarray
+    number: np.ndarray
+    rows: np.ndarray | None
+
+
 class Items(NamedTuple):
     """What one step visits: G cavities, and M factors from each.
 
-    - **slot** - ``(G,)``, the site s that is taken out.
-    - **amount** - ``(G,)``, c.
+    - **slot, amount** - as in :class:`Parts`.
     - **rate** - ``(G,)``, epsilon; it is raised where factors are left out, so that they are out of
       the mean.
     - **weight** - ``(G,)``, how many factors each of the M stands for in the evidence.
     - **index, mask** - ``(G, M)``, the factors, and which of them count.
     """
 
-    slot: Array
-    amount: Array
+    slot: Any
+    amount: Any
     rate: Array
     weight: Array
     index: Any  # of NumPy where they are all rows
     mask: Any
+
+
+def items_of(
+    config: SweepConfig, parts: Parts, size: int, i: Array, rng_key: Any, indices: Any = None
+) -> Items:
+    """The factors that step i visits.
+
+    :param size: the number of all rows.
+    :param indices: factors to take in place of random ones, or None.
+    """
+    G, M = len(parts.slot), config.batch_size
+    if indices is not None:
+        index: Any = jnp.reshape(jnp.asarray(indices), (G, -1))
+    elif M in (None, size if parts.rows is None else parts.rows.shape[1]):
+        index = np.arange(size)[None] if parts.rows is None else parts.rows
+    else:
+        index = random.randint(rng_key, (G, M), 0, jnp.asarray(parts.number)[:, None])
+        if parts.rows is not None:
+            index = jnp.take_along_axis(jnp.asarray(parts.rows), index, 1)
+    mask = index >= 0
+    count = mask.sum(1)
+    epsilon = config.step(i) if callable(config.step) else config.step
+    epsilon = count / parts.number if epsilon is None else epsilon
+    rate = jnp.broadcast_to(epsilon, G).astype(float) / count
+    weight = jnp.asarray(parts.number / count, float)
+    return Items(parts.slot, parts.amount, rate, weight, index * mask, mask)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -89,48 +128,35 @@ class SharedSitesEngine(EPEngine):
         check_nonnegative("power", self.power)
         if self.step is not None and not callable(self.step):
             check_rate("step", self.step)
+            self.step = float(self.step)
 
     @abstractmethod
-    def times(self, size: int) -> Array:
-        """``(S,)``, how often each of the shared sites stands in q, for ``size`` rows."""
+    def parts(self, size: int) -> Parts:
+        """The factors of ``size`` rows by the site that they share."""
 
     @abstractmethod
-    def all_rows(self, size: int) -> Items:
-        """All factors of the data, each once, with the site that they share."""
+    def config(self, size: int) -> SweepConfig:
+        """What is static in a step on ``size`` rows."""
+
+    def sweep(
+        self, plan: EPPlan, state: EPState, arrays: list[Array], indices: Any = None
+    ) -> tuple[EPState, Array]:
+        size = plan.reading.factors.size
+        return shared_step(plan, self.config(size), state, arrays, self.parts(size), indices)[:2]
 
     def table_of(
         self, reading: ModelReading, arrays: list[Array], prior: Prior
     ) -> tuple[EPPlan, FactorTable]:
         plan, table = super().table_of(reading, arrays, prior)
-        return plan, table._replace(times=self.times(reading.factors.size))
+        parts = self.parts(reading.factors.size)
+        times = np.bincount(parts.slot, parts.number * parts.amount)
+        return plan, table._replace(times=jnp.asarray(times, float))
 
     def evidence_of(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[Array, Array]:
-        items = self.all_rows(plan.reading.factors.size)
+        size = plan.reading.factors.size
+        items = items_of(SweepConfig(self.normals), self.parts(size), size, state.i, None)
         plan, state = with_own_sites(plan, self.normals, state, arrays, items)
         return evidence(plan, self.normals, state, arrays)
-
-
-def rate_of(step: float | Callable[[Array], Array] | None, i: Array, default: Any) -> Any:
-    """epsilon of step ``i``."""
-    if step is None:
-        return default
-    return step(i) if callable(step) else step
-
-
-def _settled(family: Family, total: Site, change: Site) -> tuple[Array, Array]:
-    """The share of a change of q by which it stays a distribution, and how many halvings."""
-    whole = jnp.ones((), total.shift.dtype)
-    return halved(family, lambda d: plus(total, change, d), whole)
-
-
-class _Rows(NamedTuple):
-    """Of rows that share a cavity: the sum of F over the good ones, how many these are, the update
-    of each, and its basis."""
-
-    F: Site
-    good: Array
-    updates: Update
-    bases: Array
 
 
 def _update_rows(
@@ -142,8 +168,9 @@ def _update_rows(
     shared: Site,
     item: Items,
     rng_key: Array,
-) -> _Rows:
-    """The rows of one item, whose cavity is q without its share of a site."""
+) -> tuple[Site, Array, Update, Array]:
+    """The rows of one item, whose cavity is q without its share of a site: the sum of F over the
+    good ones, how many these are, and of each its update and its basis."""
     family, spec, group = config.family, plan.specs[0], table.groups[0]
     q, taylor = family.moments(total), table.taylor
     power = spec.power
@@ -157,7 +184,7 @@ def _update_rows(
     else:
         gain = (family.log_partition(left) - family.log_partition(total)) / power
 
-    def one(n: Array, key: Array | None, read: Any) -> tuple[Update, Array, Site]:
+    def update(n: Array, key: Array | None, read: Any) -> tuple[Update, Array, Site]:
         number = spec.number(group, n)
         here = factors.with_row(number, read)
         A = spec.basis(here, group, table.center, n)
@@ -168,29 +195,30 @@ def _update_rows(
         return site_update(family, here, spec, cavity, number, A, none, key), A, at_center
 
     read = factors.read_rows(jnp.asarray(item.index)) if spec.rank is not None else None
-    each = item.index, keys_of(spec, rng_key, len(item.index)), read
-    found, A, at_center = map_factors(one, each, spec.batch_size)
+    rows = item.index, keys_of(spec, rng_key, len(item.index)), read
+    updates, A, at_center = map_factors(update, rows, spec.batch_size)
     mask = item.mask
-    good = mask & proper & ~(found.improper | found.skipped | found.low_ess)
+    good = mask & proper & ~(updates.improper | updates.skipped | updates.low_ess)
 
     def of_good(x: Array) -> Array:
         return jnp.where(good.reshape(-1, *[1] * (x.ndim - 1)), x, 0.0)
 
-    sites = jax.tree.map(of_good, found.site)
+    sites = jax.tree.map(of_good, updates.site)
     F = family.total(A, sites)
     if taylor is not None:
-        F = family.total(A, jax.tree.map(of_good, plus(found.site, at_center, -1.0)))
+        F = family.total(A, jax.tree.map(of_good, plus(updates.site, at_center, -1.0)))
         F = plus(F, taylor.mean, jnp.sum(good))
-    if config.moments and power > 0:  # the limit at power 0 is that of the sites
-        mean = family.of_mean(cavity, A, sites, good, power)
+    if config.moments and power > 0:  # at power 0 both are the same
+        share = good / jnp.maximum(jnp.sum(good), 1)
+        mean = family.of_mean(cavity, A, sites, share, power)
         F = jax.tree.map(lambda x: jnp.sum(good) * x, mean)
     names = "skipped", "low_ess", "inaccurate"
-    updates = found._replace(
-        log_z=jnp.where(mask, found.log_z + jnp.where(proper, gain, 0.0), 0.0),
-        improper=mask & (found.improper | ~proper),
-        **{name: mask & proper & getattr(found, name) for name in names},
+    updates = updates._replace(
+        log_z=jnp.where(mask, updates.log_z + jnp.where(proper, gain, 0.0), 0.0),
+        improper=mask & (updates.improper | ~proper),
+        **{name: mask & proper & getattr(updates, name) for name in names},
     )
-    return _Rows(F, jnp.sum(good), updates, A)
+    return F, jnp.sum(good), updates, A
 
 
 def with_own_sites(
@@ -216,65 +244,77 @@ def _own_sites(
     """``(G, M, ...)``, the site F of each factor, zero where it is not found, and its basis."""
     factors = plan.reading.on(lax.stop_gradient(arrays))
 
-    def of(xs: tuple[Items, Array]) -> tuple[Site, Array]:
+    def sites_of(xs: tuple[Items, Array]) -> tuple[Site, Array]:
         item, key = xs
         shared = jax.tree.map(lambda x: x[item.slot], state.sites[0])
-        given = SweepConfig(family), factors, state.table, state.total, shared
-        rows = _update_rows(plan, *given, item, key)
-        return rows.updates.site, rows.bases
+        q = SweepConfig(family), factors, state.table, state.total
+        _, _, updates, bases = _update_rows(plan, *q, shared, item, key)
+        return updates.site, bases
 
-    return lax.map(of, (items, random.split(state.rng_key, len(items.slot))))
+    return lax.map(sites_of, (items, random.split(state.rng_key, len(items.slot))))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def shared_sweep(
-    plan: EPPlan, config: SweepConfig, state: EPState, arrays: list[Array], items: Items
-) -> tuple[EPState, Array]:
-    """One step: the sites that the items share, and then the factors of the prior."""
+def shared_step(
+    plan: EPPlan,
+    config: SweepConfig,
+    state: EPState,
+    arrays: list[Array],
+    parts: Parts,
+    indices: Any = None,
+) -> tuple[EPState, Array, Items]:
+    """One step, the sites that are shared and then the factors of the prior: the state, the loss,
+    and what was visited."""
+    key_rows, rng_key = None, state.rng_key
+    if config.batch_size is not None:
+        key_rows, rng_key = random.split(rng_key)
+    items = items_of(config, parts, plan.reading.factors.size, state.i, key_rows, indices)
     family, factors, table = config.family, plan.reading.on(arrays), state.table
     shared, *prior_sites = state.sites
     total, W = state.total, table.times
     assert W is not None
-    rng_key, key_items, *keys = random.split(state.rng_key, len(plan.specs) + 1)
+    rng_key, key_items, *keys = random.split(rng_key, len(plan.specs) + 1)
+    whole = jnp.ones((), total.shift.dtype)
 
     def change_of(shared: Site, total: Site, item: Items, key: Array) -> tuple[Site, Update]:
         site = jax.tree.map(lambda x: x[item.slot], shared)
-        rows = _update_rows(plan, config, factors, table, total, site, item, key)
+        rows = plan, config, factors, table, total, site, item, key
+        F, good, updates, _ = _update_rows(*rows)
         # The mean over the good rows, with the rate of all of them.
-        scale = item.rate * jnp.sum(item.mask) / jnp.maximum(rows.good, 1)
-        taken = rows.good * item.amount
-        return jax.tree.map(lambda f, x: scale * (f - taken * x), rows.F, site), rows.updates
+        scale = item.rate * jnp.sum(item.mask) / jnp.maximum(good, 1)
+        taken = good * item.amount
+        return jax.tree.map(lambda f, x: scale * (f - taken * x), F, site), updates
 
     def serial(carry: Any, xs: Any) -> tuple[Any, Any]:
         shared, total = carry
         item, key = xs
-        change, found = change_of(shared, total, item, key)
-        times = W[item.slot]
-        d, halvings = _settled(family, total, jax.tree.map(lambda x: times * x, change))
-        total = plus(total, change, d * times)
+        change, updates = change_of(shared, total, item, key)
+        in_q = jax.tree.map(lambda x: W[item.slot] * x, change)
+        d, halvings = halved(family, partial(plus, total, in_q), whole)
+        total = plus(total, change, d * W[item.slot])
         shared = jax.tree.map(lambda x, c: x.at[item.slot].add(d * c), shared, change)
-        return (shared, total), (found, halvings)
+        return (shared, total), (updates, halvings)
 
     each = items, random.split(key_items, len(items.slot))
     if config.serial:
-        (shared, after), (found, halvings) = lax.scan(serial, (shared, total), each)
+        (shared, after), (of_rows, halvings) = lax.scan(serial, (shared, total), each)
         base, halvings = after, jnp.sum(halvings)
     else:
-        change, found = lax.map(lambda xs: change_of(shared, total, *xs), each)
+        change, of_rows = lax.map(lambda xs: change_of(shared, total, *xs), each)
         by_slot = jax.tree.map(lambda x, c: jnp.zeros_like(x).at[items.slot].add(c), shared, change)
         in_q = jax.tree.map(lambda x: jnp.tensordot(W, x, 1), by_slot)
-        d, halvings = _settled(family, total, in_q)
+        d, halvings = halved(family, partial(plus, total, in_q), whole)
         shared, after, base = plus(shared, by_slot, d), plus(total, in_q, d), total
-    log_z = jnp.sum(items.weight[:, None] * found.log_z)
+    log_z = jnp.sum(items.weight[:, None] * of_rows.log_z)
 
-    updates, sites = [found], [shared]
+    updates, sites = [of_rows], [shared]
     rest = zip(plan.specs[1:], table.groups[1:], prior_sites, keys, strict=True)
     for spec, group, site, key in rest:
         update = update_group(family, factors, spec, family.moments(base), group, site, key)
         change = plus(update.site, site, -1.0)
         change = jax.tree.map(lambda x: _PRIOR_DAMPING * x, change)
         in_q = family.total(group.basis, change)
-        d, more = _settled(family, after, in_q)
+        d, more = halved(family, partial(plus, after, in_q), whole)
         after, halvings = plus(after, in_q, d), halvings + more
         sites.append(plus(site, change, d))
         updates.append(update)
@@ -283,6 +323,6 @@ def shared_sweep(
 
     new = total_of(family, state.prior, table, sites)
     residual = distance(family.moments(total), family.moments(new))
-    result = SweepResult(new, tuple(sites), log_z, updates, residual, halvings)
-    early = state.i == 0
-    return next_state(plan, config, state, result, early, rng_key=rng_key), -log_z
+    result = SweepResult(tuple(sites), updates, log_z, residual, halvings, state.prior)
+    state = next_state(plan, config, state, result, early=state.i == 0)
+    return state._replace(rng_key=rng_key), -log_z, items

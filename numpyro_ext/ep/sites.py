@@ -11,17 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._model.factors import Factors
-from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorGroupSpec, FactorTable, map_rows
+from numpyro_ext.ep.factors import (
+    EPPlan,
+    FactorGroup,
+    FactorGroupSpec,
+    FactorTable,
+    map_rows,
+    placed,
+)
 from numpyro_ext.ep.normal import Family, Moments, Site, plus, variances
-from numpyro_ext.ep.prior import Prior, normal_part
-from numpyro_ext.ep.reader import ONCE
+from numpyro_ext.ep.reading import ONCE, Prior, normal_part
+from numpyro_ext.expfam.linalg import positive
 
 _OFF = 1e-2
-"""The part of a factor's gradient outside its basis, at which the basis is that of other data."""
+"""The part of a factor's gradient outside its basis above which the basis belongs to other data."""
 
 EPRunResult = namedtuple("EPRunResult", ["params", "state", "losses"])
 """
-A :func:`~collections.namedtuple` with these entries, those of ``SVIRunResult``:
+A :func:`~collections.namedtuple` with the entries of ``SVIRunResult``:
 
  - **params** - the parameters of the engine's guide.
  - **state** - the last :class:`EPState`.
@@ -35,11 +42,11 @@ class Report(NamedTuple):
     - **residual** - the change of q by one full undamped sweep: the largest over the coordinates of
       the change of the mean in standard deviations and of the relative change of the variance; inf
       before the first sweep and where the undamped q is improper.
-    - **skipped** - factors that were left as they were in the last step.
+    - **skipped** - factors that the last step left out.
     - **converged** - whether the residual is below ``tol``, or what rounding leaves of it, and no
       factor was skipped.
-    - **num_improper** - factors left out because their cavity was improper; those of the prior,
-      whose cavities are flat at first, are counted once there was a step without.
+    - **num_improper** - factors left out because their cavity was improper; factors of the
+      prior, whose cavities are flat at first, are counted once there was a step without.
     - **num_skipped** - factors left out because the moments were not finite, not positive definite,
       or not reached by the nodes.
     - **num_low_ess** - factors left out because the importance weights were uneven.
@@ -69,11 +76,11 @@ class EPState(NamedTuple):
     - **i** - number of steps so far.
     - **shift, precision** - natural parameters of q in the flat order: ``(D,)`` and ``(D, D)``, or
       ``(D,)`` for the diagonal family; ``shift = precision @ mean``.
-    - **site_shift, site_precision** - those of the sites, a tuple with an entry for each group of
-      factors, the rows of the data first: ``(n, r)`` and ``(n, r, r)`` in the r coordinates
-      ``basis @ x`` of each factor, or ``(n, D)`` for the diagonal family.
-    - **prior_shift, prior_precision** - those of the terms of the prior that are normal, for the
-      arguments of the last call.
+    - **site_shift, site_precision** - of the sites, with an entry for each group of factors, the
+      rows of the data first: ``(n, r)`` and ``(n, r, r)`` in the r coordinates ``basis @ x`` of
+      each factor, or ``(n, D)`` for the diagonal family.
+    - **prior_shift, prior_precision** - of the normal terms of the prior, for the arguments of the
+      last call.
     - **report** - a :class:`Report`.
     - **log_evidence** - the estimate that went with the last step.
     - **damping** - the d of the next step.
@@ -151,71 +158,91 @@ def zeros_of(family: Family, table: FactorTable) -> tuple[Site, ...]:
 @partial(jax.jit, static_argnums=0)
 def total_of(family: Family, prior: Site, table: FactorTable, sites: Sequence[Site]) -> Site:
     """Natural parameters of the prior and all sites, from scratch."""
-    total = prior
-    for k, (group, site) in enumerate(zip(table.groups, sites, strict=True)):
-        if k == 0 and table.times is not None:
-            times = table.times
-            part = jax.tree.map(lambda x, W=times: jnp.tensordot(W, x, 1), site)
-        else:
-            part = family.total(group.basis, site)
-        total = plus(total, part)
-    return total
+    parts = [prior]
+    if table.times is not None:
+        parts.append(jax.tree.map(partial(jnp.tensordot, table.times, axes=1), sites[0]))
+    own = list(zip(table.groups, sites, strict=True))[len(parts) - 1 :]
+    return reduce(plus, parts + [family.total(group.basis, site) for group, site in own])
 
 
 def change_of(family: Family, table: FactorTable, new: Sequence[Site], old: Sequence[Site]) -> Site:
     """The change of q's natural parameters by new sites, for which no large sums are subtracted."""
     parts = [
-        family.total(group.basis, jax.tree.map(jnp.subtract, a, b))
+        family.total(group.basis, plus(a, b, -1.0))
         for group, a, b in zip(table.groups, new, old, strict=True)
     ]
-    return reduce(partial(jax.tree.map, jnp.add), parts)
+    return reduce(plus, parts)
 
 
 def is_positive(total: Site) -> bool:
     """Return whether a precision is positive definite beyond rounding."""
-    P = np.asarray(total.precision, np.float64)
-    if P.ndim == 1:
-        return bool(np.all(P > 0))
-    scale = np.sqrt(np.maximum(np.diag(P), 0))
-    if not np.all(scale > 0):
-        return False
-    smallest = np.linalg.eigvalsh(P / scale / scale[:, None])[0]
-    return bool(smallest > 100 * np.finfo(np.asarray(total.precision).dtype).eps)
+    P = total.precision
+    return bool(jnp.all(P > 0) if P.ndim == 1 else positive(P, jnp.diagonal(P)))
 
 
-def start_sites(
-    family: str, plan: EPPlan, table: FactorTable, prior: Prior, sites: Sequence[Site]
-) -> tuple[Site, ...]:
-    """Sites by which each latent site whose prior is not normal has the spread of its draws."""
-    start = _start_full if family == "full" else _start_diagonal
-    start = jax.jit(jax.vmap(partial(start, draws=jnp.asarray(prior.draws))))
-    return tuple(
-        site if spec.names is None else start(group.basis, jnp.asarray(prior.owners)[group.index])
-        for spec, group, site in zip(plan.specs, table.groups, sites, strict=True)
-    )
+def start_state(
+    family: Family, plan: EPPlan, table: FactorTable, prior: Prior, damping: float, rng_key: Array
+) -> EPState:
+    """The state before the first step: q is the normal part of the prior.
+
+    Where that is no distribution, each latent site whose prior is not normal has the spread of its
+    draws.
+    """
+    normal, sites = family.from_full(prior.normal), list(zeros_of(family, table))
+    if not is_positive(normal):
+        start = _start_full if normal.precision.ndim == 2 else _start_diagonal
+        start = jax.jit(jax.vmap(partial(start, draws=jnp.asarray(prior.draws))))
+        for k, (spec, group) in enumerate(zip(plan.specs, table.groups, strict=True)):
+            if spec.names is not None:
+                sites[k] = start(group.basis, jnp.asarray(prior.owners)[group.index])
+        if not is_positive(total_of(family, normal, table, sites)):
+            raise ValueError(
+                "some direction of the latent sites has no proper prior; give each latent site a"
+                " proper prior."
+            )
+    # Types are given: a weak one would have the next step compiled anew.
+    zero, nan = jnp.zeros((), jnp.int32), jnp.asarray(jnp.nan, float)
+    counts = [zero] * 6
+    state = EPState(
+        i=zero,
+        shift=normal.shift,
+        precision=normal.precision,
+        site_shift=(),
+        site_precision=(),
+        prior_shift=normal.shift,
+        prior_precision=normal.precision,
+        report=Report(jnp.asarray(jnp.inf, float), zero, jnp.zeros((), bool), *counts, noise=nan),
+        log_evidence=nan,
+        damping=jnp.asarray(damping, float),
+        table=table,
+        rng_key=rng_key,
+    ).holding(total_of(family, normal, table, sites), sites)
+    # A site where the rows of its factor are.
+    size = len(table.groups[0].index) if plan.specs[0].blocks else -1
+    return placed(state, size, plan.reading.factors.sharding)
 
 
 def _spread(s: Array) -> tuple[Array, Array]:
-    """Median and variance by the quartiles, over the first axis."""
+    """Median and precision by the quartiles, over the first axis; 0 where nothing is spread."""
     low, middle, high = jnp.nanquantile(s, jnp.array([0.25, 0.5, 0.75]), axis=0)
-    return middle, ((high - low) / 1.349) ** 2
+    variance = ((high - low) / 1.349) ** 2
+    return middle, jnp.where(variance > 0, 1 / jnp.where(variance > 0, variance, 1), 0)
 
 
 def _start_full(A: Array, owners: Array, draws: Array) -> Site:
-    """The site of a term of the prior: the spread of its own value, as far as A sees it."""
+    """The site of a term of the prior: the spread of its value in the directions A."""
     W = jnp.where(owners >= 0, A[:, owners], 0)  # (r, e)
     length = jnp.sum(W**2, 0)
     visible = length > 1e-4
-    s = draws @ A.T @ (W / jnp.where(visible, length, 1))
-    mean, variance = _spread(s)
-    tau = jnp.where(visible & (variance > 0), 1 / jnp.where(variance > 0, variance, 1), 0)
     W = W / jnp.where(visible, length, 1)
+    mean, tau = _spread(draws @ A.T @ W)
+    tau = jnp.where(visible, tau, 0)
     return Site(W @ (tau * mean), W * tau @ W.T)
 
 
 def _start_diagonal(A: Array, owners: Array, draws: Array) -> Site:
-    mean, variance = _spread(draws[:, owners])
-    tau = jnp.where((owners >= 0) & (variance > 0), 1 / jnp.where(variance > 0, variance, 1), 0)
+    mean, tau = _spread(draws[:, owners])
+    tau = jnp.where(owners >= 0, tau, 0)
     zero = jnp.zeros(A.shape[1], A.dtype)
     return Site(zero.at[owners].add(tau * mean), zero.at[owners].add(tau))
 
@@ -223,14 +250,12 @@ def _start_diagonal(A: Array, owners: Array, draws: Array) -> Site:
 def on_arguments(
     plan: EPPlan, family: Family, forgets: bool, state: EPState, arrays: list[Array]
 ) -> tuple[EPState, Array]:
-    """The state with the prior of these arguments, and whether its bases are those of the data.
+    """The state with the prior of these arguments, and whether its bases fit the data.
 
     :param bool forgets: whether q holds more than the prior and the sites.
     """
     prior, constant = normal_part(plan.reading, plan.normal, arrays, state.table.center.mean)
-    if state.prior_precision.ndim == 1:
-        prior = Site(prior.shift, jnp.diagonal(prior.precision))
-    table = state.table._replace(constant=constant)
+    prior, table = family.from_full(prior), state.table._replace(constant=constant)
     total = total_of(family, prior, table, state.sites)
     if forgets:
         total = with_forgotten(family, state, total)
@@ -250,30 +275,26 @@ def with_forgotten(family: Family, state: EPState, total: Site) -> Site:
 
 def _bases_fit(plan: EPPlan, q: Moments, table: FactorTable, arrays: list[Array]) -> Array:
     """Whether no factor changes outside its basis, to first order around q."""
-    factors, q = plan.reading.on(arrays), lax.stop_gradient(q)
+    q = lax.stop_gradient(q)
     sd = jnp.sqrt(variances(q))
     moves = np.random.default_rng(0).standard_normal((2, len(sd)))
     points = q.mean + sd * jnp.concatenate([jnp.zeros((1, len(sd))), jnp.asarray(moves, float)])
+
+    def fits(spec: FactorGroupSpec, factors: Factors, index: Array, A: Array) -> Array:
+        """Whether the gradient of a factor at these points is in the rows of A."""
+        g = sd * jax.vmap(jax.grad(partial(spec.log_factor, factors, index)))(points)
+        g = jnp.where(jnp.all(jnp.isfinite(g), -1, keepdims=True), g, 0.0)
+        Q, _ = jnp.linalg.qr((A * sd).T)
+        outside, size = (jnp.max(jnp.linalg.norm(x, axis=-1)) for x in (g - (g @ Q) @ Q.T, g))
+        return outside <= _OFF * size + 1e-5  # in nats by a standard deviation of q
+
     fit = jnp.ones((), bool)
     for spec, group in zip(plan.specs, table.groups, strict=True):
         n, r, D = group.basis.shape
-        if n == 0 or r == D:
-            continue
-        fits = partial(_fits, spec, points, sd)
-        fit &= jnp.all(map_rows(fits, factors, spec, group.index, (group.basis,)))
+        if n > 0 and r < D:
+            rows = group.index, (group.basis,)
+            fit &= jnp.all(map_rows(partial(fits, spec), plan.reading.on(arrays), spec, *rows))
     return fit
-
-
-def _fits(
-    spec: FactorGroupSpec, points: Array, sd: Array, factors: Factors, index: Array, A: Array
-) -> Array:
-    """Whether the gradient of a factor at these points is in the rows of A."""
-    g = sd * jax.vmap(jax.grad(partial(spec.log_factor, factors, index)))(points)
-    finite = jnp.all(jnp.isfinite(g), -1)
-    g = jnp.where(finite[:, None], g, 0.0)
-    Q, _ = jnp.linalg.qr((A * sd).T)
-    outside, size = (jnp.max(jnp.linalg.norm(x, axis=-1)) for x in (g - (g @ Q) @ Q.T, g))
-    return outside <= _OFF * size + 1e-5  # in nats by a standard deviation of q
 
 
 def carried(old: EPState, new: EPState) -> tuple[Site, ...]:
@@ -284,15 +305,15 @@ def carried(old: EPState, new: EPState) -> tuple[Site, ...]:
     groups = zip(old.table.groups, new.table.groups, old.sites, new.sites, strict=True)
     for k, (a, b, kept, fresh) in enumerate(groups):
         same = jnp.shape(kept.shift)[:1] == jnp.shape(fresh.shift)[:1]
-        if k > 0 or new.table.times is None:
-            same = same and a.index.shape == b.index.shape and bool(jnp.all(a.index == b.index))
+        if same and (k > 0 or new.table.times is None):
+            same = np.array_equal(a.index, b.index)
             kept = _moved(a, b, kept) if same else fresh
         sites.append(kept if same else fresh)
     return tuple(sites)
 
 
 def _moved(a: FactorGroup, b: FactorGroup, site: Site) -> Site:
-    """Sites in other bases: as they were where these span the same."""
+    """Sites in other bases, which are the same sites where these span the same."""
     if site.precision.ndim == 2:  # diagonal sites are in x
         return site
     M = jnp.einsum("nsd,nrd->nsr", b.basis, a.basis)

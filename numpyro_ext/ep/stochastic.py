@@ -1,7 +1,6 @@
 """Stochastic expectation propagation: one site for all rows, learned from minibatches."""
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 import math
@@ -9,20 +8,19 @@ from typing import Any, ClassVar, NamedTuple
 import warnings
 
 import jax
-from jax import Array, lax, random
-from jax.core import Tracer
+from jax import Array, lax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import InferenceWarning, check_count, check_rate
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorTable
 from numpyro_ext.ep.normal import choose, plus, variances
-from numpyro_ext.ep.prior import Prior
-from numpyro_ext.ep.reader import ModelReading
-from numpyro_ext.ep.shared_sites import Items, SharedSitesEngine, rate_of, shared_sweep
-from numpyro_ext.ep.sites import EPState, Report, is_positive
+from numpyro_ext.ep.reading import ModelReading, Prior
+from numpyro_ext.ep.shared_sites import Parts, SharedSitesEngine, shared_step
+from numpyro_ext.ep.sites import EPState, is_positive
 from numpyro_ext.ep.sweep import SweepConfig
 from numpyro_ext.ep.taylor_sites import sites_of_proxy
 
@@ -38,51 +36,6 @@ _NOISY = 0.1
 """The standard error above which a result is said to be noisy."""
 _STEP = 0.1
 """The rate of a step with a proxy."""
-
-
-class DrawnRows(NamedTuple):
-    """How the rows of a step are drawn, and with what rate: static in a step.
-
-    - **batch_size** - of the rows of all data; None for one row of each part.
-    """
-
-    config: SweepConfig
-    step: float | Callable[[Array], Array] | None
-    batch_size: int | None = None
-
-    def items(self, size: int, i: Array, rng_key: Array, indices: Any, parts: Any) -> Items:
-        """The rows of step i.
-
-        :param indices: rows to take in place of random ones, or None.
-        :param parts: the rows of each part, filled up with -1, and their numbers.
-        """
-        if self.batch_size is None:
-            rows, sizes = parts
-            J = len(rows)
-            if indices is None:
-                chosen = random.randint(rng_key, (J,), 0, sizes.astype(int))
-                indices = rows[jnp.arange(J), chosen]
-            return Items(
-                slot=jnp.arange(J),
-                amount=jnp.ones(J),
-                rate=jnp.broadcast_to(rate_of(self.step, i, 1 / sizes), J).astype(float),
-                weight=sizes,
-                index=jnp.asarray(indices)[:, None],
-                mask=jnp.ones((J, 1), bool),
-            )
-        if indices is None and self.batch_size == size:
-            indices = jnp.arange(size)
-        if indices is None:
-            indices = random.randint(rng_key, (self.batch_size,), 0, size)
-        M = len(indices)
-        return Items(
-            slot=jnp.zeros(1, int),
-            amount=jnp.ones(1),
-            rate=jnp.full(1, rate_of(self.step, i, M / size), float) / M,
-            weight=jnp.full(1, size / M),
-            index=indices[None],
-            mask=np.ones((1, M), bool),
-        )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -105,22 +58,6 @@ class RandomRowsEngine(SharedSitesEngine):
         if self.average not in (None, 0):
             check_rate("average", self.average)
 
-    @property
-    @abstractmethod
-    def draws(self) -> DrawnRows:
-        """How the rows of a step are drawn."""
-
-    @abstractmethod
-    def draws_all(self, size: int) -> bool:
-        """Whether a step takes all rows."""
-
-    @abstractmethod
-    def checked_rows(self, indices: Any, size: int) -> Any:
-        """The rows that a step is given, or an error that says which it cannot take."""
-
-    def parts(self, size: int) -> Any:
-        """Arrays that the draws need."""
-
     def update(
         self, state: EPState, *args: Any, indices: Any = None, **kwargs: Any
     ) -> tuple[EPState, Array]:
@@ -132,15 +69,9 @@ class RandomRowsEngine(SharedSitesEngine):
         :param kwargs: keyword arguments of the model.
         """
         plan, state, arrays = self._on(state, args, kwargs)
-        if indices is not None:
-            indices = self.checked_rows(indices, plan.reading.factors.size)
-        return self.sweep(plan, state, arrays, indices=indices)
-
-    def sweep(
-        self, plan: EPPlan, state: EPState, arrays: list[Array], indices: Any = None
-    ) -> tuple[EPState, Array]:
-        parts = self.parts(plan.reading.factors.size)
-        return _step(plan, self.draws, state, arrays, indices, parts)[:2]
+        if not is_traced(indices) and indices is not None:
+            _check_rows(indices, self.parts(plan.reading.factors.size))
+        return self.sweep(plan, state, arrays, indices)
 
     def steps(
         self, plan: EPPlan, state: EPState, arrays: list[Array], num_steps: int
@@ -159,7 +90,7 @@ class RandomRowsEngine(SharedSitesEngine):
         for done in range(0, num_steps, _CHUNK):
             n = min(_CHUNK, num_steps - done)
             state, sums, losses = _many(
-                *(plan, self.draws, state, arrays, self.parts(size), sums),
+                *(plan, self.config(size), state, arrays, self.parts(size), sums),
                 *(first, jnp.asarray(averaged), n),
             )
             if done + n == num_steps:
@@ -171,8 +102,9 @@ class RandomRowsEngine(SharedSitesEngine):
             yield state, losses[:n], ""
 
     def _is_random(self, plan: EPPlan) -> bool:
-        all_rows = self.draws_all(plan.reading.factors.size)
-        return not all_rows or any(spec.projection.needs_key for spec in plan.specs)
+        size = plan.reading.factors.size
+        draws = np.any(self.parts(size).number > self.config(size).batch_size)
+        return bool(draws) or any(spec.projection.needs_key for spec in plan.specs)
 
     def _share(self, plan: EPPlan) -> float:
         """The share of the run over which sites are averaged."""
@@ -193,9 +125,9 @@ class RandomRowsEngine(SharedSitesEngine):
         scale = scale_of_error(float(sums.rate / steps), steps, _PARTS, is_mean)
         return jnp.asarray(scatter * scale, sd.dtype)
 
-    def _warn(self, before: Report, state: EPState, num_steps: int) -> None:
+    def warn(self, first: EPState, state: EPState, num_steps: int) -> None:
         assert self._plan is not None
-        report, noise = state.report, float(state.report.noise)
+        before, report, noise = first.report, state.report, float(state.report.noise)
         if self._is_random(self._plan) and not noise <= _NOISY:
             remedy = "return the mean over the last half of the run, by average=0.5"
             if self._share(self._plan) > 0:
@@ -219,6 +151,21 @@ class RandomRowsEngine(SharedSitesEngine):
             warnings.warn(InferenceWarning(words), stacklevel=3)
 
 
+def _check_rows(indices: Any, parts: Parts) -> None:
+    """An error unless a step can take these rows in place of random ones."""
+    chosen = np.ravel(indices)
+    if parts.rows is None:
+        size = int(parts.number[0])
+        if chosen.size == 0 or chosen.min() < 0 or chosen.max() >= size:
+            raise ValueError(f"indices is {indices}; the rows are 0 to {size - 1}.")
+        return
+    J, column = len(parts.rows), chosen[:, None]
+    if len(chosen) != J or not np.all(np.any((parts.rows == column) & (column >= 0), 1)):
+        raise ValueError(
+            f"indices is {indices}; it must be a row of each of the {J} parts, in their order."
+        )
+
+
 def scale_of_error(rate: float, steps: int, parts: int, is_mean: bool) -> float:
     """The standard error of the mean of all steps, or of the last, in units of the standard
     deviation of the means of their parts: for an autoregression of coefficient 1 - rate, whose mean
@@ -231,8 +178,8 @@ def scale_of_error(rate: float, steps: int, parts: int, is_mean: bool) -> float:
     if f == 1:
         return np.inf
     of_part, of_all = v(steps / parts), v(steps)
-    one = (parts - 1) / parts / max(of_part - of_all, 1e-12)
-    return float(np.sqrt(one * (of_all if is_mean else 1.0)))
+    of_one = (parts - 1) / parts / max(of_part - of_all, 1e-12)
+    return float(np.sqrt(of_one * (of_all if is_mean else 1.0)))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -284,36 +231,30 @@ class StochasticEP(RandomRowsEngine):
     2015), algorithm 1 and section 4; Dehaene, Barthelme, *Expectation propagation in the large-data
     limit* (JRSS B 2018), for averaged EP.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_ext.ep import StochasticEP
-        >>> from numpyro_ext.targets import normal_mean
-        >>> sep = StochasticEP(normal_mean)
-        >>> x = jnp.array([0.5, -1.0, 2.0])
-        >>> result = sep.run(jax.random.key(0), 4000, x, progress_bar=False)
-        >>> bool(abs(result.params["auto_loc"][0] - 0.375) < 0.1)     # the posterior mean
-        True
+    >>> from numpyro_ext.ep import StochasticEP
+    >>> from numpyro_ext.targets import normal_mean
+    >>> sep = StochasticEP(normal_mean)
+    >>> x = jnp.array([0.5, -1.0, 2.0])
+    >>> result = sep.run(jax.random.key(0), 4000, x, progress_bar=False)
+    >>> bool(abs(result.params["auto_loc"][0] - 0.375) < 0.1)     # the posterior mean
+    True
 
     A million rows, with a proxy:
 
-    .. doctest::
-
-        >>> import numpyro, numpyro.distributions as dist
-        >>> from numpyro_ext.objectives import taylor_proxy
-        >>> def model(y):
-        ...     logit = numpyro.sample("logit", dist.Normal(0.0, 2.0))
-        ...     with numpyro.plate("rows", len(y), subsample_size=100) as i:
-        ...         numpyro.sample("y", dist.Bernoulli(logits=logit), obs=y[i])
-        >>> y = jax.random.bernoulli(jax.random.key(1), 0.3, (1_000_000,)).astype(int)
-        >>> sep = StochasticEP(model, batch_size=100, proxy=taylor_proxy(model, y))
-        >>> result = sep.run(jax.random.key(0), 100, y, progress_bar=False)
-        >>> p, logit = y.mean(), result.params["auto_loc"][0]
-        >>> sd = (p * (1 - p) * len(y)) ** -0.5
-        >>> bool(abs(logit - jnp.log(p / (1 - p))) < 0.05 * sd)
-        True
-        >>> print(f"{result.params['auto_scale_tril'][0, 0] / sd:.2f}")
-        1.00
+    >>> from numpyro_ext.objectives import taylor_proxy
+    >>> def model(y):
+    ...     logit = numpyro.sample("logit", dist.Normal(0.0, 2.0))
+    ...     with numpyro.plate("rows", len(y), subsample_size=100) as i:
+    ...         numpyro.sample("y", dist.Bernoulli(logits=logit), obs=y[i])
+    >>> y = jax.random.bernoulli(jax.random.key(1), 0.3, (1_000_000,)).astype(int)
+    >>> sep = StochasticEP(model, batch_size=100, proxy=taylor_proxy(model, y))
+    >>> result = sep.run(jax.random.key(0), 100, y, progress_bar=False)
+    >>> p, logit = y.mean(), result.params["auto_loc"][0]
+    >>> sd = (p * (1 - p) * len(y)) ** -0.5
+    >>> bool(abs(logit - jnp.log(p / (1 - p))) < 0.05 * sd)
+    True
+    >>> print(f"{result.params['auto_scale_tril'][0, 0] / sd:.2f}")
+    1.00
     """
 
     batch_size: int = 1
@@ -381,26 +322,12 @@ class StochasticEP(RandomRowsEngine):
             taylor = sites_of_proxy(self.normals, self.proxy, reading.factors)
         return replace(plan, specs=specs), table._replace(groups=groups, taylor=taylor)
 
-    @property
-    def draws(self) -> DrawnRows:
+    def parts(self, size: int) -> Parts:
+        return Parts(np.zeros(1, int), np.ones(1), np.full(1, size), None)
+
+    def config(self, size: int) -> SweepConfig:
         step = _STEP if self.step is None and self.proxy is not None else self.step
-        return DrawnRows(SweepConfig(self.normals), step, self.batch_size)
-
-    def draws_all(self, size: int) -> bool:
-        return self.batch_size == size
-
-    def checked_rows(self, indices: Any, size: int) -> Array:
-        if not isinstance(indices, Tracer):
-            rows = np.ravel(indices)
-            if rows.size == 0 or rows.min() < 0 or rows.max() >= size:
-                raise ValueError(f"indices is {indices}; the rows are 0 to {size - 1}.")
-        return jnp.asarray(indices)
-
-    def times(self, size: int) -> Array:
-        return jnp.full(1, size, float)
-
-    def all_rows(self, size: int) -> Items:
-        return self.draws.items(size, jnp.zeros((), int), random.key(0), np.arange(size), None)
+        return SweepConfig(self.normals, step=step, batch_size=self.batch_size)
 
 
 def _parameters(state: EPState) -> dict[str, Any]:
@@ -422,34 +349,23 @@ class _Sums(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _step(
-    plan: EPPlan, draws: DrawnRows, state: EPState, arrays: list[Array], indices: Any, parts: Any
-) -> tuple[EPState, Array, Items]:
-    """A step on these rows, or on random ones: the state, the loss, and what was visited."""
-    key_rows, rng_key = random.split(state.rng_key)
-    items = draws.items(plan.reading.factors.size, state.i, key_rows, indices, parts)
-    state = state._replace(rng_key=rng_key)
-    return *shared_sweep(plan, draws.config, state, arrays, items), items
-
-
-@partial(jax.jit, static_argnums=(0, 1))
 def _many(
     plan: EPPlan,
-    draws: DrawnRows,
+    config: SweepConfig,
     state: EPState,
     arrays: list[Array],
-    parts: Any,
+    parts: Parts,
     sums: _Sums,
     first: Array,
     averaged: Array,
     n: Array,
 ) -> tuple[EPState, _Sums, Array]:
     """``n`` steps, their losses, and the sums over those of the ``averaged`` after ``first``."""
-    family = draws.config.family
+    family = config.family
 
     def body(k: Array, carry: Any) -> Any:
         state, sums, losses = carry
-        state, loss, items = _step(plan, draws, state, arrays, None, parts)
+        state, loss, items = shared_step(plan, config, state, arrays, parts)
         counts, parameters = state.i > first, _parameters(state)
         start = choose(state.i == first + 1, parameters, sums.first)
         part = jnp.clip((state.i - first - 1) * _PARTS // averaged, 0, _PARTS - 1)

@@ -30,9 +30,9 @@ def find_subspace(
 ) -> Subspace:
     r"""The directions of one factor :math:`l(x)`, with :math:`x = \text{mean} + \text{sd}\, z`.
 
-    The rank is that of the matrix of gradients with respect to z at K random points, at distances
-    where l is tame, at their full distance, and at the mean. It is confirmed by steps of length 1
-    in directions orthogonal to the first r, and raised until they leave l as it is.
+    The rank is the one of the matrix of gradients with respect to z at K random points, at
+    distances where l is tame, at their full distance, and at the mean. It is confirmed by steps of
+    length 1 in directions orthogonal to the first r, and raised until they do not change l.
 
     :param mean: ``(D,)``, the centre of the prior.
     :param sd: ``(D,)``, its scale.
@@ -43,20 +43,20 @@ def find_subspace(
     key_probes, key_steps = random.split(rng_key)
     probes = random.normal(key_probes, (2 * max_rank + 6, D), mean.dtype)
 
-    def at(z: Array) -> Array:
+    def whitened(z: Array) -> Array:
         return log_factor(mean + sd * z)
 
     # Each use of l is compiled for itself, so there are three: values, gradients, steps.
     scales = jnp.asarray(_SCALES, mean.dtype)
     places = (scales[:, None, None] * probes).reshape(-1, D)
-    found = jax.vmap(at)(jnp.concatenate([jnp.zeros((1, D), mean.dtype), places]))
-    at_mean, values = found[0], found[1:].reshape(len(scales), -1)  # (scales, K)
+    values = jax.vmap(whitened)(jnp.concatenate([jnp.zeros((1, D), mean.dtype), places]))
+    at_mean, values = values[0], values[1:].reshape(len(scales), -1)  # (scales, K)
     tame = jnp.isfinite(values) & (jnp.abs(values - at_mean) < _TAME)
     first = jnp.where(jnp.any(tame, 0), jnp.argmax(tame, 0), len(_SCALES) - 1)
     near = scales[first][:, None] * probes
 
     points = jnp.concatenate([near, probes, jnp.zeros((1, D), mean.dtype)])
-    g = jax.vmap(jax.grad(at))(points)
+    g = jax.vmap(jax.grad(whitened))(points)
     largest = jnp.max(jnp.abs(g), 1, keepdims=True)
     finite = jnp.all(jnp.isfinite(g), 1, keepdims=True) & (largest > 0)
     # Not the norm itself, whose squares overflow.
@@ -80,7 +80,7 @@ def find_subspace(
         return delta / jnp.linalg.norm(delta, axis=1, keepdims=True)
 
     steps = jnp.stack([start + outside(r) for r in range(1, R + 1)])
-    change = jnp.abs(jax.vmap(jax.vmap(at))(steps) - before)
+    change = jnp.abs(jax.vmap(jax.vmap(whitened))(steps) - before)
     is_flat = jnp.all(change < 1e-3 * (1 + 0.1 * jnp.abs(before)), 1)
     # What rounding leaves of a step outside of all D directions is no direction.
     is_flat |= jnp.arange(1, R + 1) == D
@@ -95,14 +95,14 @@ def basis_of(directions: Array, sd: Array) -> Array:
     """``(r, D)`` orthonormal rows A, with l a function of ``A x``, of directions of z."""
     if len(directions) == len(sd):  # a rotation would mix coordinates of any unit
         return jnp.eye(len(sd), dtype=directions.dtype)
-    # By Gram and Schmidt, twice, and not by reflections, whose errors are those of the largest
-    # entry: an entry in large units is small.
-    found: list[Array] = []
+    # By Gram and Schmidt, twice, and not by reflections, whose errors are relative to the
+    # largest entry: an entry in large units is small.
+    basis: list[Array] = []
     for row in directions / sd:
         for _ in range(2):
-            for other in found:
+            for other in basis:
                 row = row - (other @ row) * other
             row = row / jnp.max(jnp.abs(row))
             row = row / jnp.linalg.norm(row)
-        found.append(row)
-    return jnp.stack(found)
+        basis.append(row)
+    return jnp.stack(basis)

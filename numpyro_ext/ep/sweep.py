@@ -3,6 +3,7 @@ r"""One step of expectation propagation: a factor's new site, and sweeps over al
 A sweep over sites that factors share is in ``shared_sites.py``.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,7 +24,8 @@ from numpyro_ext.ep.normal import (
     is_near,
     plus,
 )
-from numpyro_ext.ep.sites import EPState, Report, change_of, limit_of, total_of
+from numpyro_ext.ep.projection import are_finite
+from numpyro_ext.ep.sites import EPState, change_of, limit_of, total_of
 
 _LEAST = 0.02
 """The least d of adaptive damping."""
@@ -36,8 +38,11 @@ class SweepConfig(NamedTuple):
     - **tol** - the residual below which a fit has converged; 0 where the factors are random.
     - **adaptive** - whether d follows the residual.
     - **forgets** - whether sites of the data are included and forgotten.
-    - **moments** - whether a shared site is that of the mean of the moments of its factors, in
-      place of the mean of their sites.
+    - **moments** - whether a shared site has the mean of the moments of its factors, in place of
+      the mean of their sites.
+    - **step** - epsilon of shared sites, or a function of the number of the step; None for the
+      share of its factors that a step visits.
+    - **batch_size** - how many factors of each shared site are drawn; None for all of them.
     """
 
     family: Family
@@ -46,6 +51,8 @@ class SweepConfig(NamedTuple):
     adaptive: bool = False
     forgets: bool = False
     moments: bool = False
+    step: float | Callable[[Array], Array] | None = None
+    batch_size: int | None = None
 
 
 class Update(NamedTuple):
@@ -84,29 +91,19 @@ def site_update(
     """
     power, projection = spec.power, spec.projection
     cavity = family.cavity(q, A, site, power)
-    whole = q if cavity.whole is None else cavity.whole
-    m, B = lax.stop_gradient(_lift(family, whole, A))
-    mean = lax.stop_gradient(whole.mean)
+    m, B = lax.stop_gradient(_lift(family, cavity.whole, A))
+    mean = lax.stop_gradient(cavity.whole.mean)
 
     def log_factor(u: Array, z: Array | None = None) -> Array:
         return spec.log_factor(factors, index, mean + (u - m) @ B, z)
 
-    number = index if projection.whole else None
-    if power == 0:
-        found = projection.project_exclusive(
-            log_factor, cavity.mean, cavity.cov, rng_key=rng_key, index=number
-        )
-        log_z = found.log_normaliser - family.expected(q, A, site)
-    else:
-        local = {"local": spec.local} if spec.local else {}
-        found = projection.project(
-            log_factor, cavity.mean, cavity.cov, power, rng_key=rng_key, index=number, **local
-        )
-        log_z = (found.log_normaliser + cavity.gain) / power
-    new = family.site(A, cavity, found, power)
-    finite = jnp.all(jnp.isfinite(new.shift)) & jnp.all(jnp.isfinite(new.precision))
-    good = cavity.proper & found.ok & ~found.low_ess & finite
-    new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, site)
+    tilted = projection.project(
+        log_factor, cavity.mean, cavity.cov, power, rng_key, index, spec.local
+    )
+    log_z = tilted.log_normaliser / (power or 1.0) + cavity.gain
+    new = family.site(A, cavity, tilted, power)
+    computed = tilted.ok & are_finite(*new)
+    good = cavity.proper & computed & ~tilted.low_ess
     if spec.local or not projection.has_normaliser:
         at_mean = jnp.full_like(log_z, jnp.nan)
     else:
@@ -115,12 +112,12 @@ def site_update(
         if power > 1:  # there is no evidence without its cavities
             at_mean = jnp.where(cavity.proper, at_mean, jnp.nan)
     return Update(
-        new,
+        choose(good, new, site),
         jnp.where(good, log_z, at_mean),
         ~cavity.proper,
-        cavity.proper & ~(found.ok & finite),
-        cavity.proper & found.low_ess,
-        cavity.proper & found.inaccurate,
+        cavity.proper & ~computed,
+        cavity.proper & tilted.low_ess,
+        cavity.proper & tilted.inaccurate,
     )
 
 
@@ -129,15 +126,13 @@ def _lift(family: Family, q: Moments, A: Array) -> tuple[Array, Array]:
     m, S = family.marginal(q, A)
     if A.shape[0] == A.shape[1]:
         return m, A
-    sd = jnp.sqrt(jnp.diagonal(S))
-    C = (A * q.cov if q.cov.ndim == 1 else A @ q.cov) / sd[:, None]
-    if len(m) > 1:
-        C = jnp.linalg.solve(S / sd / sd[:, None], C)
-    C = C / sd[:, None]
+    sd = jnp.sqrt(jnp.diagonal(S))[:, None]
+    C = (A * q.cov if q.cov.ndim == 1 else A @ q.cov) / sd
+    C = (C if len(m) == 1 else jnp.linalg.solve(S / sd.T / sd, C)) / sd
     # What the solution lacks, in units of u; rows without directions, and nearly dependent ones,
     # are moved by A itself.
     left = jnp.eye(len(m), dtype=S.dtype) - C @ A.T
-    near = jnp.max(jnp.abs(left * sd[:, None] / sd)) < 0.1
+    near = jnp.max(jnp.abs(left * sd / sd.T)) < 0.1
     return m, jnp.where(near, C + left @ C, A)
 
 
@@ -151,12 +146,12 @@ def update_group(
     rng_key: Array,
 ) -> Update:
     """All factors of a group, from one q."""
-    keys = keys_of(spec, rng_key, len(group.basis))
 
-    def one(factors: Factors, index: Array, A: Array, site: Site, key: Array | None) -> Update:
+    def update(factors: Factors, index: Array, A: Array, site: Site, key: Array | None) -> Update:
         return site_update(family, factors, spec, q, index, A, site, key)
 
-    return map_rows(one, factors, spec, group.index, (group.basis, sites, keys))
+    arrays = group.basis, sites, keys_of(spec, rng_key, len(group.basis))
+    return map_rows(update, factors, spec, group.index, arrays)
 
 
 def keys_of(spec: FactorGroupSpec, rng_key: Array, n: int) -> Array | None:
@@ -195,7 +190,7 @@ def evidence(
 def sweep(
     plan: EPPlan, config: SweepConfig, state: EPState, arrays: list[Array]
 ) -> tuple[EPState, Array]:
-    """All factors once, each with a site of its own: the next state, and the loss."""
+    """All factors once, each with its own site: the next state, and the loss."""
     return (_serial if config.serial else _parallel)(plan, config, state, arrays)
 
 
@@ -210,19 +205,15 @@ def _parallel(
         grown = (residual > state.report.residual) | ~jnp.isfinite(residual)
         d = jnp.where(grown, jnp.maximum(d / 2, _LEAST), jnp.minimum(1.1 * d, 1.0))
         d = jnp.where(state.i == 0, state.damping, d)
-
-    def after(d: Array) -> Site:
-        return plus(total, change, d)
-
+    after = partial(plus, total, change)
     used, halvings = halved(family, after, d)
     if config.adaptive:
         near = partial(is_near, family.moments(total))
         used, shortened = halved(family, after, used, near, 30)
         d = jnp.where(shortened > 0, state.damping, d)
     sites = _mix(used, state.sites, tuple(v.site for v in updates))
-    new = total_of(family, state.prior, state.table, sites)
-    result = SweepResult(new, sites, log_z, updates, residual, halvings, used > 0)
-    return next_state(plan, config, state, result, damping=d), -log_z
+    result = SweepResult(sites, updates, log_z, residual, halvings, state.prior, used > 0)
+    return next_state(plan, config, state._replace(damping=d), result), -log_z
 
 
 def _serial(
@@ -233,25 +224,24 @@ def _serial(
     table, total = state.table, state.total
     start = q = family.moments(total)
     keys = random.split(state.rng_key, len(plan.specs))
-    # What is not in the sites: the prior and, if they are forgotten, those of passes before.
+    # What is not in the sites: the prior and, if they are forgotten, sites of earlier passes.
     rest = state.prior
     if config.forgets:
         inside = total_of(family, jax.tree.map(jnp.zeros_like, rest), table, state.sites)
-        rest = jax.tree.map(jnp.subtract, total, inside)
+        rest = plus(total, inside, -1.0)
     updates, sites, halvings = [], [], jnp.array(0)
     for spec, group, site, key in zip(plan.specs, table.groups, state.sites, keys, strict=True):
 
         def visit(q: Moments, xs: Any, spec: Any = spec) -> tuple[Moments, Any]:
             index, A, site, key = xs
             update = site_update(family, factors, spec, q, index, A, site, key)
-            change = jax.tree.map(jnp.subtract, update.site, site)
-            new, d, halvings = family.include(q, A, change, state.damping)
+            new, d, halvings = family.include(q, A, plus(update.site, site, -1.0), state.damping)
             good = is_finite(new) & (d > 0)
-            q = choose(good, new, q)
-            return q, (update, choose(good, _mix(d, site, update.site), site), halvings)
+            mixed = choose(good, _mix(d, site, update.site), site)
+            return choose(good, new, q), (update, mixed, halvings)
 
-        each = (group.index, group.basis, site, keys_of(spec, key, len(group.basis)))
-        q, (update, new, count) = lax.scan(visit, q, each)
+        factor = group.index, group.basis, site, keys_of(spec, key, len(group.basis))
+        q, (update, new, count) = lax.scan(visit, q, factor)
         updates.append(update)
         halvings += jnp.sum(count)
         if config.forgets and spec.names is None:
@@ -259,7 +249,6 @@ def _serial(
             new = site
         sites.append(new)
 
-    new = total_of(family, rest, table, sites)
     change = change_of(family, table, [v.site for v in updates], state.sites)
     residual = distance(start, family.moments(plus(total, change)), change)
     parts = sum(jnp.sum(v.log_z) for v in updates)
@@ -268,9 +257,9 @@ def _serial(
         log_z = jnp.where(state.i == 0, first, state.log_evidence)
         loss = -jnp.where(state.i == 0, first, parts)
     else:
-        log_z = table.constant + family.log_partition(new) + parts
+        log_z = table.constant + family.log_partition(total_of(family, rest, table, sites)) + parts
         loss = -log_z
-    result = SweepResult(new, tuple(sites), log_z, updates, residual, halvings)
+    result = SweepResult(tuple(sites), updates, log_z, residual, halvings, rest)
     return next_state(plan, config, state, result), loss
 
 
@@ -279,15 +268,15 @@ def _mix(d: Array, old: Any, new: Any) -> Any:
 
 
 class SweepResult(NamedTuple):
-    """The new q and its sites, the evidence, the update of each factor, the residual, the number
-    of halvings, and whether the step was not halved away."""
+    """New sites, the update of each factor, the evidence, the residual, the number of halvings,
+    what q has beside its sites, and whether the step was not halved away."""
 
-    total: Site
     sites: tuple[Site, ...]
-    log_z: Array
     updates: list[Update]
+    log_z: Array
     residual: Array
     halvings: Array
+    rest: Site
     good: Array | bool = True
 
 
@@ -297,43 +286,34 @@ def next_state(
     state: EPState,
     result: SweepResult,
     early: Array | None = None,
-    **others: Any,
 ) -> EPState:
     """The state after a step: with its sites, if they are good and their q is a distribution.
 
     :param early: while the cavities of what makes q proper are flat, because the other factors have
         not been updated; None for as long as factors are skipped.
     """
-    family, before, updates = config.family, state.report, result.updates
-    good = result.good & is_finite(family.moments(result.total))
-    early = (state.i == 0) | (before.skipped > 0) if early is None else early
-
-    def count(*names: str) -> list[Array]:
-        """For each group, the number of factors that have one of these flags."""
-        flags = [[getattr(update, name) for name in names] for update in updates]
-        return [jnp.sum(jnp.any(jnp.stack(x), 0), dtype=jnp.int32) for x in flags]
-
-    def total(numbers: list[Array]) -> Array:
-        return jnp.sum(jnp.stack(numbers), dtype=jnp.int32)
-
-    left = total(count("improper", "skipped", "low_ess"))
-    improper = [
-        number if spec.names is None else jnp.where(early, 0, number)
-        for spec, number in zip(plan.specs, count("improper"), strict=True)
-    ]
+    family, report = config.family, state.report
+    total = total_of(family, result.rest, state.table, result.sites)
+    good = result.good & is_finite(family.moments(total))
+    early = (state.i == 0) | (report.skipped > 0) if early is None else early
+    names = "improper", "skipped", "low_ess", "inaccurate"
+    counts = {name: getattr(report, f"num_{name}") for name in names}
+    left = visited = jnp.zeros((), jnp.int32)
+    for spec, update in zip(plan.specs, result.updates, strict=True):
+        left += jnp.sum(update.improper | update.skipped | update.low_ess, dtype=jnp.int32)
+        visited += update.log_z.size
+        for name in names:
+            count = jnp.sum(getattr(update, name), dtype=jnp.int32)
+            flat = name == "improper" and spec.names is not None
+            counts[name] += jnp.where(early, 0, count) if flat else count
     limit = limit_of(config.tol, family.moments(state.total))
-    report = Report(
-        result.residual,
-        left,
-        good & (result.residual < limit) & (left == 0),
-        before.num_improper + total(improper),
-        before.num_skipped + total(count("skipped")),
-        before.num_low_ess + total(count("low_ess")),
-        before.num_inaccurate + total(count("inaccurate")),
-        before.num_halvings + result.halvings.astype(jnp.int32),
-        jnp.asarray(sum(update.log_z.size for update in updates), jnp.int32),
-        before.noise,
+    report = report._replace(
+        residual=result.residual,
+        skipped=left,
+        converged=good & (result.residual < limit) & (left == 0),
+        num_halvings=report.num_halvings + result.halvings.astype(jnp.int32),
+        visited=visited,
+        **{f"num_{name}": count for name, count in counts.items()},
     )
-    sites, new = choose(good, (result.sites, result.total), (state.sites, state.total))
-    others = {"report": report, "log_evidence": result.log_z, **others}
-    return state.holding(new, sites, i=state.i + 1, **others)
+    sites, total = choose(good, (result.sites, total), (state.sites, state.total))
+    return state.holding(total, sites, report=report, log_evidence=result.log_z, i=state.i + 1)

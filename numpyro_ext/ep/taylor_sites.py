@@ -70,5 +70,5 @@ def _taylor(family: Family, A: Array, center: Array, gradient: Array, hessian: A
     point."""
     u, none = A @ center, jnp.zeros((), center.dtype)
     point = Cavity(u, jnp.zeros_like(hessian), none, none, Moments(center, jnp.zeros_like(center)))
-    found = Projected(gradient - hessian @ u, -hessian, *[none] * 4)
-    return family.site(A, point, found, 1.0)
+    derivatives = Projected(gradient - hessian @ u, -hessian, *[none] * 4)
+    return family.site(A, point, derivatives, 1.0)

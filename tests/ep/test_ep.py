@@ -1,4 +1,4 @@
-"""Expectation propagation against fixed points found by quadrature, exact posteriors, and laws."""
+"""Expectation propagation against fixed points by quadrature, exact posteriors, and laws."""
 
 import jax
 from jax import random
@@ -211,14 +211,14 @@ def test_units_of_a_site_change_nothing():
     n = np.arange(12.0)
     X = jnp.stack([np.sin(1.3 * n), 3 * np.cos(0.7 * n) + 0.5], 1)
     y = X @ jnp.array([1.0, -0.5]) + 0.5 * np.cos(2.1 * n)
-    ep, found = EP(regression), []
+    ep, computed = EP(regression), []
     for unit in (1.0, 1e-6, 1e6):
         result = fit(ep, X, y * unit, unit, num_steps=15)
         assert result.state.report.converged
         m, V = moments_of(result.params)
         units = np.array([unit, unit, 1.0])
-        found.append(((m - np.array([0, 0, np.log(unit)])) / units, V / units / units[:, None]))
-    (m, V), *others = found
+        computed.append(((m - np.array([0, 0, np.log(unit)])) / units, V / units / units[:, None]))
+    (m, V), *others = computed
     sd = np.sqrt(np.diag(V))
     for mean, cov in others:
         assert np.all(np.abs(mean - m) < 0.005 * sd)

@@ -128,10 +128,10 @@ def test_tilted_moments_over_local_sites(projection, mean_error, sd_error):
     def project(key):
         return projection.project(log_factor, m, S, 1.0, rng_key=key, local=2)
 
-    found = jax.jit(project)(random.key(0))
-    assert found.ok and not found.low_ess
-    cov = np.linalg.inv(np.linalg.inv(S) + found.site_precision)
-    mean = cov @ (np.linalg.solve(S, m) + found.site_shift)
+    computed = jax.jit(project)(random.key(0))
+    assert computed.ok and not computed.low_ess
+    cov = np.linalg.inv(np.linalg.inv(S) + computed.site_precision)
+    mean = cov @ (np.linalg.solve(S, m) + computed.site_shift)
     exact_cov = np.linalg.inv(np.linalg.inv(S) + np.outer(a, a) / 2.09)
     exact_mean = exact_cov @ (np.linalg.solve(S, m) + a * y / 2.09)
     sd = np.sqrt(np.diag(exact_cov))
@@ -139,7 +139,7 @@ def test_tilted_moments_over_local_sites(projection, mean_error, sd_error):
     np.testing.assert_allclose(np.sqrt(np.diag(cov)), sd, rtol=sd_error)
     if projection.has_normaliser:
         log_z = dist.Normal(a @ m, jnp.sqrt(2.09 + a @ S @ a)).log_prob(y)
-        np.testing.assert_allclose(found.log_normaliser, log_z, atol=0.01)
+        np.testing.assert_allclose(computed.log_normaliser, log_z, atol=0.01)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,16 @@
 """Yesterday's posterior is today's prior, by one argument of every engine."""
 
 from functools import cache
-import pickle
 
 from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoMultivariateNormal
 import pytest
 
-from numpyro_ext.ep import ADF, DAEP, DSEP, EP, StochasticEP
+from numpyro_ext.ep import ADF, EP, StochasticEP
 from numpyro_ext.ep.sweep import sweep
 from tests.ep.models import LOGISTIC, Y_SCALE, logistic, unknown_scale
 
@@ -109,33 +107,6 @@ def test_a_third_day_compiles_nothing():
     before = sweep._cache_size()
     stream(EP, 0.7, 2)
     assert sweep._cache_size() == before
-
-
-@pytest.mark.nightly
-def test_the_engine_has_the_model_of_today():
-    """For predictions and pickles; and a copy of the engine keeps its prior."""
-    (engine, result), _ = of_ep()
-    assert engine.prior is None
-    assert engine.model.model is linear
-    draws = Predictive(engine.model, num_samples=2000)(random.key(0), *DAYS[2])
-    mean, _ = exact(DAYS[:2])
-    np.testing.assert_allclose(jnp.mean(draws["a"], 0), mean[1:], atol=0.1)
-    again = pickle.loads(pickle.dumps(engine))
-    other = again.run(random.key(0), 2, *DAYS[2], progress_bar=False)
-    np.testing.assert_allclose(other.params["auto_loc"], result.params["auto_loc"], rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_diagonal_fit_and_parts():
-    """Yesterday's diagonal normal is a normal prior of a diagonal fit, for DSEP and DAEP too."""
-    first = EP(linear, family="diagonal")
-    fit = first, first.run(random.key(0), 40, *DAYS[0], progress_bar=False)
-    for make in (DSEP, DAEP):
-        engine = make(linear, 2, family="diagonal", prior=fit)
-        state = engine.init(random.key(0), *DAYS[1])
-        np.testing.assert_allclose(
-            state.prior_precision, fit[1].params["auto_scale"] ** -2.0, rtol=1e-4
-        )
 
 
 @pytest.mark.nightly

@@ -99,17 +99,17 @@ def test_the_evidence_is_that_of_its_arguments():
     """With sites that are exact for any prior; within .01 % in float32."""
     ep, result = fitted()
     for scales in (SCALES, SCALES / 5):
-        found = ep.log_evidence(result.state, X, Y, scales, 0.6)
-        np.testing.assert_allclose(found, exact_evidence(X, Y, scales, 0.6), rtol=1e-4)
+        computed = ep.log_evidence(result.state, X, Y, scales, 0.6)
+        np.testing.assert_allclose(computed, exact_evidence(X, Y, scales, 0.6), rtol=1e-4)
 
 
 @pytest.mark.slow
 def test_the_evidence_is_differentiable_in_every_argument():
     ep, result = fitted()
     args = X, Y, SCALES, 0.6
-    found = jax.jit(jax.grad(partial_of(ep.log_evidence, result.state), (0, 1, 2, 3)))(*args)
+    computed = jax.jit(jax.grad(partial_of(ep.log_evidence, result.state), (0, 1, 2, 3)))(*args)
     expected = jax.grad(exact_evidence, (0, 1, 2, 3))(*args)
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(computed, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=5e-3, atol=5e-3 * np.max(np.abs(b)))
 
 
@@ -138,8 +138,8 @@ def test_the_gradient_is_that_of_fits_nearby(options, needs_x64):
         return -ep.run(random.key(0), 300, *args, progress_bar=False).losses[-1]
 
     state = ep.run(random.key(0), 300, X, y, 1.5, progress_bar=False).state
-    found = jax.jit(jax.grad(partial_of(ep.log_evidence, state), (0, 2)))(X, y, 1.5)
-    for k, value in ((0, found[1]), (1, jnp.sum(found[0] * move))):
+    computed = jax.jit(jax.grad(partial_of(ep.log_evidence, state), (0, 2)))(X, y, 1.5)
+    for k, value in ((0, computed[1]), (1, jnp.sum(computed[0] * move))):
         expected = (refit(1e-3, k) - refit(-1e-3, k)) / 2e-3
         np.testing.assert_allclose(value, expected, rtol=1e-4)
 

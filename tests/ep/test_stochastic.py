@@ -57,8 +57,8 @@ def test_steps_on_given_rows(needs_x64):
         ([5, 1, 0], [0.04856236, 0.02698726, 0.05659385], [0.12332292, 0.20999946]),
     ]:
         state, _ = sep.update(state, *LOGISTIC, indices=rows)
-        found = state.site_precision[0][0][np.triu_indices(2)]
-        np.testing.assert_allclose(found, precision, rtol=1e-6)
+        computed = state.site_precision[0][0][np.triu_indices(2)]
+        np.testing.assert_allclose(computed, precision, rtol=1e-6)
         np.testing.assert_allclose(state.site_shift[0][0], shift, rtol=1e-6)
 
 
@@ -164,8 +164,8 @@ def test_the_error_of_a_mean_of_a_chain():
     parts = [np.mean(part, 0) for part in np.array_split(chain, 16)]
     scatter = np.sqrt(np.mean(np.var(parts, 0, ddof=1)))
     for is_mean, expected in ((True, np.std(chain.mean(0))), (False, np.std(chain[-1]))):
-        found = scatter * scale_of_error(rate, steps, 16, is_mean)
-        assert abs(found / expected - 1) < 0.05
+        computed = scatter * scale_of_error(rate, steps, 16, is_mean)
+        assert abs(computed / expected - 1) < 0.05
 
 
 def on_minibatches(X, y):

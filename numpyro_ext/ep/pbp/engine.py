@@ -1,6 +1,5 @@
 """Probabilistic backpropagation: a rectifier network by moment matching, one datum at a time."""
 
-from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -9,7 +8,6 @@ import warnings
 
 import jax
 from jax import Array, random
-from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
@@ -20,40 +18,33 @@ from numpyro_ext._checks import (
     check_nonnegative,
     check_positive,
     check_rate,
-    summary,
 )
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Params
-from numpyro_ext.ep.base import follow
+from numpyro_ext.ep.base import Engine
 from numpyro_ext.ep.pbp.epochs import (
-    CHUNK,
     Belief,
+    Constants,
     Counts,
     Gamma,
-    Known,
     PBPState,
     PriorSites,
-    epochs,
-    left_out,
+    epoch,
     start_sites,
 )
 from numpyro_ext.ep.pbp.moments import forward_moments
 from numpyro_ext.ep.pbp.network import SCALING, Network, NetworkGuide, network_guide
+from numpyro_ext.ep.sites import EPRunResult
 
 __all__ = ["PBP", "PBPRunResult"]
 
-PBPRunResult = namedtuple("PBPRunResult", ["params", "state", "losses"])
-"""
-A :func:`~collections.namedtuple` with these entries, those of ``SVIRunResult``:
-
- - **params** - the parameters of the engine's guide, and the scaling of the data.
- - **state** - the last :class:`PBPState`.
- - **losses** - the loss of each epoch.
-"""
+PBPRunResult = EPRunResult
+"""What a run of :class:`PBP` returns; its state is a :class:`PBPState`."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class PBP:
+class PBP(Engine):
     r"""Probabilistic backpropagation: a rectifier network for a number, with nothing to tune.
 
     The model, which is ``pbp.model(X, y=None)``, has :math:`z_0 = x`, matrices :math:`w_l` of shape
@@ -78,9 +69,9 @@ class PBP:
     One step is an epoch: each row once, in random order, then each weight's prior. Its loss is
     minus the sum of log Z over the rows, in standardised units.
 
-    **Methods.** ``"adf"`` absorbs every row again in every epoch. ``"ep"`` divides q by the site of
-    the row first, and has a site for each; ``"sep"`` has one site that all rows share, so that the
-    state does not grow with N. ADF is the one to start with (``benchmarks/uci``).
+    **Methods.** ``"adf"``, the one to start with, absorbs every row again in every epoch. ``"ep"``
+    divides q by the site of the row first, and has a site for each; ``"sep"`` has one site that all
+    rows share, so that the state does not grow with N.
 
     **Bias.** The units of a layer are taken as normal and independent. ADF counts each row as often
     as there are epochs, so that the variance of the weights falls with them and the noise precision
@@ -92,21 +83,19 @@ class PBP:
     of.
 
     **What differs from the paper:** the constant of each layer has no variance. X and y are
-    standardised inside, also where a precision is known; what goes in or out is in the units of the
-    user. The sites of EP and SEP begin with the random means of the start, and forget them.
+    standardised inside; what goes in or out is in the units of the user. The sites of EP and SEP
+    begin with the random means of the start, and forget them.
 
-    ``result.params`` are those of ``pbp.guide``, an ``AutoDiagonalNormal`` on the weights and a
-    Gamma for each precision, and the scaling, which ``pbp.model`` reads: ``Predictive(pbp.model,
-    guide=pbp.guide, params=result.params, num_samples=100)`` takes new X as it is.
+    ``result.params`` has the parameters of ``pbp.guide``, an ``AutoDiagonalNormal`` on the weights
+    and a Gamma for each precision, and the scaling, which ``pbp.model`` reads:
+    ``Predictive(pbp.model, guide=pbp.guide, params=result.params, num_samples=100)`` takes new X
+    without change.
 
     :param layer_sizes: inputs, hidden units of each layer, and 1.
     :param str method: ``"adf"``, ``"ep"`` or ``"sep"``.
-    :param float prior_shape: shape of the prior of the weight precision, above 1.
-    :param float prior_rate: its rate.
-    :param float noise_shape: shape of the prior of the noise precision, above 1.
-    :param float noise_rate: its rate.
-    :param float weight_precision: the weight precision if it is known.
-    :param float noise_precision: the noise precision if it is known.
+    :param float prior_shape, prior_rate: of the prior of the weight precision; a shape above 1.
+    :param float noise_shape, noise_rate: of the prior of the noise precision; a shape above 1.
+    :param float weight_precision, noise_precision: a precision that is known, in place of a prior.
     :param bool use_bias: whether a constant 1 is among the inputs of each layer.
     :param bool normalise: whether X and y are standardised; a constant column is only shifted.
     :param bool refine_prior: whether an epoch ends with the priors; if not, q keeps the prior
@@ -120,17 +109,14 @@ class PBP:
     Bayesian neural networks* (ICML 2015), sections 3 and 4; Li, Hernandez-Lobato, Turner,
     *Stochastic expectation propagation* (NeurIPS 2015), algorithm 1 and section 5.
 
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_ext.ep import PBP
-        >>> X = jnp.linspace(-4, 4, 60)[:, None]
-        >>> y = 3 * jnp.abs(X[:, 0]) + 0.5 * jax.random.normal(jax.random.key(0), (60,))
-        >>> pbp = PBP([1, 20, 1])
-        >>> result = pbp.run(jax.random.key(1), 40, X, y, progress_bar=False)
-        >>> mean, variance = pbp.predict(result.params, jnp.array([[-3.0], [3.0]]))
-        >>> bool(jnp.all(jnp.abs(mean - 9) < 1))
-        True
+    >>> from numpyro_ext.ep import PBP
+    >>> X = jnp.linspace(-4, 4, 60)[:, None]
+    >>> y = 3 * jnp.abs(X[:, 0]) + 0.5 * jax.random.normal(jax.random.key(0), (60,))
+    >>> pbp = PBP([1, 20, 1])
+    >>> result = pbp.run(jax.random.key(1), 40, X, y, progress_bar=False)
+    >>> mean, variance = pbp.predict(result.params, jnp.array([[-3.0], [3.0]]))
+    >>> bool(jnp.all(jnp.abs(mean - 9) < 1))
+    True
     """
 
     layer_sizes: Sequence[int] = field(kw_only=False)
@@ -158,13 +144,12 @@ class PBP:
         for i, size in enumerate(sizes):
             check_count(f"layer_sizes[{i}]", size)
         check_choice("method", self.method, ("adf", "ep", "sep"))
-        for name in ("prior_shape", "noise_shape"):
-            value = getattr(self, name)
-            check_positive(name, value)
-            if value <= 1:
-                raise ValueError(f"{name} is {value!r}; it must be above 1 for a mean variance.")
-        for name in ("prior_rate", "noise_rate"):
+        for name in ("prior_shape", "noise_shape", "prior_rate", "noise_rate"):
             check_positive(name, getattr(self, name))
+            if name.endswith("shape") and getattr(self, name) <= 1:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; it must be above 1 for a mean variance."
+                )
         for name in ("weight_precision", "noise_precision"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
@@ -179,9 +164,6 @@ class PBP:
             "noise": _prior(self.noise_precision, self.noise_shape, self.noise_rate),
         }
         self.model = Network(tuple(map(int, sizes)), priors, bool(self.use_bias), self.prefix)
-
-    def __repr__(self) -> str:
-        return summary(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # The guide holds closures; it is made again when it is asked for.
@@ -202,9 +184,9 @@ class PBP:
         return [np.asarray(places[name]) for name in self.model.shapes]
 
     @property
-    def _known(self) -> Known:
+    def _constants(self) -> Constants:
         tau = self.noise_precision
-        return Known(
+        return Constants(
             None if tau is None else jnp.asarray(tau, float),
             None if self.damping == 1 else jnp.asarray(self.damping, float),
         )
@@ -229,9 +211,8 @@ class PBP:
             Gamma(*(jnp.asarray(x, float) for x in prior)) if isinstance(prior, tuple) else None
             for prior in self.model.priors.values()
         )
-        precision: Any = self.model.priors["weight"]
-        if isinstance(precision, tuple):
-            precision = (precision[0] - 1) / precision[1]
+        a, b = self.prior_shape, self.prior_rate
+        precision = self.weight_precision or (a - 1) / b
         q = Belief(means, [jnp.full(shape, 1 / precision) for shape in shapes], noise)
         prior = None
         if self.refine_prior and weight is not None:
@@ -253,50 +234,25 @@ class PBP:
 
     def update(self, state: PBPState, X: Any, y: Any) -> tuple[PBPState, Array]:
         """One epoch: the next state, and the loss. A pure function."""
-        X, y = self._data(X, y, state)
-        state, losses = epochs(self.method, self._known, state, X, y, 1)
-        return state, losses[0]
+        return epoch(self.method, self._constants, state, *self._data(X, y, state))
 
-    def run(
-        self,
-        rng_key: Array,
-        num_steps: int,
-        X: Any,
-        y: Any,
-        progress_bar: bool = True,
-        init_state: PBPState | None = None,
-    ) -> Any:
-        """``num_steps`` epochs on ``(N, inputs)`` X and ``(N,)`` y.
+    def begin(
+        self, rng_key: Array, init_state: PBPState | None, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[Any, PBPState, list[Array]]:
+        state = self.init(rng_key, *args, **kwargs) if init_state is None else init_state
+        X, y = self._data(*args, **kwargs, state=state)
+        return None, state._replace(num_data=jnp.asarray(len(X), jnp.int32)), [X, y]
 
-        :param rng_key: a random number generator key; not used if there is an ``init_state``.
-        :param bool progress_bar: whether to show the loss as the fit goes.
-        :param init_state: the state to go on from; None for a new start.
-        :return: a :data:`PBPRunResult` with ``params``, ``state`` and ``losses``.
-        """
-        check_count("num_steps", num_steps)
-        state = self.init(rng_key, X, y) if init_state is None else init_state
-        X, y = self._data(X, y, state)
-        before = state.counts
-        steps = self._steps(state, X, y, num_steps, 1 if progress_bar else CHUNK)
-        state, losses = follow(steps, num_steps, progress_bar)
-        self._warn(before, state, num_steps * len(X))
-        return PBPRunResult(self.get_params(state), state, losses)
-
-    def _steps(
-        self, state: PBPState, X: Array, y: Array, num_steps: int, most: int
+    def steps(
+        self, plan: Any, state: PBPState, arrays: list[Array], num_steps: int
     ) -> Iterator[tuple[PBPState, Array, str]]:
-        for done in range(0, num_steps, most):
-            n = min(most, num_steps - done)
-            state, losses = epochs(self.method, self._known, state, X, y, n)
-            yield state, losses[:n], ""
+        for _ in range(num_steps):
+            state, loss = epoch(self.method, self._constants, state, *arrays)
+            yield state, loss, ""
 
     def get_params(self, state: PBPState) -> Params:
-        """The parameters of the guide at a state, and the scaling of the data.
-
-        They are ``{prefix}_loc`` and ``{prefix}_scale``, as those of ``AutoDiagonalNormal``;
-        ``{prefix}_weight_concentration``, ``{prefix}_weight_rate`` and the same of the noise where
-        a precision is not known; and ``{prefix}_X_mean``, ``_X_sd``, ``_y_mean``, ``_y_sd``.
-        """
+        """The parameters of the guide, as of ``AutoDiagonalNormal``; concentration and rate of each
+        precision that is not known; and ``{prefix}_X_mean``, ``_X_sd``, ``_y_mean``, ``_y_sd``."""
         order = np.concatenate([place.ravel() for place in self._places])
         m, v = (jnp.concatenate([jnp.ravel(x) for x in xs]) for xs in state.q[:2])
         params = {"loc": jnp.zeros_like(m).at[order].set(m)}
@@ -312,9 +268,9 @@ class PBP:
         return {"residual": 0.0, "limit": 0.0, "skipped": int(state.skipped), "inaccurate": 0}
 
     def predict(self, params: Params, X: Any) -> tuple[Array, Array]:
-        """Mean and variance of y at new inputs, that of the noise included, in closed form.
+        """Mean and variance of y at new inputs, with the noise, in closed form.
 
-        :param params: those of a run.
+        :param params: the parameters of a run.
         :param X: ``(n, inputs)`` numbers, in the units of the data.
         :return: two arrays ``(n,)``; y is taken as normal with these moments.
         """
@@ -327,11 +283,18 @@ class PBP:
             noise_variance = rate / (shape - 1)
         else:
             noise_variance = jnp.asarray(1 / self.noise_precision, float)
-        return _predict(q, self.model.scaling(params), noise_variance, X)
+        scaling = {name: params[f"{self.prefix}_{name}"] for name in SCALING}
+        return _predict(q, scaling, noise_variance, X)
 
     def _data(self, X: Any, y: Any, state: PBPState | None = None) -> tuple[Array, Array]:
-        X, y = _data_of(X, y, self.model.layer_sizes[0])
-        if state is None or state.site is None or isinstance(state.num_data, Tracer):
+        """X and y as arrays ``(N, inputs)`` and ``(N,)`` that fit the sites of a state."""
+        X, y = _inputs_of(X, self.model.layer_sizes[0]), _finite("y", y)
+        if y.shape != (len(X),):
+            raise ValueError(
+                f"y has shape {y.shape} and X {X.shape}; y must be ({len(X)},), a number for each"
+                " row of X."
+            )
+        if state is None or state.site is None or is_traced(state.num_data):
             return X, y
         if len(X) != int(state.num_data):
             raise ValueError(
@@ -340,12 +303,21 @@ class PBP:
             )
         return X, y
 
-    def _warn(self, before: Counts, state: PBPState, visits: int) -> None:
-        bad = left_out(before, state, visits)
-        if bad:
+    def warn(self, first: PBPState, state: PBPState, num_steps: int) -> None:
+        """Say which kinds of updates were left out in more than 1 % of the visits."""
+        left = jax.tree.map(lambda a, b: int(a) - int(b), state.counts, first.counts)
+        visits = num_steps * int(state.num_data)
+        shares = {
+            "of the data, whose cavities were improper,": left.data / visits,
+            "of the weights' updates": left.entries / visits / sum(m.size for m in state.q.means),
+            "of the noise precision's updates": left.noise / visits,
+        }
+        large = [f"{share:.1%} {what}" for what, share in shares.items() if share > 0.01]
+        if large:
             words = (
-                f"{bad} were left out, because they gave no distribution; look for rows far from"
-                " the rest, or use method='adf', or a smaller damping for 'ep' and 'sep'."
+                f"{' and '.join(large)} were left out, because they gave no distribution; look for"
+                " rows far from the rest, or use method='adf', or a smaller damping for 'ep' and"
+                " 'sep'."
             )
             warnings.warn(InferenceWarning(words), stacklevel=3)
 
@@ -361,20 +333,9 @@ def _inputs_of(X: Any, num_inputs: int) -> Array:
     return X
 
 
-def _data_of(X: Any, y: Any, num_inputs: int) -> tuple[Array, Array]:
-    """X and y as arrays ``(N, num_inputs)`` and ``(N,)``."""
-    X, y = _inputs_of(X, num_inputs), _finite("y", y)
-    if y.shape != (len(X),):
-        raise ValueError(
-            f"y has shape {y.shape} and X {X.shape}; y must be ({len(X)},), a number for each row"
-            " of X."
-        )
-    return X, y
-
-
 def _finite(name: str, value: Any) -> Array:
     """An array of floats, or an error that names a row with NaN or an infinity."""
-    if isinstance(value, Tracer):
+    if is_traced(value):
         return value
     numbers = np.asarray(value, None if isinstance(value, Array) else np.float64)
     if len(bad := np.argwhere(~np.isfinite(numbers))):
@@ -388,17 +349,20 @@ def _finite(name: str, value: Any) -> Array:
 def _scaling_of(X: np.ndarray, y: np.ndarray, normalise: bool) -> dict[str, Array]:
     """Mean and standard deviation of X and y by name; 0 and 1 without ``normalise``."""
 
-    def of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def mean_and_sd(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not normalise:
             return np.zeros(x.shape[1:]), np.ones(x.shape[1:])
         # Rounding would give a constant column a small standard deviation.
         return x.mean(0), np.where(x.max(0) == x.min(0), 1.0, x.std(0))
 
-    return {n: jnp.asarray(x, float) for n, x in zip(SCALING, (*of(X), *of(y)), strict=True)}
+    return {
+        n: jnp.asarray(x, float)
+        for n, x in zip(SCALING, (*mean_and_sd(X), *mean_and_sd(y)), strict=True)
+    }
 
 
-def _prior(known: float | None, shape: float, rate: float) -> tuple[float, float] | float:
-    return (float(shape), float(rate)) if known is None else float(known)
+def _prior(precision: float | None, shape: float, rate: float) -> tuple[float, float] | float:
+    return (float(shape), float(rate)) if precision is None else float(precision)
 
 
 @jax.jit

@@ -31,7 +31,7 @@ def rectified_normal_moments(mean: Array, var: Array) -> tuple[Array, Array]:
     """Mean and variance of max(0, x) for x ~ N(mean, var), of any equal shapes.
 
     Far below zero (mean / sd under -10) single precision knows the variance to some percent only,
-    where it is less than 1e-20 of that of x.
+    where it is less than 1e-20 of the variance of x.
     """
     s, al, cdf, _ = _normals(mean, var)
     safe = jnp.maximum(al, _SERIES)
@@ -69,15 +69,15 @@ def forward_moments(means: Layers, variances: Layers, x: Array) -> tuple[Array, 
     :param x: ``(inputs,)``.
     """
     bias = means[0].shape[1] - x.shape[0]
-    one = jnp.ones(bias, x.dtype)
+    constant = jnp.ones(bias, x.dtype)
     mu, s2, out = x, None, (x, x)
     for i, (m, v) in enumerate(zip(means, variances, strict=True)):
         if i:
             mu, s2 = rectified_normal_moments(*out)
         d = m.shape[1]
         if bias:
-            mu = jnp.concatenate([mu, one])
-            s2 = None if s2 is None else jnp.concatenate([s2, 0 * one])
+            mu = jnp.concatenate([mu, constant])
+            s2 = None if s2 is None else jnp.concatenate([s2, 0 * constant])
         # The input has no variance.
         spread = v @ (mu * mu) if s2 is None else (m * m) @ s2 + v @ (mu * mu + s2)
         out = (m @ mu) / d**0.5, spread / d
@@ -98,7 +98,7 @@ def gamma_update(a: Array, b: Array, r2: Array, s2: Array) -> tuple[Array, Array
     subtracts numbers that agree to all digits of single precision once a is some thousands. Here
     :math:`a' - a` and :math:`\log(K_1 / K_0)` are computed by themselves, from differences of
     :math:`V_s` in closed form. Where a' is at most 1, b' at most 0 or either is not finite, (a, b)
-    stays as it is.
+    is left alone.
     """
     d0, d1 = b / ((a - 1) * a), b / (a * (a + 1))
     difference = 2 * b / (a * (a * a - 1))  # of d0 and d1

@@ -6,11 +6,12 @@ from typing import Any
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
-from jax.scipy.special import gammainc, ndtri
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.infer import init_to_median
+from scipy.special import gammaincinv
 
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.ep.guide import DiagonalNormal, start_guide
@@ -36,19 +37,6 @@ class Network:
         pairs = zip(self.layer_sizes[1:], self.layer_sizes[:-1], strict=True)
         return {f"w{i}": (out, into + self.use_bias) for i, (out, into) in enumerate(pairs)}
 
-    def scaling(self, params: Params | None = None) -> dict[str, Array]:
-        """Mean and standard deviation of X and y by name, from params or as ``param`` sites."""
-        d = self.layer_sizes[0]
-        default = [jnp.zeros(d), jnp.ones(d), jnp.zeros(()), jnp.ones(())]
-        names = {name: f"{self.prefix}_{name}" for name in SCALING}
-        if params is not None:
-            return {name: params[full] for name, full in names.items()}
-        found = {}
-        for (name, full), value in zip(names.items(), default, strict=True):
-            param: Any = numpyro.param(full, value)
-            found[name] = lax.stop_gradient(param)  # an optimiser must not move it
-        return found
-
     def __call__(self, X: Array, y: Array | None = None) -> None:
         """The model; without y it has the deterministic site ``f``, in the units of y."""
         weight, noise = (
@@ -57,19 +45,26 @@ class Network:
             else jnp.asarray(prior, float)
             for name, prior in self.priors.items()
         )
-        scaling = self.scaling()
-        z = (jnp.asarray(X) - scaling["X_mean"]) / scaling["X_sd"]
+        d = self.layer_sizes[0]
+        starts = jnp.zeros(d), jnp.ones(d), jnp.zeros(()), jnp.ones(())
+        scaling: Any = [
+            numpyro.param(f"{self.prefix}_{name}", start)
+            for name, start in zip(SCALING, starts, strict=True)
+        ]
+        # An optimiser must not move them.
+        X_mean, X_sd, y_mean, y_sd = lax.stop_gradient(scaling)
+        z = (jnp.asarray(X) - X_mean) / X_sd
         for i, (name, shape) in enumerate(self.shapes.items()):
             w: Any = numpyro.sample(name, dist.Normal(0, weight**-0.5).expand(shape).to_event(2))
             z = jax.nn.relu(z) if i else z
             if self.use_bias:
                 z = jnp.concatenate([z, jnp.ones((len(z), 1), z.dtype)], 1)
             z = z @ w.T / shape[1] ** 0.5
-        f = z[:, 0] * scaling["y_sd"] + scaling["y_mean"]
+        f = z[:, 0] * y_sd + y_mean
         if y is None:
             numpyro.deterministic("f", f)
         with numpyro.plate("data", len(z)):
-            numpyro.sample("y", dist.Normal(f, noise**-0.5 * scaling["y_sd"]), obs=y)
+            numpyro.sample("y", dist.Normal(f, noise**-0.5 * y_sd), obs=y)
 
 
 class NetworkGuide(DiagonalNormal):
@@ -81,11 +76,12 @@ class NetworkGuide(DiagonalNormal):
     def _gamma(self, name: str, params: Params | None = None) -> dist.Gamma:
         names = [f"{self.prefix}_{name}_{what}" for what in ("concentration", "rate")]
         if params is not None:
-            return dist.Gamma(*(params[one] for one in names))
-        start = zip(names, self.gammas[name], strict=True)
-        return dist.Gamma(
-            *(numpyro.param(one, float(x), constraint=constraints.positive) for one, x in start)
-        )
+            return dist.Gamma(params[names[0]], params[names[1]])
+        numbers: Any = [
+            numpyro.param(full, float(start), constraint=constraints.positive)
+            for full, start in zip(names, self.gammas[name], strict=True)
+        ]
+        return dist.Gamma(*numbers)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sites:
         sites = super().__call__(*args, **kwargs)
@@ -99,34 +95,32 @@ class NetworkGuide(DiagonalNormal):
     ) -> Sites:
         key, *keys = jax.random.split(rng_key, len(self.gammas) + 1)
         sites = super().sample_posterior(key, params, *args, sample_shape=sample_shape, **kwargs)
-        for name, one in zip(self.gammas, keys, strict=True):
-            sites[f"{name}_precision"] = self._gamma(name, params).sample(one, sample_shape)
+        for name, key_gamma in zip(self.gammas, keys, strict=True):
+            sites[f"{name}_precision"] = self._gamma(name, params).sample(key_gamma, sample_shape)
         return sites
 
     def median(self, params: Params) -> Sites:
-        half = {f"{x}_precision": _quantile(self._gamma(x, params), 0.5) for x in self.gammas}
-        return {**super().median(params), **half}
+        return super().median(params) | self._quantiles_of_gammas(params, 0.5)
 
     def quantiles(self, params: Params, quantiles: Any) -> Sites:
-        gammas = {name: self._gamma(name, params) for name in self.gammas}
-        found = {f"{x}_precision": _quantile(gamma, quantiles) for x, gamma in gammas.items()}
-        return {**super().quantiles(params, quantiles), **found}
+        return super().quantiles(params, quantiles) | self._quantiles_of_gammas(params, quantiles)
+
+    def _quantiles_of_gammas(self, params: Params, quantiles: Any) -> Sites:
+        return {
+            f"{name}_precision": _quantile(self._gamma(name, params), quantiles)
+            for name in self.gammas
+        }
 
 
 def _quantile(gamma: dist.Gamma, quantiles: Any) -> Array:
-    """Quantiles of a Gamma of shape above 1, for which NumPyro's own need another library."""
-    a, q = jnp.asarray(gamma.concentration, float), jnp.asarray(quantiles, float)
-    # Wilson and Hilferty: good to 1e-5 where single precision has lost the distribution function.
-    cube = (1 - 1 / (9 * a) + ndtri(q) / (3 * jnp.sqrt(a))) ** 3
+    """Quantiles of a Gamma, for which NumPyro's own need TensorFlow Probability."""
+    q = jnp.asarray(quantiles, float)
 
-    def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        middle = (ends[0] + ends[1]) / 2
-        below = gammainc(a, a * jnp.exp(middle)) < q
-        return jnp.where(below, middle, ends[0]), jnp.where(below, ends[1], middle)
+    def inverse(a: Any, q: Any) -> np.ndarray:
+        return np.asarray(gammaincinv(np.float64(a), np.float64(q)), np.asarray(q).dtype)
 
-    low, high = lax.fori_loop(0, 40, halve, (jnp.full(q.shape, -30.0), jnp.full(q.shape, 5.0)))
-    scale = a / jnp.asarray(gamma.rate)
-    return scale * jnp.where(a > 300, cube, jnp.exp((low + high) / 2))
+    shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
+    return jax.pure_callback(inverse, shape, gamma.concentration, q) / jnp.asarray(gamma.rate)
 
 
 def network_guide(network: Network) -> NetworkGuide:

@@ -44,9 +44,9 @@ def test_rectified_moments_and_derivatives_in_the_tails(tol):
 
         mu, second = expect(lambda x: x), expect(lambda x: x * x)
         above, below, at_zero = q.sf(0), q.cdf(0), q.pdf(0)
-        found = rectified_normal_moments(jnp.array(mean), jnp.array(sd**2))
+        computed = rectified_normal_moments(jnp.array(mean), jnp.array(sd**2))
         rtol = tol(3e-3 if mean < -2 else 1e-5, 1e-8)
-        np.testing.assert_allclose(found, (mu, second - mu**2), rtol=rtol)
+        np.testing.assert_allclose(computed, (mu, second - mu**2), rtol=rtol)
         derivatives = jax.jacobian(rectified_normal_moments, (0, 1))(
             jnp.array(mean), jnp.array(sd**2)
         )
@@ -75,9 +75,9 @@ def test_rectified_moments_where_nothing_is_left():
 
 @pytest.mark.x64
 def test_prior_update(tol):
-    found = prior_update(0.5, 1.2, 6.0, 6.0)
+    computed = prior_update(0.5, 1.2, 6.0, 6.0)
     expected = [0.25, 0.6, 6.408451161015722, 6.164744999683146]
-    np.testing.assert_allclose(found, expected, rtol=tol(1e-6, 1e-13))
+    np.testing.assert_allclose(computed, expected, rtol=tol(1e-6, 1e-13))
 
 
 @pytest.mark.x64
@@ -131,16 +131,18 @@ def printed(a, b, r2, s2):
 )
 def test_the_gamma_update_is_that_of_the_paper(a, b, r2, s2, tol):
     """What is added to a is known to some digits even where a has few left for it."""
-    found = gamma_update(*map(jnp.asarray, map(float, (a, b, r2, s2))))
+    computed = gamma_update(*map(jnp.asarray, map(float, (a, b, r2, s2))))
     expected = printed(a, b, r2, s2)
-    np.testing.assert_allclose(found, expected, rtol=tol(2e-7, 1e-12))
+    np.testing.assert_allclose(computed, expected, rtol=tol(2e-7, 1e-12))
     if a < 1000:
-        np.testing.assert_allclose(found[0] - a, expected[0] - a, rtol=tol(1e-3, 1e-9))
+        np.testing.assert_allclose(computed[0] - a, expected[0] - a, rtol=tol(1e-3, 1e-9))
 
 
 @pytest.mark.parametrize("residual", [50.0, 1e10, np.inf, np.nan])
 def test_a_gamma_without_a_mean_variance_is_not_taken(residual):
     """At a residual of 50 the update would have a shape of 1e-4, by the paper's own form."""
     assert printed(6, 6, 2500.0, 1.0)[0] < 1e-3
-    found = gamma_update(jnp.array(6.0), jnp.array(6.0), jnp.array(residual) ** 2, jnp.array(1.0))
-    assert tuple(map(float, found)) == (6.0, 6.0)
+    computed = gamma_update(
+        jnp.array(6.0), jnp.array(6.0), jnp.array(residual) ** 2, jnp.array(1.0)
+    )
+    assert tuple(map(float, computed)) == (6.0, 6.0)
