@@ -66,6 +66,7 @@ class GuideRun(NamedTuple):
 
 class SVAEGuide:
     r"""Guide in which a network gives potentials, and message passing the local posterior.
+
     .. math::
         q(\theta) = p(\theta \mid \tau), \qquad
         q(x_n, z_n) = \text{local inference}(\mathrm{E}_{q(\theta)} t(\theta),\,

@@ -50,6 +50,7 @@ def allow_missing(recognition: Network) -> MissingNetwork:
         returns a potential of batch shape ``y.shape[:-1]``, such as :func:`recognition_network`. It
         pickles if the network does.
     :return: the same kind of pair, for :class:`SVAEGuide`.
+
     References: Little and Rubin, *Statistical Analysis with Missing Data* (Wiley, 1987), chapter 5.
 
     >>> from numpyro_ext.svae import allow_missing, recognition_network
