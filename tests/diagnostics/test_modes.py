@@ -185,18 +185,19 @@ def test_particles_that_are_too_narrow_at_their_modes_are_wrong():
     assert rows[SHARE].ok and rows[SD].ok is False
 
 
+def apart(share):
+    """Normals of shares 1 - p and p at (-1, -1) and (1, 1), which a search from 0 finds."""
+    z = numpyro.sample("z", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
+    logs = dist.Normal(jnp.array([[-1.0, -1.0], [1.0, 1.0]]), 0.1).log_prob(z).sum(1)
+    numpyro.factor("modes", jax.nn.logsumexp(logs + jnp.log(jnp.array([1 - share, share]))))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.01])
 def test_a_guide_that_did_not_search_is_compared_with_the_modes_of_a_search(share):
     """All of its draws are at one of two modes of shares 1 - p and p: sqrt(p / (1 - p)) sds."""
-
-    def model(share):
-        z = numpyro.sample("z", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
-        logs = dist.Normal(jnp.array([[-1.0, -1.0], [1.0, 1.0]]), 0.1).log_prob(z).sum(1)
-        numpyro.factor("modes", jax.nn.logsumexp(logs + jnp.log(jnp.array([1 - share, share]))))
-
     first = {"z": (jnp.full(2, -1.0), jnp.full(2, 0.1))}
-    found = diagnose(drawn.drawing(model, first), {}, model_args=(share,))
+    found = diagnose(drawn.drawing(apart, first), {}, model_args=(share,))
     row = rows_of(found)[SHARE]
     assert row.value == pytest.approx((share / (1 - share)) ** 0.5, abs=0.02)
     assert row.ok is (share < 0.03) and wrong(found) == ([] if row.ok else [SHARE]), found
@@ -204,7 +205,7 @@ def test_a_guide_that_did_not_search_is_compared_with_the_modes_of_a_search(shar
 
 @pytest.mark.nightly
 def test_a_flow_that_stays_at_the_heaviest_mode_of_its_start_is_wrong():
-    model = partial(drawn.two_modes, 0.2)
+    model = partial(apart, 0.2)
     svi = SVI(model, AutoRealNVPNormal(model), optax.adam(1e-3), VRELBO(1.0, 4))
     with warnings.catch_warnings():  # of several modes
         warnings.simplefilter("ignore")

@@ -320,7 +320,7 @@ def test_eight_schools_is_found_wrong(particles, low, high):
     found = diagnose(svi, params, model_args=(), num_moves=60)
     row = rows_of(found)[SD]
     assert low < row.value < high and row.ok is False and not found.ok
-    assert f"the sd of tau {1 / row.value:.2g} times" in row.verdict
+    assert "tau" in row.verdict
 
 
 SPREAD = 0.4

@@ -60,7 +60,8 @@ def by_gradients(context: FitContext) -> list[Row]:
                 if row.quantity not in worst or row.ok is False:
                     worst[row.quantity] = row
             rows = list(worst.values())
-        return [row._replace(of_draws=not short) for row in rows]
+        why = "not judged: gradients say nothing of the shares of modes, and moves were too short."
+        return [row._replace(ok=None, verdict=why) if short and row.ok else row for row in rows]
     if context.proto.density != "none" or not has_moves(context):
         return []
     points = context.points
