@@ -18,8 +18,6 @@ from numpyro_ext._model.read import latent_sites, shape_trace, trace_of
 from numpyro_ext._numpyro import unwrap_distribution
 from numpyro_ext._typing import Model
 
-__all__ = ["find_centering"]
-
 
 def find_centering(
     model: Model, *args: Any, rng_key: Array | None = None, **kwargs: Any

@@ -40,8 +40,6 @@ from numpyro_ext._model.taylor import (
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Trace
 
-__all__ = ["TaylorExpansion"]
-
 _OFF, _FAR = 0.5, 50.0  # sds between center and mode that are worth a warning; that are no normal
 _DRAWS_OF_GUIDE = 1000
 _POINTS, _ROWS = 16, 10_000  # at which the noise over minibatches is measured

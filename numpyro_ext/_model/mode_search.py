@@ -41,17 +41,6 @@ from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import draw_params, draw_start, prior_center, start_near_median
 from numpyro_ext._typing import Model, Sites
 
-__all__ = [
-    "advice",
-    "budget_note",
-    "find_modes",
-    "is_searched",
-    "make_search",
-    "modes_or_warning",
-    "search_modes",
-    "starts_of",
-]
-
 _ADAM_STEPS, _ADAM_PIECES, _SEARCHES = 2000, 20, 4
 _NEWTON_STEPS, MOST_PASSES = 60, 300
 """The budget of one search: Newton steps, and gradients of all rows."""

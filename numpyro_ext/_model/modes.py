@@ -17,18 +17,6 @@ from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._numpyro import normal_of_guide
 from numpyro_ext._typing import Params, Sites
 
-__all__ = [
-    "DENSE_UP_TO",
-    "SEARCH",
-    "InitFrom",
-    "Mode",
-    "Modes",
-    "Problem",
-    "check_sites",
-    "given_modes",
-    "of_kind",
-]
-
 DENSE_UP_TO = 512
 """Latent dimensions up to which the curvature is a matrix."""
 _AT_MODE = 0.3

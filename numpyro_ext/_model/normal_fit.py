@@ -18,16 +18,6 @@ from numpyro_ext._model.operations import count_operations, jit_on_data, quick_o
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.whitening import Whitening
 
-__all__ = [
-    "WORTH_OPTIMISING",
-    "NormalMeasure",
-    "batch_rows",
-    "draw_batch",
-    "fit_normal",
-    "laplace",
-    "some_rows",
-]
-
 WORTH_OPTIMISING = 2e8
 """Numbers that a search computes, above which an optimised program pays for its compilation."""
 _CURVATURE_ROWS = 10_000

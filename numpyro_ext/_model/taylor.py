@@ -37,15 +37,6 @@ from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
-__all__ = [
-    "LARGEST_NOISE",
-    "TaylorProxy",
-    "check_proxy",
-    "sd_over_minibatches",
-    "noise_message",
-    "total_variance",
-]
-
 LARGEST_NOISE = 0.5
 """Nats of noise over minibatches up to which a proxy is near enough."""
 SAME, SAME_IN_A_STEP = 1e-4, 3e-2

@@ -8,8 +8,6 @@ import numpy as np
 
 from numpyro_ext.data._rows import HostRows, Rows, Same, is_rows, read_together, rows_among
 
-__all__ = ["bytes_of_rows", "read_ahead", "with_rows"]
-
 _MOST_BYTES = 2**28
 """The size up to which rows are read ahead of the steps that take them."""
 

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
-__all__ = ["Parts"]
-
 
 class Parts:
     """Which rows are read by which device along the axis of a mesh.

@@ -13,9 +13,6 @@ import numpy as np
 
 from numpyro_ext.data._parts import Parts, read_shapes
 
-__all__ = ["HostRows", "Rows", "Same", "as_jax_has_it", "is_on_host", "is_rows", "is_stream"]
-__all__ += ["read_together"]
-
 Rows = Any
 """NumPy arrays with the same number of rows: one, or a dict or tuple of them."""
 

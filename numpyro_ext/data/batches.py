@@ -12,8 +12,6 @@ import numpy as np
 
 from numpyro_ext.data._rows import HostRows, Rows, Same
 
-__all__ = ["Batches"]
-
 _KEPT = 64
 """Batches that are kept for whoever asks for them again: those of this many chains."""
 

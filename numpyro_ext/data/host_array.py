@@ -16,8 +16,6 @@ import numpy as np
 from numpyro_ext.data._parts import Parts
 from numpyro_ext.data._rows import HostRows, Rows, Same
 
-__all__ = ["HostArray"]
-
 _NUMBERS = "biufc"
 _EXAMPLES = "such as np.load(file, mmap_mode='r'), a Zarr or HDF5 array, or a column of a frame"
 

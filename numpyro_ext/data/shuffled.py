@@ -11,8 +11,6 @@ import numpy as np
 from numpyro_ext.data._rows import Rows
 from numpyro_ext.data.host_array import HostArray
 
-__all__ = ["shuffled_copy"]
-
 
 def shuffled_copy(source: Any, path: str | Path, *, seed: int = 0, memory: int = 2**28) -> Rows:
     """

@@ -14,8 +14,6 @@ from numpyro_ext.ep.shared_sites import Parts, SharedSitesEngine
 from numpyro_ext.ep.stochastic import RandomRowsEngine
 from numpyro_ext.ep.sweep import SweepConfig
 
-__all__ = ["DAEP", "DSEP", "DistributedEP", "StochasticDistributedEP"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class _InParts:

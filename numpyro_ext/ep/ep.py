@@ -19,8 +19,6 @@ from numpyro_ext.ep.factors import EPPlan
 from numpyro_ext.ep.sites import EPState
 from numpyro_ext.ep.sweep import SweepConfig, sweep
 
-__all__ = ["ADF", "EP"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class EP(EPEngine):

@@ -38,8 +38,6 @@ from numpyro_ext.ep import integral
 from numpyro_ext.ep.factors import marginal, num_points
 from numpyro_ext.ep.projection import Projection
 
-__all__ = ["guide_of"]
-
 _DRAWS = 64
 """Draws of a posterior that are computed at a time."""
 _POINTS = 2**14

@@ -24,8 +24,6 @@ from numpyro_ext.ep.sites import EPState, is_positive
 from numpyro_ext.ep.sweep import SweepConfig
 from numpyro_ext.ep.taylor_sites import sites_of_proxy
 
-__all__ = ["RandomRowsEngine", "StochasticEP"]
-
 _LOOKED_AT = 256
 """Rows from which the rank of all is read."""
 _CHUNK = 256

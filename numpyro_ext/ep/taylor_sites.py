@@ -21,8 +21,6 @@ from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.ep.normal import Cavity, Family, Moments, Site
 from numpyro_ext.ep.projection import Projected
 
-__all__ = ["TaylorSites", "site_of_row", "sites_of_proxy"]
-
 
 class TaylorSites(NamedTuple):
     """The center c, ``(D,)``, and the mean of the Taylor sites of all rows there, in x."""

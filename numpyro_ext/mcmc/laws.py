@@ -16,8 +16,6 @@ from scipy.linalg import solve_discrete_lyapunov
 
 from numpyro_ext.mcmc.settings import Settings
 
-__all__ = ["choose_linear", "choose_sghmc", "choose_sgld", "choose_sgnht"]
-
 LARGEST_STEP = 0.5
 _SMALLEST_STEP = 1e-4
 _FRICTIONS = np.geomspace(1.0, 1000.0, 60)

@@ -24,8 +24,6 @@ from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import GradientEstimator, Sites
 from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient
 
-__all__ = ["NO_LOCAL_SITES", "Fitness", "Found", "Settings", "noise_measure", "settings_for"]
-
 NO_LOCAL_SITES = "a chain holds one value of it while the rows change at every step"
 """The reason for which no latent site may be local to a subsampled plate."""
 _TOO_MANY = 10_000

@@ -8,8 +8,6 @@ from numpyro_ext._model.expansion import TaylorExpansion
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._typing import Model
 
-__all__ = ["taylor_proxy"]
-
 
 def taylor_proxy(
     model: Model,

@@ -11,8 +11,6 @@ from numpyro.handlers import seed, substitute
 from numpyro_ext._model.read import latent_sites, shape_trace, trace_of
 from numpyro_ext._typing import Model, Params, Sites
 
-__all__ = ["Judgement", "judge", "narrowest", "states_in_use"]
-
 UNCONVERGED, COLLAPSED = 0.01, 0.01
 """Shares of the data whose local inference may stop early, and of those in a state in use."""
 _BLOCK, _PRIOR_DRAWS, _DRAWS = 50, 200, 50

@@ -37,8 +37,6 @@ from numpyro_ext.ep.pbp.moments import forward_moments
 from numpyro_ext.ep.pbp.network import SCALING, Network, NetworkGuide, network_guide
 from numpyro_ext.ep.sites import EPRunResult
 
-__all__ = ["PBP", "PBPRunResult"]
-
 PBPRunResult = EPRunResult
 """What a run of :class:`PBP` returns; its state is a :class:`PBPState`."""
 
