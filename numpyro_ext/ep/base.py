@@ -324,9 +324,10 @@ class EPEngine(Engine):
         return self._plan, state, self._reader.split(args, kwargs)[1]
 
     def _on(
-        self, state: EPState, args: tuple, kwargs: dict[str, Any]
+        self, state: EPState, args: tuple, kwargs: dict[str, Any], indices: Any = None
     ) -> tuple[EPPlan, EPState, list[Array]]:
-        """The plan, the state on the data of a call, and the arrays among its arguments."""
+        """The plan, the state on the data of a call, and the arrays among its arguments; under a
+        trace of any of these, also of the indices of rows alone."""
         plan = self._plan
         if plan is None:
             raise ValueError(
@@ -336,7 +337,7 @@ class EPEngine(Engine):
         arguments, arrays = self._reader.split(args, kwargs)
         same = len(state.table.groups) == len(plan.specs)
         same = same and self._reader.serves(plan.reading, arguments, arrays)
-        traced = is_traced((state, args, kwargs))
+        traced = is_traced((state, args, kwargs, indices))
         if same:
             move = on_arguments if traced else on_arguments_once
             new, fit = move(plan, self.normals, self.forgets, state, arrays)
