@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import accumulate, pairwise
 import math
 from typing import Any, NamedTuple
 
@@ -214,9 +215,8 @@ def coordinate_name(slices: dict[str, slice], k: int) -> str:
 
 def slices_of(shapes: Shapes) -> dict[str, slice]:
     """The slice of each site in a latent vector."""
-    stops = np.cumsum([math.prod(shape) for _, shape in shapes]).tolist()
-    starts = [0, *stops[:-1]]
-    return {name: slice(*ends) for (name, _), *ends in zip(shapes, starts, stops, strict=True)}
+    ends = [0, *accumulate(math.prod(shape) for _, shape in shapes)]
+    return {name: slice(*pair) for (name, _), pair in zip(shapes, pairwise(ends), strict=True)}
 
 
 def unravel(x: Array, shapes: Shapes) -> Sites:
