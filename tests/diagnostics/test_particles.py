@@ -144,7 +144,7 @@ def test_particles_that_keep_the_shares_of_their_start_say_so():
     row = rows[SHARES_OF_MODES]
     assert row.ok is False
     assert "as many particles are on a side as began there" in row.verdict
-    assert rows[MEAN].ok
+    assert rows[MEAN].ok is None  # it depends on the shares, which gradients do not see
     # Where the chains cross, they say that the posterior is not that.
     wide = side_by_side(normal, 50, 50)
     assert SHARES_OF_MODES not in wide
