@@ -251,8 +251,8 @@ def move_points(
 def _compare_with_chains(
     before: Array, scaled: Array, scale: _Scale, tally: _Tally, independent: Array | bool
 ) -> Moved:
-    """Moments and ranges of the points, and of the chains from some of them, whose scaled numbers
-    are ``known``."""
+    """Moments and ranges of the points, and of the chains from some of them, whose numbers at the
+    start are ``scaled``."""
     (m, n), num_chains, heavy = before.shape, len(scaled), scale.heavy
     draws_each = jnp.maximum(jnp.asarray(independent, float), 1.0)
     mean = jnp.mean(tally.first, axis=0)

@@ -162,9 +162,7 @@ def simulation_based_calibration(
         truth, data = jax.tree.map(lambda x: x[i], simulated)  # noqa: B023 - used at once
         draws = fit(key, simulator.model, *simulator.arguments(data))
         fits.append({name: _ranked(name, draws, truth[name], L, rng) for name in names})
-    by_site = {
-        name: _Ranked(*map(np.stack, zip(*(x[name] for x in fits), strict=True))) for name in names
-    }
+    by_site = {name: _stacked([x[name] for x in fits]) for name in names}
     ranks = {name: x.rank for name, x in by_site.items()}
     pit = {name: (x + rng.uniform(size=x.shape)) / (L + 1) for name, x in ranks.items()}
     p_values = {
@@ -189,7 +187,7 @@ class _Ranked(NamedTuple):
 
 
 def _stacked(fits: list[_Ranked]) -> _Ranked:
-    """Those of all fits, ``(I, *site)``."""
+    """The ranks of one fit each as those of all fits, ``(I, *site)``."""
     return _Ranked(*(np.stack(x) for x in zip(*fits, strict=True)))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from numpyro_ext._model.operations import FEW, quick_options
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import coordinate_name, model_info
+from numpyro_ext._model.read import coordinate_name, model_info, slices_of
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics import limits
 from numpyro_ext.diagnostics._evaluate import Prototype
@@ -397,6 +397,5 @@ def name_of(proto: Prototype) -> Callable[[int], str]:
     trace, latents = proto.trace, model_info(proto.trace, sums=True).latents.items()
     sizes = {name: math.prod(latent.constrained.shape) for name, latent in latents}
     sizes |= {name: jnp.size(trace[name]["value"]) for name in _watched_sites(proto)}
-    ends = np.cumsum(list(sizes.values())).tolist()
-    slices = dict(zip(sizes, map(slice, [0, *ends[:-1]], ends), strict=True))
+    slices = slices_of(tuple((name, (size,)) for name, size in sizes.items()))
     return partial(coordinate_name, slices)
