@@ -76,7 +76,7 @@ def check_factor_rows(factor: Any, y: Array) -> None:
 
 
 def scale_of(site: Site) -> Any:
-    """The factor of the log density of a site, 1 if there is none."""
+    """The factor of the log density of a site, 1 by default."""
     return 1.0 if site["scale"] is None else site["scale"]
 
 
@@ -108,7 +108,7 @@ def check_scales(model_trace: Trace, guide_trace: Trace) -> None:
 def check_model(
     guide: _Guide, model: Model, rng_key: Array, args: tuple, kwargs: dict[str, Any]
 ) -> None:
-    """An error if the model's densities are not those of ``prior`` and of the local inference: at
+    """An error if the model's densities differ from ``prior`` and from the local inference: at
     three pairs of values, of 27, because random dynamics may overflow in a chain."""
     compared, problem = 0, ""
     for key in random.split(rng_key, 27):
@@ -149,8 +149,8 @@ def _check_pair(
         expected = float(jnp.sum(family.log_prob(guide.prior[name], value)))
         if not abs(log_p - expected) <= 1e-3 * (1 + abs(expected)):
             raise ValueError(
-                f"the model's log density of {_words(names[name])} is {log_p:.4g}, but that of"
-                f" prior['{name}'] is {expected:.4g} at the same values; prior holds natural"
+                f"the model's log density of {_words(names[name])} is {log_p:.4g}, and"
+                f" prior['{name}'] has {expected:.4g} at the same values; prior holds natural"
                 f" parameters, which {family.__name__}.from_standard makes."
             )
     if families:
@@ -182,15 +182,15 @@ def _check_locals(guide: _Guide, traces: tuple[Trace, Trace], models: list[Trace
     expected = [-float(jnp.sum(rule.local_kl(mean, local))) for mean in means]
     if not np.all(np.isfinite([*log_p, *expected])):
         return (
-            f"the log density of {_words(sites)} at random values is {log_p}, and that of"
-            f" {type(rule).__name__} is {expected}; check the model with fewer rows and steps."
+            f"the model's log density of {_words(sites)} at random values is {log_p}, and"
+            f" {type(rule).__name__} has {expected}; check the model with fewer rows and steps."
         )
     change, wanted = log_p[1] - log_p[0], expected[1] - expected[0]
     # After a few steps of random dynamics that grow, float32 keeps four digits.
     if not abs(change - wanted) <= 1e-3 * (1 + sum(map(abs, (*log_p, *expected)))):
         raise ValueError(
             f"the model's log density of {_words(sites)} changes by {change:.4g} between two values"
-            f" of the global variables, but that of {type(rule).__name__} by {wanted:.4g}; write"
+            f" of the global variables, and with {type(rule).__name__} by {wanted:.4g}; write"
             " p(x, z | theta) as its docstring does."
         )
     return ""
@@ -248,7 +248,7 @@ def _check_known_normal(guide: _Guide, guide_trace: Trace, model_trace: Trace) -
         n = int(jnp.argmax(wrong))
         raise ValueError(
             f"the model's log density of '{site}' is {float(log_p[n]):.4g} near x ="
-            f" {np.round(np.asarray(q.loc[n]), 3).tolist()}, but that of {type(rule).__name__} is"
+            f" {np.round(np.asarray(q.loc[n]), 3).tolist()}, and {type(rule).__name__} has"
             f" {float(expected[n]):.4g}; give both the same prior of '{site}'."
         )
 

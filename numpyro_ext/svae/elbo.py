@@ -50,8 +50,8 @@ class SVAEELBO(ELBO):
         \mathrm{E}_{q} \log p(y_n \mid x_n) - KL_n \big), \\
         KL_n &= \mathrm{E} \log q(x_n, z_n) - \mathrm{E} \log p(x_n, z_n \mid \theta),
 
-    where only the likelihood is a Monte Carlo estimate, over draws of x. Its mean is that of
-    ``Trace_ELBO``; it is a lower bound on the evidence for every rule of local inference.
+    where only the likelihood is a Monte Carlo estimate, over draws of x. It has the mean of
+    ``Trace_ELBO``, and is a lower bound on the evidence for every rule of local inference.
 
     The gradient in the global natural parameters is minus the natural gradient,
 
@@ -68,9 +68,9 @@ class SVAEELBO(ELBO):
     one for all global and one for all local sites; scales that are traced and differ make the loss
     NaN. A step whose loss is NaN or whose gradient is not finite leaves the parameters, and warns.
 
-    **When it fails.** A model whose densities of latent sites differ from the guide's is not
-    noticed here, but by :meth:`SVAEGuide.check`. A parameter of the model that enters
-    them is refused, and so are data that depend on another variable than x.
+    **When it fails.** Whether the model has the guide's densities of latent sites is not noticed
+    here, but by :meth:`SVAEGuide.check`. Parameters of the model in these densities are refused,
+    and so are data that depend on another variable than x.
 
     :param str implicit: ``"full"`` or ``"explicit_only"``.
     :param int num_particles: number of draws of x; local inference runs once.
@@ -212,7 +212,7 @@ class SVAEELBO(ELBO):
 
 
 def _check_plates(trace: Trace, drawn: dict[str, Site]) -> None:
-    """An error if the model takes rows of latent variables that the guide does not know of."""
+    """An error if the model takes a minibatch of latent variables and the guide does not."""
     for name, (size, batch) in subsampled_plates(trace).items():
         for site in latent_sites(trace):
             around, ours = (

@@ -79,7 +79,7 @@ class SVAEGuide:
 
     **Bias.** Global variables are independent of local ones under q, and z of x. So the standard
     deviations of global variables are too small wherever the data leave local ones open, as for
-    components that overlap, and those of the local ones where they depend on each other through the
+    components that overlap. Local ones are too narrow where they depend on each other through the
     global ones. ``diagnose`` estimates by how much.
 
     Its parameters are ``{prefix}_natural``, a dict of the natural parameters of each global factor,
@@ -293,7 +293,7 @@ class SVAEGuide:
         """A draw of the global sites given local ones: their exact posterior, by conjugacy.
 
         With local sites drawn from q it is one step of Gibbs sampling, after which ``diagnose``
-        compares the widths of the global sites with those of q.
+        compares the global sites with q, in their widths.
 
         :param dict sites: values of the local sites for all data.
         """
@@ -314,10 +314,10 @@ class SVAEGuide:
         args: tuple,
         kwargs: dict[str, Any],
     ) -> list[Judgement]:
-        """What ``diagnose`` asks: did message passing come to rest, and are states in use?
+        """For ``diagnose``: did message passing come to rest, and are states in use?
 
         :param model: the model on all data.
-        :param list params: those of each restart.
+        :param list params: the parameters of each restart.
         :param dict draws: ``{site: (restart, draw, *site)}`` of this guide.
         """
         return judge(self, model, params, draws, args, kwargs, rng_key)
@@ -347,6 +347,7 @@ class SVAEGuide:
         theta) of the rule of local inference. A few rows are enough, and of sequences a few steps:
         float32 loses the density of random dynamics that grow over many. Scales of latent sites are
         compared too: leave out a ``numpyro.handlers.scale`` around both model and guide.
+
         :param args: arguments of model and guide.
         :raises ValueError: the two differ.
         """

@@ -14,8 +14,7 @@ from numpyro_ext._typing import Model, Params, Sites
 UNCONVERGED, COLLAPSED = 0.01, 0.01
 """Shares of the data whose local inference may stop early, and of those in a state in use."""
 _BLOCK, _PRIOR_DRAWS, _DRAWS = 50, 200, 50
-"""Draws whose statistics are in memory together, those of the prior, and those whose states are
-counted."""
+"""The numbers of draws that are in memory together, of the prior, and whose states are counted."""
 
 
 class Judgement(NamedTuple):
@@ -40,7 +39,7 @@ def judge(
     """Whether message passing came to rest, and whether as many states hold data as in draws of the
     prior: local optima leave some empty.
 
-    :param params: those of each restart.
+    :param params: the parameters of each restart.
     :param draws: ``{site: (restart, draw, *site)}``.
     """
     seeded: Any = seed(guide, random.key(0))
@@ -64,12 +63,12 @@ def judge(
 
     @jax.jit
     def prior_draws(keys: Array) -> Sites:
-        def one(key: Array) -> Sites:
+        def draw(key: Array) -> Sites:
             fn: Any = substitute(seed(model, key), data=params[0])
             trace = trace_of(fn, args, kwargs)
             return {name: trace[name]["value"] for name in discrete}
 
-        return lax.map(one, keys, batch_size=_BLOCK)
+        return lax.map(draw, keys, batch_size=_BLOCK)
 
     prior = jax.device_get(prior_draws(random.split(rng_key, _PRIOR_DRAWS)))
     is_vector = {x["name"]: x["fn"].event_dim > 0 for x in latent_sites(sites)}
@@ -107,10 +106,10 @@ def states_in_use(name: str, z: np.ndarray, prior: np.ndarray, *, vector: bool) 
 def narrowest(guide: Any, draws: dict[str, Any], rng_key: Array) -> tuple[float, str] | None:
     r"""The least width of a global site over that after a step of Gibbs sampling, and its name.
 
-    If q is a product, the variance of a global number is that given the local ones. The step adds
-    the variance that comes of theirs, and makes it 1 + R times as large; in the posterior it is
+    If q is a product, a global number has its variance given the local ones. The step adds what
+    their variance contributes, and makes it 1 + R times as large; in the posterior it is
     1 / (1 - R) times as large, which is exact for normals. So a ratio of 0.86 after the step means
-    that the right one is 0.8. A quarter of the numbers of a site have a smaller one.
+    that the right one is 0.8. A quarter of the numbers of a site have a smaller ratio.
     """
 
     @jax.jit

@@ -11,40 +11,21 @@ import numpyro.distributions as dist
 from numpyro.handlers import seed, substitute, trace
 import pytest
 
-from numpyro_ext.expfam import MNIW, NIW, Dirichlet, Gaussian
+from numpyro_ext.expfam import Gaussian
 from numpyro_ext.svae import (
     GMMEP,
-    LDS,
     SVAEELBO,
-    FixedGaussian,
     MixturePotential,
     allow_missing,
     recognition_network,
 )
-from tests.svae.models import CONCENTRATION, DECODER, PARTS, PLAIN, D, N, Y, guide_of, mixture
+from tests.svae.models import DECODER, D, N, Y, guide_of, mixture
 
 # A fifth of the entries, and all of row 3.
 MISSING = (random.uniform(random.key(5), (N, D)) < 0.2).at[3].set(True).at[0].set(False)
 HOLES = jnp.where(MISSING, jnp.nan, Y)
 NETWORK = recognition_network(D, hidden=(4,), init_scale=1.0)
 MIXTURE_NETWORK = recognition_network(D, num_components=2, hidden=(4,), init_scale=1.0)
-PARAMS = jax.jit(lambda key: allow_missing(NETWORK).init(key, (D,))[1])(random.key(1))
-
-
-@jax.jit  # one program in place of many, while tests are collected
-def statistics():
-    known = {
-        "pi": Dirichlet.statistics(CONCENTRATION / CONCENTRATION.sum()),
-        "components": NIW.mean(NIW.from_standard(**PARTS)),
-    }
-    steps = {
-        "initial": NIW.statistics((jnp.array([0.5, -1.0]), jnp.eye(D))),
-        "dynamics": MNIW.statistics((0.8 * jnp.eye(D), jnp.diag(jnp.array([0.3, 0.6])))),
-    }
-    return known, steps
-
-
-KNOWN, STEPS = statistics()
 
 
 def holes(y, fill=0.0):
@@ -76,6 +57,8 @@ def test_the_network_is_given_zeros_and_what_is_missing(num_components):
         lambda a, b: np.testing.assert_array_equal(a[others], b[others]), (psi,), (expected,)
     )
     assert not psi.h[3].any() and not psi.W[3].any()
+    # In a sequence each step is missing by itself.
+    np.testing.assert_array_equal(apply(params, HOLES[None]).W[0], psi.W)
     if num_components is not None:
         np.testing.assert_allclose(jnp.exp(psi.log_weights).sum(-1), jnp.ones(N), rtol=1e-6)
     whole = jnp.arange(6).reshape(3, 2)
@@ -98,47 +81,6 @@ def test_a_zero_component_is_the_factor_one(normalized):
     np.testing.assert_allclose(log_ratio(psi), expected, rtol=1e-5)
     gradient = jax.jit(jax.grad(lambda psi: jnp.sum(psi.tilted_moments(eta).xx)))(psi)
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
-
-
-def prior_of_mixture():
-    """Probabilities, and the moments of x: normals of the expected parameters, averaged."""
-    p = np.asarray(jax.nn.softmax(KNOWN["pi"].log_prob))
-    mean = KNOWN["components"]
-    V = np.linalg.inv(-2 * np.asarray(mean.neg_half_precision))
-    m = np.einsum("kij,kj->ki", V, mean.precision_loc)
-    return p, p @ m, np.einsum("k,kij->ij", p, V + m[:, :, None] * m[:, None])
-
-
-@pytest.mark.parametrize(
-    ("rule", "network"),
-    [(GMMEP(), MIXTURE_NETWORK), (FixedGaussian(PLAIN), NETWORK)],
-    ids=["mixture", "plain"],
-)
-def test_a_row_without_entries_has_the_prior(rule, network):
-    init, apply = allow_missing(network)
-    local = jax.jit(lambda params: rule.infer(KNOWN, apply(params, HOLES)))(
-        init(random.key(1), (D,))[1]
-    )
-    if rule.families:
-        probs, x, xx = prior_of_mixture()
-        np.testing.assert_allclose(local.mean["z"].probs[3], probs, rtol=1e-5)
-    else:
-        x, xx = Gaussian.mean(PLAIN)
-    np.testing.assert_allclose(local.mean["x"].x[3], x, rtol=1e-4)
-    np.testing.assert_allclose(local.mean["x"].xx[3], xx, rtol=1e-4)
-
-
-def test_steps_without_entries_are_forecast_by_the_dynamics():
-    """After the last observed step: x of mean 0.8 and covariance 0.8^2 V + Q at each step."""
-    y = jnp.where(jnp.arange(6)[:, None] < 4, Y[:6], jnp.nan)[None]
-    infer = jax.jit(lambda y: LDS(False).infer(STEPS, allow_missing(NETWORK).apply(PARAMS, y)))
-    local = infer(y)
-    x, xx = local.mean["x"].x[0], local.mean["x"].xx[0]
-    V = xx - x[:, :, None] * x[:, None]
-    for t in (4, 5):
-        np.testing.assert_allclose(x[t], 0.8 * x[t - 1], rtol=1e-4, atol=1e-5)
-        forecast = 0.64 * V[t - 1] + jnp.diag(jnp.array([0.3, 0.6]))
-        np.testing.assert_allclose(V[t], forecast, rtol=1e-4, atol=1e-5)
 
 
 def params_of_holes():

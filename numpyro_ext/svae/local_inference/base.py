@@ -27,6 +27,8 @@ from numpyro_ext.expfam.linalg import cholesky, half_logdet, outer, symmetric
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
 
 Factor = GaussianPotential | MixturePotential
+Means = Mapping[str, Any]
+"""Expected statistics of the global factors, by name."""
 
 
 class LocalInfo(NamedTuple):
@@ -85,7 +87,7 @@ class LocalInference(Protocol):
         """
         ...
 
-    def infer(self, global_mean: Mapping[str, Any], potential: Any) -> LocalPosterior:
+    def infer(self, global_mean: Means, potential: Any) -> LocalPosterior:
         """q for each datum of a batch.
 
         :param global_mean: expected statistics of each global factor.
@@ -93,7 +95,7 @@ class LocalInference(Protocol):
         """
         ...
 
-    def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
+    def local_kl(self, global_mean: Means, local: LocalPosterior) -> Array:
         """``(B,)``, the divergence above, affine in ``global_mean``."""
         ...
 
@@ -127,7 +129,7 @@ class Rule:
     def site_names(self) -> dict[str, tuple[str, ...]]:
         return {**self.global_sites, **{name: (name,) for name in self.local_families}}
 
-    def check(self, global_mean: Mapping[str, Any], potential: Any) -> None:
+    def check(self, global_mean: Means, potential: Any) -> None:
         """An error that names a global factor or a potential of the wrong shape."""
         for name in self.by_state[1:]:
             check_batch(name, global_mean[name], global_mean[self.by_state[0]].log_prob.shape)
@@ -194,39 +196,9 @@ class CoordinateAscent(Rule):
         value, *report = fixed_point(sweep, args, start, tol=self.tol, max_iter=self.max_iter)
         return value, LocalInfo(*report)
 
-    def alternate(
-        self,
-        z_given: Callable[[Any, Any], Any],
-        x_given: Callable[[Any, Any], Any],
-        global_mean: Mapping[str, Any],
-        potential: Factor,
-        start: Array,
-    ) -> LocalPosterior:
-        """Updates of q(x) and of q(z) in turn, for each datum.
-
-        :param z_given: q(z) given ``(global_mean, potential)`` and q(x).
-        :param x_given: q(x) given these and the probabilities of z.
-        :param start: the probabilities of z at first, ``(B, ...)``.
-        """
-        z_family, x_family = self.local_families["z"], self.local_families["x"]
-
-        def sweep(args: Any, r: Array) -> Array:
-            return z_family.mean(z_given(args, x_given(args, r))).probs
-
-        def infer_datum(psi: Factor, start: Array) -> LocalPosterior:
-            args = (dict(global_mean), psi)
-            r, info = self.solve(sweep, args, start)
-            # The last step is differentiable.
-            z = z_given(args, x_given(args, r))
-            states = z_family.mean(z)
-            x = x_given(args, states.probs)
-            return LocalPosterior({"z": z, "x": x}, {"z": states, "x": x_family.mean(x)}, info)
-
-        return jax.vmap(infer_datum)(potential, start)
-
 
 def surrogate_elbo(
-    rule: LocalInference, global_mean: Mapping[str, Any], potential: Factor, local: LocalPosterior
+    rule: LocalInference, global_mean: Means, potential: Factor, local: LocalPosterior
 ) -> Array:
     r"""The objective of local inference, :math:`\mathrm{E}_q \log \psi - KL_n(\mu, q)`, ``(B,)``.
 
@@ -235,7 +207,7 @@ def surrogate_elbo(
 
     :param rule: the rule that made ``local``, which is q.
     :param global_mean: expected statistics of each global factor.
-    :param potential: a Gaussian potential; that of a mixture has no closed form.
+    :param potential: a Gaussian potential; with a mixture there is no closed form.
 
     References: Johnson et al. (NIPS 2016), equation 5.
 
@@ -256,7 +228,7 @@ def surrogate_elbo(
 
 
 def global_statistics(
-    rule: LocalInference, global_mean: Mapping[str, Any], local: LocalPosterior
+    rule: LocalInference, global_mean: Means, local: LocalPosterior
 ) -> dict[str, Any]:
     """The statistics that a batch adds to each global factor, minus the slope of its divergence.
 
@@ -343,10 +315,10 @@ def own_moments(psi: GaussianPotential) -> tuple[GaussianMean, Array]:
     return GaussianMean(loc, covariance + outer(loc, loc)), proper
 
 
-def no_iterations(like: Array) -> LocalInfo:
-    """The report of a rule in closed form, for a batch of the shape of ``like``."""
-    zeros = jnp.zeros(jnp.shape(like))
-    return LocalInfo(zeros.astype(int), zeros, jnp.ones(jnp.shape(like), bool))
+def no_iterations(batch_size: int) -> LocalInfo:
+    """The report of a rule in closed form."""
+    zeros = jnp.zeros(batch_size)
+    return LocalInfo(zeros.astype(int), zeros, jnp.ones(batch_size, bool))
 
 
 def check_batch(name: str, mean: Any, shape: tuple[int, ...]) -> None:

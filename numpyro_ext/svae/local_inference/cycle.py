@@ -23,6 +23,7 @@ from numpyro_ext.expfam import (
 from numpyro_ext.svae.local_inference.base import (
     CoordinateAscent,
     LocalPosterior,
+    Means,
     Rule,
     check_batch,
     expected_log_normal,
@@ -40,7 +41,7 @@ CROSSHAIR = np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, -1.0], [-1.0, 0.0]]])
 
 
 class _Cycle(Rule):
-    r"""The model that both rules share; indices are modulo K.
+    r"""The model of both rules; indices are modulo K.
 
     .. math::
         z_i \sim Bernoulli(\pi_i), \qquad
@@ -56,7 +57,7 @@ class _Cycle(Rule):
 
     batch = "B, K"
 
-    def check(self, global_mean: Mapping[str, Any], potential: Any) -> None:
+    def check(self, global_mean: Means, potential: Any) -> None:
         check_batch("components", global_mean["components"], (2, 2))
         super().check(global_mean, potential)
         (K,) = global_mean["pi"].log_p.shape
@@ -66,7 +67,7 @@ class _Cycle(Rule):
                 " cycle needs K of at least 2, and h of shape (B, K, ..., d)."
             )
 
-    def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
+    def local_kl(self, global_mean: Means, local: LocalPosterior) -> Array:
         pi, odds = global_mean["pi"], local.natural["z"].log_odds
         q = local.mean["z"].prob
         # From the logits: the gradient of q log q is NaN where q underflows.
@@ -113,7 +114,7 @@ class CycleEP(_Cycle):
     """
 
     def infer(
-        self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
+        self, global_mean: Means, potential: GaussianPotential | MixturePotential
     ) -> LocalPosterior:
         self.check(global_mean, potential)
         eta, odds = plug_in(global_mean["components"]), _prior_odds(global_mean)
@@ -122,7 +123,7 @@ class CycleEP(_Cycle):
         normals = jax.tree.map(_flat_pairs, potential.tilted_normal(eta))
         x = Gaussian.from_standard(*merge_normals(_flat_pairs(beliefs.pair), normals))
         mean = {"z": Bernoulli.mean(z), "x": Gaussian.mean(x)}
-        return LocalPosterior({"z": z, "x": x}, mean, no_iterations(beliefs.log_z))
+        return LocalPosterior({"z": z, "x": x}, mean, no_iterations(len(potential.h)))
 
 
 @dataclass(eq=False, repr=False)
@@ -140,7 +141,7 @@ class CycleMeanField(CoordinateAscent, _Cycle):
 
     Every sweep raises the surrogate bound. The answer depends on the start, and q is too sure of z.
 
-    The global factors and potentials are those of :class:`CycleEP`.
+    It has the global factors and potentials of :class:`CycleEP`.
 
     :param init: where q(z = 1) starts: None is 1/2, with the potential's own moments of x; or an
         array ``(K,)`` or ``(B, K)`` of probabilities.
@@ -159,7 +160,7 @@ class CycleMeanField(CoordinateAscent, _Cycle):
     starts = (None,)
     init: Any = None
 
-    def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
+    def infer(self, global_mean: Means, potential: GaussianPotential) -> LocalPosterior:
         self.check(global_mean, potential)
         batch = potential.h.shape[:-1]
         if self.init is None:
@@ -172,7 +173,7 @@ class CycleMeanField(CoordinateAscent, _Cycle):
             own = self.init is None
             moments = own_moments(psi)[0] if own else Gaussian.mean(_normal_given(args, init))
             (q, _), info = self.solve(_sweep, args, (init, moments))
-            # The last steps are differentiable, and their log odds are those of q(z).
+            # The last steps are differentiable, and give the log odds of q(z).
             moments = Gaussian.mean(_normal_given(args, q))
             z = BernoulliNatural(_odds_given(args, q, moments))
             mean = Bernoulli.mean(z)
@@ -187,7 +188,7 @@ State = tuple[Array, GaussianMean]
 """Probabilities of z = 1, and moments of x."""
 
 
-def _prior_odds(global_mean: Mapping[str, Any]) -> Array:
+def _prior_odds(global_mean: Means) -> Array:
     return global_mean["pi"].log_p - global_mean["pi"].log_1mp
 
 

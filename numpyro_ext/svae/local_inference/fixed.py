@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from jax import Array
 
 from numpyro_ext.expfam import Gaussian, GaussianNatural
-from numpyro_ext.svae.local_inference.base import LocalPosterior, Rule, no_iterations
+from numpyro_ext.svae.local_inference.base import LocalPosterior, Means, Rule, no_iterations
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
 
 
@@ -37,12 +37,12 @@ class FixedGaussian(Rule):
         self.natural = natural
 
     def infer(
-        self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
+        self, global_mean: Means, potential: GaussianPotential | MixturePotential
     ) -> LocalPosterior:
         self.check_potential(potential, self.natural.h.shape[-1])
         natural = Gaussian.from_standard(*potential.tilted_normal(self.natural))
-        info = no_iterations(natural.h[..., 0])
+        info = no_iterations(len(potential.h))
         return LocalPosterior({"x": natural}, {"x": Gaussian.mean(natural)}, info)
 
-    def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
+    def local_kl(self, global_mean: Means, local: LocalPosterior) -> Array:
         return Gaussian.kl(local.natural["x"], self.natural)

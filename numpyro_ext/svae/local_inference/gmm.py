@@ -1,39 +1,19 @@
 """Local inference for mixtures: the component z, and the vector x in it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import jax
 from jax import Array
 from jax.nn import log_softmax
 import jax.numpy as jnp
 
-from numpyro_ext.expfam import (
-    NIW,
-    Categorical,
-    CategoricalNatural,
-    Dirichlet,
-    Gaussian,
-    GaussianMean,
-    GaussianNatural,
-)
-from numpyro_ext.svae.local_inference.base import (
-    CoordinateAscent,
-    LocalPosterior,
-    Rule,
-    expected_log_normal,
-    negative_entropy,
-    no_iterations,
-    own_moments,
-    plug_in,
-    times_expected,
-)
-from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential, merge_normals
+from numpyro_ext.expfam import NIW, Categorical, CategoricalNatural, Dirichlet, Gaussian
+from numpyro_ext.svae.local_inference.base import LocalPosterior, Means
+from numpyro_ext.svae.local_inference.states import OnePassEP, States, StatesMeanField
 
 
-class _GMM(Rule):
-    r"""The model that both rules share.
+class _GMM(States):
+    r"""The model of both rules.
 
     .. math::
         z \sim Cat(\pi), \qquad x \mid z \sim N(\mu_z, \Sigma_z), \qquad
@@ -50,16 +30,16 @@ class _GMM(Rule):
 
     by_state = ("pi", "components")
 
-    def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
-        moments = jax.tree.map(lambda leaf: leaf[:, None], local.mean["x"])
-        log_p = global_mean["pi"].log_prob + expected_log_normal(global_mean["components"], moments)
+    def states_given(self, global_mean: Means, log_weights: Array) -> CategoricalNatural:
+        return CategoricalNatural(global_mean["pi"].log_prob + log_weights)
+
+    def states_kl(self, global_mean: Means, local: LocalPosterior) -> Array:
         # From the logits: the gradient of r log r is NaN where r underflows.
         log_r = log_softmax(local.natural["z"].logits, axis=-1)
-        r = local.mean["z"].probs
-        return jnp.sum(r * (log_r - log_p), axis=-1) + negative_entropy(local.natural["x"])
+        return jnp.sum(local.mean["z"].probs * (log_r - global_mean["pi"].log_prob), axis=-1)
 
 
-class GMMEP(_GMM):
+class GMMEP(OnePassEP, _GMM):
     r"""Mixture: exact marginals of prior times potential, by one pass of expectation propagation.
 
     With the plug-in normals :math:`\eta_k` of the components and
@@ -89,22 +69,8 @@ class GMMEP(_GMM):
     ['0.396', '0.604']
     """
 
-    def infer(
-        self, global_mean: Mapping[str, Any], potential: GaussianPotential | MixturePotential
-    ) -> LocalPosterior:
-        self.check(global_mean, potential)
-        eta = plug_in(global_mean["components"])
-        logits = global_mean["pi"].log_prob + potential.log_partition_ratio(eta)
-        z = CategoricalNatural(logits)
-        r = Categorical.mean(z)
-        normal = merge_normals(r.probs, potential.tilted_normal(eta))
-        x = Gaussian.from_standard(*normal)
-        mean = {"z": r, "x": Gaussian.mean(x)}
-        return LocalPosterior({"z": z, "x": x}, mean, no_iterations(logits[..., 0]))
 
-
-@dataclass(eq=False, repr=False)
-class GMMMeanField(CoordinateAscent, _GMM):
+class GMMMeanField(StatesMeanField, _GMM):
     r"""Mixture: the factorised q(z) q(x) by coordinate ascent, to its fixed point.
 
     .. math::
@@ -131,42 +97,3 @@ class GMMMeanField(CoordinateAscent, _GMM):
     """
 
     mixture_rule = "GMMEP"
-
-    def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
-        self.check(global_mean, potential)
-        start = self._start(global_mean, potential)
-        return self.alternate(_z_given, _x_given, global_mean, potential, start)
-
-    def _start(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> Array:
-        batch, K = potential.h.shape[0], global_mean["pi"].log_prob.shape[-1]
-        if not isinstance(self.init, str):
-            return self.init_in_shape(potential, (batch, K))
-        if self.init == "prior":
-            prior = CategoricalNatural(global_mean["pi"].log_prob)
-            return jnp.broadcast_to(Categorical.mean(prior).probs, (batch, K))
-        return jax.vmap(lambda psi: _start_of((dict(global_mean), psi)))(potential)
-
-
-Args = tuple[dict[str, Any], GaussianPotential]
-
-
-def _x_given(args: Args, r: Array) -> GaussianNatural:
-    global_mean, psi = args
-    return times_expected(psi, r, plug_in(global_mean["components"]))
-
-
-def _z_given(args: Args, x: GaussianNatural) -> CategoricalNatural:
-    return CategoricalNatural(_logits_given(args, Gaussian.mean(x)))
-
-
-def _logits_given(args: Args, moments: GaussianMean) -> Array:
-    global_mean, _ = args
-    return global_mean["pi"].log_prob + expected_log_normal(global_mean["components"], moments)
-
-
-def _start_of(args: Args) -> Array:
-    """r of the potential's own moments, or the prior's where the potential is no density."""
-    global_mean, psi = args
-    moments, proper = own_moments(psi)
-    logits = _logits_given(args, moments)
-    return jax.nn.softmax(jnp.where(proper, logits, global_mean["pi"].log_prob), axis=-1)

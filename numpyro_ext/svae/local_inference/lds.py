@@ -19,6 +19,7 @@ from numpyro_ext.expfam import (
 )
 from numpyro_ext.svae.local_inference.base import (
     LocalPosterior,
+    Means,
     Rule,
     expected_log_normal,
     no_iterations,
@@ -36,7 +37,7 @@ class LDS(Rule):
 
     q is the optimum of the surrogate bound, so that ``"full"`` and ``"explicit_only"`` gradients of
     :class:`SVAEELBO` agree where the potentials are exact. The chain is in information form, since
-    the expected parameters are those of no linear system. Time takes :math:`O(T d^3)`, of depth
+    expected parameters belong to no linear system. The cost is :math:`O(T d^3)`, of depth
     :math:`O(\log T)` in parallel.
 
     The global factors are ``initial``, NIW, and ``dynamics``, MNIW with as many inputs as outputs;
@@ -79,14 +80,14 @@ class LDS(Rule):
     def __init__(self, parallel: bool | None = None) -> None:
         self.parallel = parallel
 
-    def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
+    def infer(self, global_mean: Means, potential: GaussianPotential) -> LocalPosterior:
         self.check(global_mean, potential)
         r = jnp.ones((*potential.h.shape[:-1], 1), potential.h.dtype)
         natural = chain_given(*_one_system(global_mean), potential, r)
         mean = GaussianChain.mean(natural, parallel=self.parallel)
-        return LocalPosterior({"x": natural}, {"x": mean}, no_iterations(natural.h[:, 0, 0]))
+        return LocalPosterior({"x": natural}, {"x": mean}, no_iterations(len(potential.h)))
 
-    def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
+    def local_kl(self, global_mean: Means, local: LocalPosterior) -> Array:
         expected = expected_log_steps(*_one_system(global_mean), local.mean["x"])
         return chain_negative_entropy(local.natural["x"]) - jnp.sum(expected, axis=(-2, -1))
 
@@ -98,7 +99,7 @@ class LDS(Rule):
         return {"initial": prior["initial"], "dynamics": dynamics}
 
 
-def _one_system(global_mean: Mapping[str, Any]) -> tuple[Any, Any]:
+def _one_system(global_mean: Means) -> tuple[Any, Any]:
     """The factors with a batch axis of length one."""
     factors = global_mean["initial"], global_mean["dynamics"]
     return jax.tree.map(lambda leaf: leaf[None], factors)
@@ -109,7 +110,7 @@ def chain_given(
 ) -> GaussianChainNatural:
     """The chain of expected natural parameters, averaged over which of K systems moves each step.
 
-    The matrices are not those of a normalised linear system, because dynamics are uncertain.
+    Because dynamics are uncertain, this is the chain of no normalised linear system.
 
     :param potential: of batch ``(*batch, T)``; the factors of the systems have batch ``(K,)``.
     :param r: ``(*batch, T, K)``, the weight of each system at each step.

@@ -12,26 +12,23 @@ from numpyro_ext.expfam import (
     NIW,
     Dirichlet,
     GaussianChain,
+    GaussianChainMean,
     GaussianChainNatural,
     MarkovChain,
-    MarkovChainNatural,
 )
-from numpyro_ext.svae.local_inference.base import (
-    CoordinateAscent,
-    LocalPosterior,
-    random_concentration,
-)
-from numpyro_ext.svae.local_inference.hmm import expected_log_states, states_given
+from numpyro_ext.svae.local_inference.base import Means, random_concentration
+from numpyro_ext.svae.local_inference.hmm import ChainOfStates
 from numpyro_ext.svae.local_inference.lds import (
     chain_given,
     chain_negative_entropy,
     expected_log_steps,
 )
+from numpyro_ext.svae.local_inference.states import StatesMeanField
 from numpyro_ext.svae.potentials import GaussianPotential
 
 
 @dataclass(eq=False, repr=False)
-class SLDSMeanField(CoordinateAscent):
+class SLDSMeanField(StatesMeanField, ChainOfStates):
     r"""Switching linear dynamical system: chains q(z) and q(x) in turn, to their fixed point.
 
     .. math::
@@ -76,26 +73,21 @@ class SLDSMeanField(CoordinateAscent):
         "dynamics": ("Q", "A"),
     }
 
-    batch, x_factor, mixture_rule = "B, T", "initial_x", "HMMEP"
+    x_factor, mixture_rule = "initial_x", "HMMEP"
     by_state = ("initial", "transition", "initial_x", "dynamics")
     starts = ("prior",)
     init: Any = "prior"
 
-    def infer(self, global_mean: Mapping[str, Any], potential: GaussianPotential) -> LocalPosterior:
-        self.check(global_mean, potential)
-        shape = (*potential.h.shape[:-1], global_mean["initial"].log_prob.shape[-1])
-        if isinstance(self.init, str):
-            states = MarkovChain.mean(states_given(global_mean, jnp.zeros(shape[1:])))
-            start = jnp.broadcast_to(states.probs, shape).astype(potential.h.dtype)
-        else:
-            start = self.init_in_shape(potential, shape)
-        return self.alternate(_z_given, _x_given, global_mean, potential, start)
+    def vectors_given(
+        self, global_mean: Means, psi: GaussianPotential, r: Array
+    ) -> GaussianChainNatural:
+        return chain_given(global_mean["initial_x"], global_mean["dynamics"], psi, r)
 
-    def local_kl(self, global_mean: Mapping[str, Any], local: LocalPosterior) -> Array:
-        z, x = local.mean["z"], local.mean["x"]
-        expected = z.probs * expected_log_steps(*_systems(global_mean), x)
-        states = -MarkovChain.entropy(local.natural["z"]) - expected_log_states(global_mean, z)
-        return states + chain_negative_entropy(local.natural["x"]) - jnp.sum(expected, (-2, -1))
+    def log_weights(self, global_mean: Means, moments: GaussianChainMean) -> Array:
+        return expected_log_steps(global_mean["initial_x"], global_mean["dynamics"], moments)
+
+    def vectors_negative_entropy(self, natural: GaussianChainNatural) -> Array:
+        return chain_negative_entropy(natural)
 
     def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
         """The start is the prior's, with concentrations between 1 and 2, and with transitions of
@@ -110,21 +102,3 @@ class SLDSMeanField(CoordinateAscent):
             "initial_x": prior["initial_x"],
             "dynamics": MNIW.from_standard(**start._replace(weight=weight)._asdict()),
         }
-
-
-Args = tuple[dict[str, Any], GaussianPotential]
-
-
-def _systems(global_mean: Mapping[str, Any]) -> tuple[Any, Any]:
-    return global_mean["initial_x"], global_mean["dynamics"]
-
-
-def _x_given(args: Args, r: Array) -> GaussianChainNatural:
-    global_mean, psi = args
-    return chain_given(*_systems(global_mean), psi, r)
-
-
-def _z_given(args: Args, x: GaussianChainNatural) -> MarkovChainNatural:
-    global_mean, _ = args
-    log_weights = expected_log_steps(*_systems(global_mean), GaussianChain.mean(x))
-    return states_given(global_mean, log_weights)
