@@ -32,11 +32,11 @@ sites that do not vary | chains that are stuck, guides that are points; shown if
 | 0 | see the line
 problems | what did not hold where settings or proxies were made; shown if there are any | 0 \
 | see the line
-shift of the mean, worst | mean of the reference minus that of the draws, in sds | {limits.SHIFT} \
+shift of the mean, worst | how far the mean of the draws is from the reference, in sds \
+| {limits.SHIFT} | see the line
+sd ratio, worst | sd of the draws over the sd of the reference | {within(limits.MOVED_RATIO)} \
 | see the line
-sd ratio, worst | sd of the draws over that of the reference | {within(limits.MOVED_RATIO)} \
-| see the line
-shape, worst | width of the middle half, or of nine tenths, over that of the reference | {SHAPE} \
+shape, worst | width of the middle half, or nine tenths, over the width in the reference | {SHAPE} \
 | see the line
 shares of the modes | how far off a mean may be because modes have other shares, in sds \
 | {limits.SHARES} | see the line
@@ -44,7 +44,7 @@ shares of the modes | how far off a mean may be because modes have other shares,
     "chains": f"""
 divergences | trajectories that diverged, or refused transitions; shown if too many \
 | 0; {limits.DIVERGING:.0%} of stochastic gradients | reparametrise
-kinetic temperature | that of the momentum | T, {limits.TEMPERATURE} | smaller step
+kinetic temperature | mean square of the momentum | T, {limits.TEMPERATURE} | smaller step
 implied variance ratio | variance over the right one | {1 + limits.TEMPERATURE} | smaller step
 largest R-hat | disagreement of the chains, or of restarts | {limits.RHAT} | run longer
 smallest ESS | number of independent draws | {limits.ESS_EACH} a chain, at most {limits.ESS} \

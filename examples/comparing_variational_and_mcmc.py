@@ -133,6 +133,6 @@ fig.savefig("out/comparing_variational_and_mcmc.png", dpi=120)
 
 for noise in ("normal", "Student-t"):
     error = right[noise, fits[1]].elpd - right[noise, "NUTS"].elpd
-    assert abs(error) < 0.5, f"{noise}: the guide's elpd is {error:.2f} nats from that of NUTS"
+    assert abs(error) < 0.5, f"{noise}: the guide's elpd is {error:.2f} nats from NUTS's"
 assert bad["normal", "guide, 200 steps"][1] > 200, "the correction does not detect the bad guide"
 assert bad["normal", "guide, 200 steps"][0] == 0, "plain LOO detects the bad guide"

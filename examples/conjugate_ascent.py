@@ -11,10 +11,10 @@ such a model needs no ``SVI``; with one, ``SVAEELBO`` has the same updates insid
 **The mean and precision of a normal**, from twelve rows: the posterior is a normal-gamma, in closed
 form; coordinate ascent takes a normal of the mean times a gamma of the precision.
 
-**A rate of counts above a background**: the counts that are seen are the sum of both, those of a
-second measurement are background alone, and both rates have gamma priors. Given how many of the
-counts are background each rate has a gamma posterior, so that the exact answer is a finite sum;
-coordinate ascent takes a gamma of each rate and a binomial of the split.
+**A rate of counts above a background**: the counts that are seen are the sum of both, and the
+counts of a second measurement are background alone, and both rates have gamma priors. Given how
+many of the counts are background each rate has a gamma posterior, so that the exact answer is a
+finite sum; coordinate ascent takes a gamma of each rate and a binomial of the split.
 
 **Twelve rows**, two components: there are 4,096 assignments, so that the evidence and the
 probability that two rows share a component are exact sums. The table says what mean field loses.
@@ -23,7 +23,7 @@ probability that two rows share a component are exact sums. The table says what 
 200 rows (Hoffman et al., 2013), by ``natural_gradient``, whose step of size 1 is coordinate ascent
 itself, are ahead of it after as many readings. Either may end at another local optimum.
 
-The exit code is 1 if a bound is above its exact evidence, if that of the mixture falls at any step
+The exit code is 1 if a bound is above its exact evidence, if the mixture's falls at any step
 of coordinate ascent, or if natural gradients are not ahead of it after five readings.
 ::
 

@@ -10,7 +10,7 @@ posteriors that are prior plus expected counts.
 **Four documents of four words**, two topics: all 65,536 assignments of words to topics are summed,
 so the evidence, the probability that two words share a topic, and the probability of the next word
 of each document are exact. The table says what mean field loses: it is sure of topics that the data
-leave open, as in ``conjugate_ascent.py``, and its next words are likelier to be those of the topic.
+leave open, as in ``conjugate_ascent.py``, and its next words are likelier to be the topic's.
 
 **2,000 documents of 50 words**, five topics that are known: coordinate ascent reads all documents
 for a step of the topics, and natural gradients (Hoffman et al., 2010), by ``natural_gradient``,

@@ -12,7 +12,7 @@ of the school that is left out: leave-one-group-out cross-validation at the pric
 compilation. NUTS runs on each of the eight data sets as well.
 
 The script prints a table and saves a picture. The exit code is 1 if a mean of EP is further than
-0.35 standard deviations from that of NUTS, if a standard deviation is off by more than 30 %,
+0.35 standard deviations from NUTS's, if a standard deviation is off by more than 30 %,
 or if a density that was left out is off by more than 0.1.
 ::
 

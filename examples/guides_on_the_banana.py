@@ -5,8 +5,8 @@ Flows on two posteriors that a normal guide does not fit: a banana and two moons
 
 The banana is ``z1 ~ N(0, 1)``, ``x2 ~ N(3 (z1^2 - 1), 1)``; the moons are a ring with two gaps. The
 log normalising constants of both are known, so that the ELBO gives the Kullback-Leibler divergence
-``KL(q || p)``. All guides start with standard deviations of 1, about those of the targets, and are
-trained in the same way: Adam, 5e-3 falling along a cosine, 5,000 steps of ``Trace_ELBO(16)``. A
+``KL(q || p)``. All guides start with standard deviations of 1, about as wide as the targets, and
+are trained in the same way: Adam, 5e-3 falling along a cosine, 5,000 steps of ``Trace_ELBO(16)``. A
 flow is one connected piece, so that a bridge remains between the moons, or the flow misses one of
 them. In the second case the divergence is log 2 or more.
 

@@ -9,9 +9,10 @@ grouped data have it, and centred, as one would write it.
 
 The same model goes through every family of the package: normal guides, a flow, a mixture, draws
 without a density, stochastic gradients on minibatches of 44 rows, particles, and expectation
-propagation. None is tuned: each is the call of the page "How to choose". The reference is ``NUTS``
-on the form in which the slopes are not centred, four chains. ``NUTS`` on the centred form is a row
-of the table as well, because where the spread of the slopes is small its trajectories diverge.
+propagation. No method is tuned: each is the call of its page under *How to choose*. The reference
+is ``NUTS`` on the form in which the slopes are not centred, four chains. ``NUTS`` on the centred
+form is a row of the table as well, because where the spread of the slopes is small its trajectories
+diverge.
 
 The columns are the largest error of a mean in standard deviations, the smallest and the largest
 ratio of a standard deviation, of the levels and slopes of the firms and of the six numbers that
@@ -154,7 +155,7 @@ def propagation(sweeps: int, data: Data) -> Fit:
 
 
 def numbers(draws: dict[str, np.ndarray]) -> np.ndarray:
-    """``(draw, 28)``, those of the firms first."""
+    """``(draw, 28)``, the numbers of the firms first."""
     columns = [np.reshape(draws[site], (len(draws[site]), -1)) for site in SITES]
     return np.concatenate(columns, axis=1)
 

@@ -67,7 +67,7 @@ print(diagnose(good))
 assert diagnose(good).ok
 
 # %%
-# Halve the step: if the standard deviation changes, it is that of the step and not of the model.
+# Halve the step: if the standard deviation changes, it comes from the step, not from the model.
 
 halved = {0.02: sd_ratio(bad)}
 halved |= {eps: sd_ratio(run(SGHMC(model, eps, steps_per_sample=10))) for eps in (0.01, 0.005)}
@@ -110,7 +110,7 @@ for guide_class in (AutoNormal, AutoMultivariateNormal):
     svi = SVI(linear, guide, optim, Trace_ELBO(num_particles=4))
     result = svi.run(jax.random.key(1), 5000, *data, progress_bar=False)
     diagnosis = diagnose(svi, result=result, model_args=data)
-    print(f"{diagnosis}\n")
+    print(f"{diagnosis}\nELBO {-np.mean(result.losses[-1000:]):.1f} nats\n")
     pictures["right" if diagnosis.ok else "wrong"] = plot_diagnosis(diagnosis)["means"].figure
     draws = guide.sample_posterior(jax.random.key(2), result.params, sample_shape=(2000,))
     moved = diagnosis.to_frame().loc["sd ratio, worst"]

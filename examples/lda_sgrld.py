@@ -17,8 +17,8 @@ absent from a topic, its probability p follows dp = (beta / n) dt + sqrt(2 p / n
 steps that are too small to converge avoid this.
 
 The script prints the perplexity of held-out words and the distance of the topics from the truth,
-and saves a picture. The exit code is 1 if the perplexity of ``SGRLD`` is more than 5 % from that of
-collapsed Gibbs, if reduced-natural is better than ``SGRLD``, or if a topic is not recovered. ::
+and saves a picture. The exit code is 1 if the perplexity of ``SGRLD`` is more than 5 % from the one
+by collapsed Gibbs, if reduced-natural is better than ``SGRLD``, or if a topic is not recovered. ::
 
     python examples/lda_sgrld.py --out out/lda_sgrld.png
 
@@ -124,7 +124,7 @@ def topic_model(words: Array) -> None:
 
 
 class GibbsGradient:
-    """The model's gradient plus that of ``N/B log p(batch | topics)``.
+    """The model's gradient plus the gradient of ``N/B log p(batch | topics)``.
 
     The hidden assignments of the batch are drawn by Gibbs sampling.
     """

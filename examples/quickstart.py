@@ -12,7 +12,7 @@ prior scale on the breast-cancer data, fitted by
 
 ``to_arviz`` converts all four. The script prints one table and the summary of each, and saves a
 picture. The exit code is 1 if a posterior mean is further than 0.3 posterior standard deviations
-from that of NUTS. ::
+from NUTS's. ::
 
     python examples/quickstart.py --out out/quickstart.png
 

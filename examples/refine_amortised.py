@@ -69,7 +69,7 @@ def features(x, batch=None):
 
 
 def train(x, num_steps):
-    """The guide and its parameters, those of the decoder among them."""
+    """The guide and its parameters, the decoder's among them."""
     encoder = stax.serial(stax.Dense(64), stax.Tanh, stax.Dense(2 * LATENT))
     guide = FlowGuide(model, encoder, plate="images", features=features, num_flows=0)
     rate = optax.cosine_decay_schedule(3e-3, num_steps)

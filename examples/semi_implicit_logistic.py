@@ -10,7 +10,7 @@ between two bounds. Its spread depends on the number of fresh draws in its loss,
 default, and here also 1,000. ``AutoAuxiliary`` and ``AutoHVI`` have auxiliary variables, a reverse
 model and a bound that ``Trace_ELBO`` computes.
 
-The script prints the ratios of the standard deviations to those of ``NUTS``, the largest error of a
+The script prints the standard deviations divided by NUTS's, the largest error of a
 mean in standard deviations and the loss (the bound with the opposite sign, in nats), and saves a
 picture. The exit code is 1 if the semi-implicit guide with 1,000 draws is off by more than 5 %, or
 ``AutoNormal`` by less than 20 %, in a standard deviation of a weight. ::
@@ -18,7 +18,7 @@ picture. The exit code is 1 if the semi-implicit guide with 1,000 draws is off b
     python examples/semi_implicit_logistic.py --out out/semi_implicit_logistic.png
 
 .. image:: /recorded/semi_implicit_logistic.png
-   :alt: Draws of two weights by each guide, on top of those of NUTS.
+   :alt: Draws of two weights by each guide, on top of NUTS's.
 
 .. literalinclude:: /recorded/semi_implicit_logistic.txt
    :language: text

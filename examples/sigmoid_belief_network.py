@@ -7,7 +7,7 @@ the layer above. A draw of a binary unit has no derivative by the guide's parame
 ``Trace_ELBO`` cannot be used. NumPyro's ``TraceGraph_ELBO`` takes score functions, in which each
 draw is multiplied by its whole log weight; ``VIMCO`` (Mnih and Rezende, 2016) takes K draws of each
 image, subtracts from the log weight of one what the others predict, and so needs no baseline
-network, while its bound is that of ``IWELBO(K)``, which is tighter than the ELBO.
+network, while its bound is the one of ``IWELBO(K)``, which is tighter than the ELBO.
 
 The digits of scikit-learn (8 x 8, a pixel is on above 7), 1,500 to learn from and 297 to test; 50
 units below 20; both losses take ten draws of each of 100 images a step, and the same steps of Adam

@@ -205,7 +205,7 @@ plt.tight_layout()
 lap("posterior predictive", start)
 
 # %%
-# Leave-one-out cross-validation: that of a guide corrects for the guide. Particles have none.
+# Leave-one-out cross-validation: for a guide it corrects for the guide. Particles have none.
 
 start = time.perf_counter()
 loo = {name: az.loo(tree[name]) for name in ("NUTS", "SGHMC")}

@@ -23,7 +23,7 @@ second the weights drift, and a posterior of all rows is sure of an average that
 costs where nothing drifts, and what it gains where something does, is the log density of tomorrow's
 rows, predicted today.
 
-The exit code is 1 if on the last day a mean is further than 0.2 standard deviations from that of
+The exit code is 1 if on the last day a mean is further than 0.2 standard deviations from the one by
 NUTS, or a standard deviation off by more than 15 %; or if forgetting does not gain where the
 weights drift.
 ::
@@ -32,7 +32,7 @@ weights drift.
 
 .. image:: /recorded/streaming_updates.png
    :alt: Left: evening posteriors of two weights by StochasticEP and by resampling, which
-         end at those of NUTS. Right: weights that drift, followed with forgetting and
+         end at NUTS's. Right: weights that drift, followed with forgetting and
          lost without.
 
 .. literalinclude:: /recorded/streaming_updates.txt

@@ -18,7 +18,7 @@ standard deviations of the locations ``mu`` are too small by a fifth or more, be
 draws them independently of the latents of the data. *k-hat* says that the weights of the guide
 cannot estimate the evidence. So quote neither intervals of ``mu`` nor an evidence from this fit.
 Clusters, responsibilities and predictions are checked on new points, by the lines above the report.
-Both networks add to the identity, so the latent plane looks like that of the data. ::
+Both networks add to the identity, so the latent plane looks like the plane of the data. ::
 
     python examples/svae_pinwheel.py
     python examples/svae_pinwheel.py --data my_numbers.csv

@@ -9,7 +9,7 @@ faster upwards than downwards, and never below zero. A rotation in a latent plan
 is driven by noise has such cycles; a network bends its path into the square roots of the counts,
 and another network gives each year a Gaussian potential. Years without data have the potential
 zero, so that one pass over a series that ends in NaN smooths and forecasts. The script prints the
-period of the rotation, and the scores of the forecasts beside those of a plain variational
+period of the rotation, and the scores of the forecasts beside the scores of a plain variational
 auto-encoder with the same networks and of autoregressions from statsmodels. ::
 
     python examples/svae_sunspots.py
@@ -129,7 +129,7 @@ def rotation(angle):
 
 # %%
 # Forecasts. A row is the series up to some year, with NaN after it. What is forecast is a normal
-# marginal of x, and draws of it through the decoder. The parameters are those of 1700-1979.
+# marginal of x, and draws of it through the decoder. The parameters are from 1700-1979.
 
 
 def until(year):

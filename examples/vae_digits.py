@@ -75,7 +75,7 @@ def network(outputs: int) -> Any:
 
 def auto_encoder(latent: int) -> Any:
     def model(given: Array, image: Array, batch: int | None = None) -> None:
-        """``given`` and ``image`` are those of the same rows, ``(n, g)`` and ``(n, p)``."""
+        """``given`` and ``image`` are of the same rows, ``(n, g)`` and ``(n, p)``."""
         decode = numpyro.module("decoder", network(image.shape[1]), (latent + given.shape[1],))
         with numpyro.plate("images", len(image), subsample_size=batch):
             z = numpyro.sample("z", dist.Normal().expand([latent]).to_event(1))

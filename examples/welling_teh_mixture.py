@@ -10,7 +10,7 @@ near (1, -1). ``SGLD`` makes 10 000 passes over the rows with the paper's schedu
 steps. There are 8 chains, because one chain changes mode too seldom for two digits.
 
 The script prints moments and the mass near each mode, and saves a picture. The exit code is 1 if a
-mean is more than 0.1 from that of the grid, or a mode has less than 10 % of the draws. ::
+mean is more than 0.1 from the grid's, or a mode has less than 10 % of the draws. ::
 
     python examples/welling_teh_mixture.py --out out/welling_teh_mixture.png
 """
@@ -169,7 +169,7 @@ def main() -> int:
     print(f"\nPicture: {options.out}")
     complaints = []
     if not np.all(np.abs(means["SGLD"] - means["grid"]) < MEAN_BAND):
-        complaints.append(f"A mean is more than {MEAN_BAND} from that of the grid.")
+        complaints.append(f"A mean is more than {MEAN_BAND} from the grid's.")
     if not min(modes["SGLD"]) > MODE_BAND:
         complaints.append(f"A mode has less than {MODE_BAND:.0%} of the draws.")
     print("\n".join(complaints), end="\n" if complaints else "")

@@ -1,4 +1,4 @@
-"""The methods of the table, each as it is on the page "How to choose"."""
+"""The methods of the table, each with the lines of its page in `docs/choose`."""
 
 from collections.abc import Callable
 from functools import partial

@@ -16,9 +16,12 @@ from functools import partial
 from math import exp
 from typing import Any, NamedTuple
 
+from flax import nnx
 import jax
 from jax import Array, random
 import jax.numpy as jnp
+import numpyro
+from numpyro.contrib.module import random_nnx_module
 import numpyro.distributions as dist
 from numpyro.handlers import block
 from numpyro.infer import MCMC, SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
@@ -79,10 +82,63 @@ def network(
     return partial(model, noise_prior=noise)
 
 
+class Net(nnx.Module):
+    """The same hidden layer in Flax, with or without a layer norm, and one or more outputs."""
+
+    def __init__(self, inputs: int, outputs: int, norm: bool) -> None:
+        rngs = nnx.Rngs(0)
+        self.hidden, self.out = (
+            nnx.Linear(*shape, rngs=rngs) for shape in ((inputs, HIDDEN), (HIDDEN, outputs))
+        )
+        self.norm = nnx.LayerNorm(HIDDEN, rngs=rngs) if norm else None
+
+    def __call__(self, x: Array) -> Array:
+        h = self.hidden(x)
+        return self.out(nnx.relu(self.norm(h) if self.norm else h))
+
+
+def layer_norm(classes: int | None = None) -> Callable[..., None]:
+    """A layer norm before the rectifiers; the noise, or the classes, as in :func:`network`."""
+
+    def model(X: Array, y: Array | None = None, subsample_size: int | None = None) -> None:
+        net = random_nnx_module("net", Net(X.shape[1], classes or 1, True), dist.Normal())
+        scale = None if classes else numpyro.sample("noise_precision", dist.Gamma(1.0, 0.1)) ** -0.5
+        with numpyro.plate("data", len(X), subsample_size=subsample_size):
+            f = net(numpyro.subsample(X, event_dim=1))
+            f = f if classes else f[..., 0]
+            if y is None:
+                numpyro.deterministic("f", f)
+            target = None if y is None else numpyro.subsample(y, event_dim=0)
+            law = dist.Categorical(logits=f) if scale is None else dist.Normal(f, scale)
+            numpyro.sample("y", law, obs=target)
+
+    return model
+
+
+def two_heads(classes: int | None = None) -> Callable[..., None]:
+    """The mean of a row, and the logarithm of its noise; of numbers alone."""
+
+    def model(X: Array, y: Array | None = None, subsample_size: int | None = None) -> None:
+        net = random_nnx_module("net", Net(X.shape[1], 2, False), dist.Normal())
+        with numpyro.plate("data", len(X), subsample_size=subsample_size):
+            f = net(numpyro.subsample(X, event_dim=1))
+            mean, scale = f[..., 0], jnp.exp(f[..., 1])
+            if y is None:
+                numpyro.deterministic("f", mean)
+                numpyro.deterministic("noise", scale)
+            target = None if y is None else numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Normal(mean, scale), obs=target)
+
+    return model
+
+
 def of_draws(model: Callable[..., None], draws: dict[str, Array], X: Array) -> dist.Distribution:
-    f = Predictive(model, draws, return_sites=["f"])(random.key(0), X)["f"]
+    predicted = Predictive(model, draws, return_sites=["f", "noise"])(random.key(0), X)
+    f = predicted["f"]
     if f.ndim == 3:
         return dist.Categorical(logits=f)
+    if "noise" in predicted:
+        return dist.Normal(f, predicted["noise"])
     if "noise_precision" in draws:
         precision = draws["noise_precision"]
     else:
@@ -290,12 +346,23 @@ def backprop_at(log_noise: float, prior: Any = None, loss: Any = TWENTY) -> Reci
     return Recipe(partial(mean_field, scale=10**-0.5), constant, loss, model=model)
 
 
+def of_network(name: str, model: Callable[..., Any]) -> dict[str, Recipe]:
+    return {
+        f"{name}, MAP": Recipe(POINT, adam, Trace_ELBO(), model=model),
+        f"{name}, ensemble of five MAP": Recipe(POINT, adam, Trace_ELBO(), NETWORKS, model),
+        f"{name}, mean field, Adam": Recipe(mean_field, adam, Trace_ELBO(4), model=model),
+        f"{name}, mean field, ivon": Recipe(mean_field, natural, Trace_ELBO(4), model=model),
+    }
+
+
 RECIPES = {
     "MAP": Recipe(POINT, adam, Trace_ELBO()),
     "ensemble of five MAP": Recipe(POINT, adam, Trace_ELBO(), NETWORKS),
     "mean field, Adam": Recipe(mean_field, adam, Trace_ELBO(4)),
     "mean field, ivon": Recipe(mean_field, natural, Trace_ELBO(4)),
     "ensemble of five ivon": Recipe(mean_field, natural, Trace_ELBO(4), NETWORKS),
+    **of_network("two heads", two_heads),
+    **of_network("layer norm", layer_norm),
     "VRELBO(0.5)": Recipe(mean_field, adam, VRELBO(0.5, 10)),
     "BBAlphaELBO(0.5)": Recipe(mean_field, adam, BBAlphaELBO(0.5, 10)),
     "VOGN": Recipe(mean_field, newton, CurvatureELBO("empirical_fisher", 4)),
