@@ -19,6 +19,7 @@ from numpyro.util import check_model_guide_match
 from numpyro_ext._model.checks import check_observed, check_supports
 from numpyro_ext._model.density import log_prob, num_seen, scaled
 from numpyro_ext._model.handlers import subsampled_plates
+from numpyro_ext._model.losses import change_cotangents
 from numpyro_ext._model.read import (
     Site,
     frames,
@@ -32,7 +33,7 @@ from numpyro_ext._model.read import (
     sample_sites,
 )
 from numpyro_ext._numpyro import validate_model
-from numpyro_ext._typing import Trace
+from numpyro_ext._typing import Sites, Trace
 
 
 @register_static
@@ -114,6 +115,38 @@ class Layout:
         for axis, size in zip(axes, self.shape, strict=True):
             shape[axis] = size
         return jnp.reshape(jnp.transpose(x, tuple(np.argsort(axes))), shape)
+
+
+def weightless_dropped(guide_trace: Trace, layout: Layout) -> tuple[Trace, Array, Array]:
+    """
+    A guide's trace for the model to see, in which a draw of weight zero has no gradient.
+
+    A draw far out may have an infinite derivative, which times a weight of zero would be NaN in all
+    parameters. The weights are known on the way back alone: they are the cotangents of two zeros,
+    ``()`` for the log density outside the unit plates and ``(*units)`` inside, that are to be added
+    to what the model computes.
+    """
+    sites = {
+        site["name"]: site
+        for site in latent_sites(guide_trace)
+        if jnp.issubdtype(jnp.result_type(site["value"]), jnp.floating)
+        and jnp.shape(site["value"]) == site["fn"].shape()  # drawn, not substituted
+    }
+
+    def drop(cotangents: tuple[Sites, Array, Array]) -> tuple[Sites, Array, Array]:
+        of_values, outside, of_units = cotangents
+        without_any = jnp.all(of_units == 0) & (outside == 0)
+        for name, ct in of_values.items():
+            is_local = layout.is_local(sites[name])
+            weightless = layout.along(sites[name], of_units == 0) if is_local else without_any
+            of_values[name] = jnp.where(weightless & ~jnp.isfinite(ct), 0.0, ct)
+        return of_values, outside, of_units
+
+    values = {name: jnp.asarray(site["value"]) for name, site in sites.items()}
+    zeros = jnp.zeros(()), jnp.zeros(layout.shape)
+    values, outside, of_units = change_cotangents((values, *zeros), drop)
+    seen = {name: {**sites[name], "value": value} for name, value in values.items()}
+    return {**guide_trace, **seen}, outside, of_units
 
 
 def drawn_sites(guide_trace: Trace) -> Trace:

@@ -58,7 +58,13 @@ from numpyro_ext._model.read import (
     trace_of,
 )
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
-from numpyro_ext._model.units import Layout, check_traces, drawn_sites, find_layout
+from numpyro_ext._model.units import (
+    Layout,
+    check_traces,
+    drawn_sites,
+    find_layout,
+    weightless_dropped,
+)
 from numpyro_ext._numpyro import without_rsample_stop_gradient
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
@@ -390,7 +396,8 @@ class Particle:
 
     def __init__(self, draws: Draws, key: Array, params: Params, drawn: Trace, seen: Trace) -> None:
         self._draws, self._key, self._params = draws, key, params
-        self.guide_trace, self._seen = drawn, seen
+        self.guide_trace = drawn
+        self._seen, self._outside, self._of_units = weightless_dropped(seen, draws.layout)
 
     @cached_property
     def model_trace(self) -> Trace:
@@ -428,10 +435,12 @@ class Particle:
     def _log_p(self, *, local: bool) -> Array:
         trace, proxy = self.model_trace, self._draws.proxy
         if proxy is None or not local:
-            return self._draws.layout.sum_sites(sample_sites(trace), local=local)
-        rows = {n: site["value"] for n, site in trace.items() if site["type"] == "plate"}
-        with valid_plates():
-            return proxy.log_joint(trace, self._draws.program(self._key, rows).trace)
+            log_p = self._draws.layout.sum_sites(sample_sites(trace), local=local)
+        else:
+            rows = {n: site["value"] for n, site in trace.items() if site["type"] == "plate"}
+            with valid_plates():
+                log_p = proxy.log_joint(trace, self._draws.program(self._key, rows).trace)
+        return log_p + (self._of_units if local else self._outside).astype(log_p.dtype)
 
     def _log_q(self, sites: Iterable[Site], *, local: bool) -> Array:
         sites = (site for site in sites if site["type"] == "sample")
