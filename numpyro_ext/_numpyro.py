@@ -182,8 +182,8 @@ def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
         )
     sites = guide.prototype_trace.items()
     sites = [n for n, x in sites if x["type"] == "sample" and not x["is_observed"]]
-    one_each = isinstance(guide, AutoNormal)
-    for name in [f"{one}_{guide.prefix}" for one in sites] if one_each else [guide.prefix]:
+    of_sites = isinstance(guide, AutoNormal)
+    for name in [f"{site}_{guide.prefix}" for site in sites] if of_sites else [guide.prefix]:
         kinds = [kind for cls, kind in _SECOND.items() if isinstance(guide, cls)]
         for param in (f"{name}_loc", *(f"{name}_{kind}" for kind in kinds)):
             if param not in params:  # NumPyro would take the value at the start
@@ -278,9 +278,9 @@ def posterior_guide(
         normal._get_posterior = lambda *args, **kwargs: dist.MultivariateNormal(
             numpyro.param(loc), scale_tril=numpyro.param(scale_tril), validate_args=False
         )
-        factor = jit(lambda one: guide.get_transform(one).scale_tril)
-        params = [{**one, scale_tril: factor(one)} for one in params]
-        if any(bool(jnp.any(jnp.diag(one[scale_tril]) == 0)) for one in params):
+        factor = jit(lambda params: guide.get_transform(params).scale_tril)
+        params = [{**fit, scale_tril: factor(fit)} for fit in params]
+        if any(bool(jnp.any(jnp.diag(fit[scale_tril]) == 0)) for fit in params):
             raise ValueError(
                 "the Hessian that AutoLaplaceApproximation takes at its parameters is singular or"
                 " not positive, so it has no Normal to draw from; fit it longer, or use AutoNormal."
@@ -414,8 +414,8 @@ class ContinuousGuide(AutoContinuous, StartGiven):
             guide._postprocess_fn = full
         # Not passed on as params: NumPyro would constrain these values a second time.
         trace: Any = self.prototype_trace
-        known = {k: v for k, v in params.items() if k in trace and trace[k]["type"] == "param"}
-        with block(), substitute(data=known):
+        values = {k: v for k, v in params.items() if k in trace and trace[k]["type"] == "param"}
+        with block(), substitute(data=values):
             return guide._unpack_and_constrain(latent, {})
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:

@@ -23,13 +23,13 @@ else:
 
         Bool = Float = Int = _PlainArray
 
-Model = Callable[..., Any]
+type Model = Callable[..., Any]
 """A callable with NumPyro primitives, model or guide."""
-Params = dict[str, Any]
+type Params = dict[str, Any]
 """Values of ``numpyro.param`` sites, constrained, by name."""
-Sites = dict[str, Array]
+type Sites = dict[str, Array]
 """Values of sample sites by name."""
-Trace = dict[str, dict[str, Any]]
+type Trace = dict[str, dict[str, Any]]
 """What ``numpyro.handlers.trace`` records."""
 
 

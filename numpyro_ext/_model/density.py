@@ -121,14 +121,14 @@ def log_abs_det(trace: Trace, names: Collection[str]) -> Array:
 def seen(site: Site) -> Array:
     """Which entries of a site the model does not leave out by a mask."""
     shape = jnp.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape())
-    found = jnp.ones(shape, bool)
+    is_seen = jnp.ones(shape, bool)
     for layer in layers(site["fn"]):
         mask = mask_of(layer)
         if mask is not None:
             # A mask has the axes of a batch, without those of an event.
             mask = jnp.reshape(mask, jnp.shape(mask) + (1,) * layer.event_dim)
-            found = found & jnp.broadcast_to(mask, shape)
-    return found
+            is_seen = is_seen & jnp.broadcast_to(mask, shape)
+    return is_seen
 
 
 def num_seen(site: Site) -> Array:

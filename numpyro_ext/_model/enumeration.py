@@ -44,7 +44,7 @@ def summed_log_density(trace: Trace, batches: dict[str, tuple[int, int]]) -> Arr
         factor = funsor.to_funsor(log_p if names else jnp.squeeze(log_p), funsor.Real, names)
         summed = set(factor.inputs) - plates
         joined = [group for group in groups if summed & group[0]]
-        groups = [group for group in groups if not any(group is one for one in joined)]
+        groups = [group for group in groups if not any(group is other for other in joined)]
         parts = [factor, *(part for group in joined for part in group[1])]
         groups.append((summed.union(*(group[0] for group in joined)), parts))
     total = jnp.zeros(())

@@ -389,7 +389,7 @@ def _row_shape(latent: Latent, dim: int) -> tuple[int, ...]:
     return (*shape[:axis], 1, *shape[axis + 1 :])
 
 
-def _data_plate(trace: Trace, given: str | None) -> str:
+def _data_plate(trace: Trace, name: str | None) -> str:
     """The plate whose rows are the data, or an error that lists the plates."""
     around = [frames(site) for site in sample_sites(trace) if site["is_observed"]]
     if not around:
@@ -398,7 +398,7 @@ def _data_plate(trace: Trace, given: str | None) -> str:
             " or add a numpyro.factor, in a numpyro.plate."
         )
     plates = sorted(set().union(*around))
-    chosen = plates[0] if given is None and len(plates) == 1 else given
+    chosen = plates[0] if name is None and len(plates) == 1 else name
     if chosen is not None and chosen in plates:
         return chosen
     if not plates:
@@ -407,7 +407,7 @@ def _data_plate(trace: Trace, given: str | None) -> str:
             " are; put them into `with numpyro.plate('rows', N) as idx:`, and index what has a row"
             " for each datum, as in X[idx] and obs=y[idx]."
         )
-    which = "data_plate is not given" if given is None else f"data_plate is {given!r}"
+    which = "data_plate is not given" if name is None else f"data_plate is {name!r}"
     raise ValueError(
         f"the observed sites are in the plates {plates}, and {which}; put the data into one"
         " numpyro.plate, or name the one whose rows are the data by data_plate."

@@ -240,10 +240,10 @@ class rows(substitute):
         if msg["type"] != "plate":
             return
         name, (size, subsample_size) = msg["name"], msg["args"]
-        known = self.plates[name][0] if name in self.plates else None
-        if subsample_size is not None and subsample_size < size and known != size:
+        before = self.plates[name][0] if name in self.plates else None
+        if subsample_size is not None and subsample_size < size and before != size:
             raise ValueError(
-                f"plate '{name}' has {size} rows, but {known} when the chain was initialised;"
+                f"plate '{name}' has {size} rows, but {before} when the chain was initialised;"
                 " make a new MCMC object for other data."
             )
         if name in self.idx:

@@ -85,9 +85,10 @@ class Program:
         :param rng_key: the key of all that is drawn, where the model has none.
         """
         fn = self._on(rows)
-        if values:
-            given: dict[str, Any] = {"substitute_fn" if callable(values) else "data": values}
-            fn = substitute(fn, **given)
+        if callable(values):
+            fn = substitute(fn, substitute_fn=values)
+        elif values:
+            fn = substitute(fn, data=values)
         fn = fn if z is None else at_unconstrained(fn, z)
         return trace_of(fn if rng_key is None else seed(fn, rng_key), *self.arguments)
 
@@ -286,8 +287,8 @@ class Potential(Program):
             return self
         other = copy.copy(self)
         other.model = given_rows(self.model, self.plates)
-        given = {**self.info.given, **self.plates}
-        other.info = replace(self.info, plates={}, given=given)
+        plates_given = {**self.info.given, **self.plates}
+        other.info = replace(self.info, plates={}, given=plates_given)
         other.plates, other.reads_ahead = {}, False
         return other
 
@@ -389,10 +390,10 @@ class Potential(Program):
                 )
 
     def _nonfinite_site(self, z: Sites, idx: dict[str, Array]) -> str | None:
-        def at(z: Sites) -> dict[str, Array]:
+        def densities(z: Sites) -> dict[str, Array]:
             sites = {site["name"]: site for site in sample_sites(self.trace(z, idx))}
             own = [n for n in sites if site_of_log_det(n, self.info.latents) == n]
             return {name: jnp.sum(log_prob(sites[name])) for name in own}
 
-        log_probs = jax.jit(at)(z)  # traced, or values out of the support would warn first
+        log_probs = jax.jit(densities)(z)  # traced, or values out of the support would warn first
         return next((name for name, value in log_probs.items() if not jnp.isfinite(value)), None)

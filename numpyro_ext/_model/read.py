@@ -113,10 +113,10 @@ def frames(site: Site) -> dict[str, int]:
 def plate_sizes(*traces: Trace) -> dict[str, tuple[int, int]]:
     """``{plate: (N, M)}``, the numbers of all rows and of those in the minibatch."""
     sizes = {}
-    for one in traces:
-        for site in sample_sites(one):
+    for sites in traces:
+        for site in sample_sites(sites):
             for frame in site["cond_indep_stack"]:
-                plate = one.get(frame.name)
+                plate = sites.get(frame.name)
                 full = frame.size if plate is None else plate["args"][0]
                 sizes[frame.name] = (full, frame.size)
     return sizes
@@ -272,7 +272,7 @@ class ModelInfo:
     @cached_property
     def shapes(self) -> Shapes:
         """``(site, unconstrained shape)`` in the order of a latent vector."""
-        return tuple((name, one.unconstrained.shape) for name, one in self.latents.items())
+        return tuple((name, latent.unconstrained.shape) for name, latent in self.latents.items())
 
     @cached_property
     def slices(self) -> dict[str, slice]:
@@ -295,13 +295,13 @@ class ModelInfo:
     def check_names(self, what: str, values: Any) -> None:
         """A ``ValueError`` unless ``values`` is a dict with just the latent sites."""
         if not isinstance(values, dict) or set(values) != set(self.latents):
-            given = sorted(values) if isinstance(values, dict) else type(values).__name__
+            names = sorted(values) if isinstance(values, dict) else type(values).__name__
             raise ValueError(
-                f"{what} has {given}; it must be a dict with the sites {sorted(self.latents)}."
+                f"{what} has {names}; it must be a dict with the sites {sorted(self.latents)}."
             )
 
     def check_same_latents(self, before: "ModelInfo") -> None:
-        """A ``ValueError`` unless the latent vector is that of ``before``."""
+        """A ``ValueError`` unless ``before`` has the same latent vector."""
         here, there = (
             [(name, latent.unconstrained.shape) for name, latent in info.latents.items()]
             for info in (self, before)
@@ -471,9 +471,9 @@ def read_model(
     fn = substitute(seeded, substitute_fn=init_strategy)
     trace = shape_trace(fn, args, kwargs)
     info = model_info(trace, sums=sums)
-    given = _plates_given(fn, args, kwargs or {}, trace)
-    plates = {name: sizes for name, sizes in info.plates.items() if name not in given}
-    return replace(info, plates=plates, given=given)
+    plates_given = _plates_given(fn, args, kwargs or {}, trace)
+    plates = {name: sizes for name, sizes in info.plates.items() if name not in plates_given}
+    return replace(info, plates=plates, given=plates_given)
 
 
 def given_plates(

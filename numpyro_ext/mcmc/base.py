@@ -47,8 +47,12 @@ from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
 from numpyro_ext.mcmc.order import warn_if_sorted
 from numpyro_ext.mcmc.settings import NO_LOCAL_SITES, Found, Settings, settings_for
 
-Schedule = Callable[[Any], Any]
+type Schedule = Callable[[Any], Any]
 """A number for every transition ``i``, counted from 0."""
+type Coordinates = Whitening | Modes
+"""The coordinates in which a step moves, or the modes from which they follow."""
+type Gradient = GradientEstimator
+"""Where the gradient comes from, such as ``ControlVariate``."""
 
 _SHARED_FIELDS = {
     "i": "number of transitions made, from 0; it is not reset after warmup.",
@@ -128,7 +132,7 @@ class Transition(NamedTuple):
     The result of a kernel's ``step``.
 
      - **z** - the new ``(n,)`` vector.
-     - **estimate** - the :class:`Estimate` to report, and whose ``state`` the chain goes on with.
+     - **estimate** - the :class:`Estimate` to report, with the ``state`` for the next transition.
      - **fields** - new values of the kernel's own fields of the state, by name.
     """
 
@@ -200,10 +204,8 @@ class Chain(ABC):
 
     @abstractmethod
     def transition(self, state: Any, batch: Any = None) -> Any:
-        """The state after one transition; ``state.z`` is flat.
-
-        :param batch: that of :meth:`batches_ahead`, for this transition.
-        """
+        """The state after one transition; ``state.z`` is flat, and ``batch`` one of the minibatches
+        of :meth:`batches_ahead`."""
 
     def batches_ahead(self, state: Any) -> Any:
         """The minibatches of all transitions of a draw, with a leading axis, where it is faster to
@@ -246,10 +248,8 @@ class Chain(ABC):
             state = lax.fori_loop(0, inner, not_shown, carry[1]) if inner else carry[1]
             return false, self.transition(state, batch(inner))
 
-        # A loop of one turn, though XLA cannot know that. It makes one function of a small loop on
-        # CPU, but hands loose operations to its threads one by one: 18,765 transitions a second in
-        # place of 29,489, of SGHMC(steps_per_sample=1) on a logistic regression of 20 coefficients
-        # with batches of 100, on one core.
+        # A loop of one turn, though XLA cannot know that. On CPU it compiles a small loop into one
+        # function, but hands loose operations to its threads one by one, which takes longer.
         true = (i | 1) != 0
         _, state = lax.while_loop(lambda carry: carry[0], all_transitions, (true, state))
         state = self.finish(state)
@@ -496,13 +496,13 @@ class ModelKernel(ResumableKernel):
     A subclass supplies :meth:`chain`. Fields hold the arguments that were given, and :meth:`in_use`
     has found settings in place of those that were left out.
 
-    :param init_strategy: a per-site initialization function; the other arguments are those of
-        :class:`SGMCMCKernel`.
+    :param init_strategy: a per-site initialization function; :class:`SGMCMCKernel` describes the
+        other arguments.
     """
 
     model: Model = field(kw_only=False)
     step_size: float | Schedule | None = field(default=None, kw_only=False)
-    whitening: Whitening | Modes | None = None
+    whitening: Coordinates | None = None
     steps_per_sample: int = 1
     init_strategy: Callable[..., Any] = init_to_uniform
 
@@ -517,7 +517,7 @@ class ModelKernel(ResumableKernel):
         self.settings: Settings | None = None
         self.chains_at: np.ndarray | None = None
         self.num_adapt = self.num_descent = 0
-        self._found: Found | None = None
+        self._search_result: Found | None = None
         self._starts_near = False
         self._info: ModelInfo | None = None
         self._params: Params = {}
@@ -582,13 +582,13 @@ class ModelKernel(ResumableKernel):
         return self.step_size is None
 
     def in_use(self, argument: str) -> Any:
-        """What a chain takes for an argument: what was found for it, or else what was given."""
-        found = {} if self.settings is None else self.settings.arguments
-        return found[argument] if argument in found else getattr(self, argument)
+        """The value that a chain takes for an argument: found, or else given."""
+        arguments = {} if self.settings is None else self.settings.arguments
+        return arguments[argument] if argument in arguments else getattr(self, argument)
 
     @property
     def given_modes(self) -> Modes | None:
-        """The result of ``find_modes``, if that was given as the whitening."""
+        """The result of ``find_modes``, if it was given as the whitening."""
         return self.whitening if isinstance(self.whitening, Modes) else None
 
     @property
@@ -631,7 +631,7 @@ class ModelKernel(ResumableKernel):
     def modes(self) -> Modes | None:
         """The modes at which chains start without ``init_params``, None for a kernel that starts
         elsewhere; ``chains_at`` says at which of them those that started together did so."""
-        return self.given_modes if self._found is None else self._found.modes
+        return self.given_modes if self._search_result is None else self._search_result.modes
 
     @property
     def params(self) -> Params:
@@ -668,13 +668,7 @@ class ModelKernel(ResumableKernel):
         first_key, num_chains = (rng_key, 1) if single else (rng_key[0], len(rng_key))
         goes_on = resumes and self._info is not None
         if not goes_on:
-            key = first_key
-            if not isinstance(key, Tracer):
-                # What is compiled for one chain or run serves the next, and holds its parameters.
-                key = self._key_params = key if self._key_params is None else self._key_params
-            self._info, self._params = self._read(key, model_args, kwargs)
-            self._arguments = model_args, kwargs
-            self._potential = self._potential_on(self._info, self._params, model_args, kwargs)
+            self._read_arguments(first_key, model_args, kwargs)
         info = self.info
         model = given_rows(self.model, info.given)
         check_rows(model, model_args, kwargs, self.init_strategy, bounded=info.bounded)
@@ -687,30 +681,10 @@ class ModelKernel(ResumableKernel):
             first = init_params
             if init_params is not None and not single:
                 first = jax.tree.map(lambda x: x[0], init_params)
-            if is_traced(first):
-                first = None  # of parallel chains, while the search is on numbers
-            found = settings_for(
-                self,
-                self._found,
-                potential.on_one_batch(),
-                first,
-                first_key,
-                resumes,
-                num_chains,
-            )
-            if found is not self._found:
-                self._found, self.settings = found, found.settings
-                self.coordinates = found.settings.whitening or IdentityCoordinates()
-        whitening = self.coordinates
-        if isinstance(whitening, Whitening) and whitening.size != info.size:
-            raise ValueError(
-                f"whitening has {whitening.size} coordinates, but the model's latent sites have"
-                f" {info.size}; make it for this model and these arguments."
-            )
+            self._find_settings(potential, first, first_key, resumes, num_chains)
+        self._check_whitening()
         if goes_on:
             return None
-        if self.given_modes is not None:
-            check_sites(self.given_modes, info, "whitening")
         near = self.modes if init_params is None else None
         if not resumes:
             self.chains_at = None if near is None else near.apportion(num_chains)
@@ -725,6 +699,38 @@ class ModelKernel(ResumableKernel):
         # Under a transform the model's closures may hold its tracers, which die with it.
         self._ready = not traced
         return state
+
+    def _read_arguments(self, key: Array, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Read the model on the arguments of a new run, and draw its parameters."""
+        if not isinstance(key, Tracer):
+            # What is compiled for one chain or run serves the next, and holds its parameters.
+            key = self._key_params = key if self._key_params is None else self._key_params
+        self._info, self._params = self._read(key, args, kwargs)
+        self._arguments = args, kwargs
+        self._potential = self._potential_on(self._info, self._params, args, kwargs)
+
+    def _find_settings(
+        self, potential: Potential, start: Sites | None, key: Array, resumes: bool, num_chains: int
+    ) -> None:
+        """Take the settings of an earlier search, or search from ``start``."""
+        if is_traced(start):  # of parallel chains, while the search is on numbers
+            start = None
+        before, on_numbers = self._search_result, potential.on_one_batch()
+        result = settings_for(self, before, on_numbers, start, key, resumes, num_chains)
+        if result is not before:
+            self._search_result, self.settings = result, result.settings
+            self.coordinates = result.settings.whitening or IdentityCoordinates()
+
+    def _check_whitening(self) -> None:
+        """An error unless whitening and modes that were given are of this model."""
+        whitening, size = self.coordinates, self.info.size
+        if isinstance(whitening, Whitening) and whitening.size != size:
+            raise ValueError(
+                f"whitening has {whitening.size} coordinates, but the model's latent sites have"
+                f" {size}; make it for this model and these arguments."
+            )
+        if self.given_modes is not None:
+            check_sites(self.given_modes, self.info, "whitening")
 
     def sample(
         self, state: Any, model_args: tuple = (), model_kwargs: dict[str, Any] | None = None
@@ -849,7 +855,7 @@ class SGMCMCKernel(ModelKernel):
 
     max_bias: float = 0.05
     temperature: float | Schedule = 1.0
-    gradient: GradientEstimator | None = None
+    gradient: Gradient | None = None
     minibatch: str = "replace"
     sharding: NamedSharding | None = None
     forward_mode_differentiation: bool = False
@@ -997,20 +1003,22 @@ def first_states(
         finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in values])
         return state, (drawn, idx, grad), jnp.all(finite)
 
-    tries = [(1.0, False)]
+    attempts = [(1.0, False)]  # scale of the normal approximation, and validate_grad
     if near is not None:
-        tries += [(0.5, False), (0.1, False)]
+        attempts += [(0.5, False), (0.1, False)]
     elif init_params is None:
-        tries += [(1.0, True)]
-    refused: list[Any] = []
-    for how in tries:
-        state, (drawn, idx, grad), finite = begin(rng_key, init_params, spread, *how)
+        attempts += [(1.0, True)]
+    failures: list[Any] = []
+    for scale, validate_grad in attempts:
+        state, (drawn, idx, grad), finite = begin(
+            rng_key, init_params, spread, scale, validate_grad
+        )
         traced = is_traced((state, finite))
         if traced or finite:
             break
-        refused.append((state, drawn, idx, grad))
+        failures.append((state, drawn, idx, grad))
     else:
-        _refuse(potential, *refused[0])
+        _refuse(potential, *failures[0])
     if not traced:
         kernel.check_state(jax.tree.map(lambda x: x[None], state) if single else state)
     return state, traced

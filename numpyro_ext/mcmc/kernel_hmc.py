@@ -104,9 +104,9 @@ class KernelHMC(ModelKernel):
         score, training_samples = self.score, self.training_samples
         fits = hasattr(score, "fit")
         if fits != (training_samples is not None):
-            given = "None" if training_samples is None else "given"
+            samples = "None" if training_samples is None else "given"
             raise ValueError(
-                f"training_samples is {given}, but score is {score!r}; a dict of draws of all"
+                f"training_samples is {samples}, but score is {score!r}; a dict of draws of all"
                 " latent sites belongs to a score with the method fit, and to no other."
             )
         self.num_leapfrog = check_count("num_leapfrog", self.num_leapfrog)
@@ -145,8 +145,8 @@ class KernelHMC(ModelKernel):
         return HMCChain(self, potential, self.coordinates)
 
     def trajectory(self, f: VectorFn, z: Array, r: Array, eps: Array) -> tuple[Array, Array]:
-        def leapfrog(_: Any, at: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            z, r, g = at
+        def leapfrog(_: Any, point: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            z, r, g = point
             r = r + eps / 2 * g
             z = z + eps * r
             g = f(z)

@@ -224,8 +224,8 @@ class SGHMC(SGMCMCKernel):
                 "mass is given and step_size is None, but the whitening that is found takes the"
                 " place of a mass; leave it out, or give step_size."
             )
-        given = np.asarray(self.ravel_sites("noise_variance", self._known_variance))
-        left = 0 * noise if self._from_warmup else np.maximum(noise - given, 0)
+        corrected = np.asarray(self.ravel_sites("noise_variance", self._known_variance))
+        left = 0 * noise if self._from_warmup else np.maximum(noise - corrected, 0)
         return choose_sghmc(
             left,
             self.max_bias,

@@ -122,9 +122,9 @@ class AmortizedMCMC(Objective):
         params = draws.layout.model_params
         theta = {**draws.stopped, **{n: draws.params[n] for n in params if n in draws.params}}
 
-        def one(key: Array) -> tuple[Array, Array, Array, State]:
+        def draw(key: Array) -> tuple[Array, Array, Array, State]:
             particle = draws.particle(key)
-            (z,) = samples.of(particle)
+            (z,) = samples.vectors_of(particle)
             y = stop_gradient(self._run(key, samples, draws, stop_gradient(z)))
             loss = jnp.zeros(draws.layout.shape)
             if self.loss_kind == "kl":
@@ -135,7 +135,7 @@ class AmortizedMCMC(Objective):
                 loss = loss - (log_p - stop_gradient(log_p))
             return z, y, loss, particle.state
 
-        z, y, loss, state = draws.map(one, draws.keys)
+        z, y, loss, state = draws.map(draw, draws.keys)
         loss = jnp.mean(loss, axis=0)  # (*units)
         if self.loss_kind == "energy":
             loss = loss + energy_distance(z, y)

@@ -214,10 +214,10 @@ class Draws:
             self._model = seed_plates(masks_filled(model), plate_key)
         runs = substitute(model, substitute_fn=self._value_of_guide)
         if self.layout.subsampled:
-            given = given_plates(runs, args, kwargs, init_to_uniform)
-            runs = given_rows(runs, given)
+            plates_given = given_plates(runs, args, kwargs, init_to_uniform)
+            runs = given_rows(runs, plates_given)
             if objective.proxy is not None:
-                check_all_rows("a proxy", given, args, kwargs)
+                check_all_rows("a proxy", plates_given, args, kwargs)
         check_rows(runs, args, kwargs, init_to_uniform, bounded=self.layout.bounded)
         self.step = params.get(STEP, {"step": 0})["step"] if STEP in self.layout.mutable else None
         self.proxy = None
@@ -237,11 +237,11 @@ class Draws:
         :param fn: function of a :class:`Particle`; ``options`` are keywords of :meth:`particle`.
         """
 
-        def one(key: Array) -> tuple[Any, State]:
+        def of_key(key: Array) -> tuple[Any, State]:
             particle = self.particle(key, **options)
             return fn(particle), particle.state
 
-        return self.map(one, self.keys)
+        return self.map(of_key, self.keys)
 
     def map(self, fn: Callable[..., Any], *xs: Any) -> Any:
         """``fn`` over the leading axis of each of ``xs``, as ``vectorize_particles`` says.
@@ -249,8 +249,8 @@ class Draws:
         With ``False`` only what ``fn`` returns is stored of each; one particle is not mapped over.
         """
         if self.objective.num_particles == 1 and self.objective.vectorize_particles is not False:
-            one = fn(*jax.tree.map(lambda x: x[0], xs))
-            return jax.tree.map(lambda x: jnp.asarray(x)[None], one)
+            result = fn(*jax.tree.map(lambda x: x[0], xs))
+            return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
         how = self.objective.vectorize_particles
         return map_over(how, fn, *xs) if len(xs) == 1 else map_over(how, lambda x: fn(*x), xs)
 
@@ -270,7 +270,7 @@ class Draws:
 
         :param dict params: the parameters, ``self.params`` if None; ``self.stopped`` has no
             gradient.
-        :param dict guide_params: those of the guide, if they are others.
+        :param dict guide_params: other parameters for the guide.
         :param dict values: guide sites that take these values; the rest is drawn with the key.
         """
         params = self.params if params is None else params
@@ -394,20 +394,23 @@ class Particle:
     * ``values``, ``state`` - the latent sites of the guide, and the mutable sites that it leaves.
     """
 
-    def __init__(self, draws: Draws, key: Array, params: Params, drawn: Trace, seen: Trace) -> None:
+    def __init__(
+        self, draws: Draws, key: Array, params: Params, guide_trace: Trace, replayed: Trace
+    ) -> None:
         self._draws, self._key, self._params = draws, key, params
-        self.guide_trace = drawn
-        self._seen, self._outside, self._of_units = weightless_dropped(seen, draws.layout)
+        self.guide_trace = guide_trace
+        # What the model sees of the guide, and zeros to be added to its log densities.
+        self._replayed, self._zero, self._zeros = weightless_dropped(replayed, draws.layout)
 
     @cached_property
     def model_trace(self) -> Trace:
-        return self._draws.model_trace(self._key, self._seen, self._params)
+        return self._draws.model_trace(self._key, self._replayed, self._params)
 
-    def at(self, values: Sites) -> "Particle":
-        """The same particle with ``values`` in the model; log q stays that of the draw."""
+    def with_model_at(self, values: Sites) -> "Particle":
+        """The same particle with ``values`` in the model; log q stays at the draw."""
         moved = {name: {**self.guide_trace[name], "value": x} for name, x in values.items()}
-        seen = {**self.guide_trace, **moved}
-        return Particle(self._draws, self._key, self._params, self.guide_trace, seen)
+        replayed = {**self.guide_trace, **moved}
+        return Particle(self._draws, self._key, self._params, self.guide_trace, replayed)
 
     @property
     def values(self) -> Sites:
@@ -440,7 +443,7 @@ class Particle:
             rows = {n: site["value"] for n, site in trace.items() if site["type"] == "plate"}
             with valid_plates():
                 log_p = proxy.log_joint(trace, self._draws.program(self._key, rows).trace)
-        return log_p + (self._of_units if local else self._outside).astype(log_p.dtype)
+        return log_p + (self._zeros if local else self._zero).astype(log_p.dtype)
 
     def _log_q(self, sites: Iterable[Site], *, local: bool) -> Array:
         sites = (site for site in sites if site["type"] == "sample")

@@ -115,23 +115,23 @@ class CurvatureELBO(Objective):
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         self._refuse(draws)
 
-        def one(key: Array) -> tuple[tuple[Array, Array], State]:
+        def bound_and_natural(key: Array) -> tuple[tuple[Array, Array], State]:
             mean, sd, weight, unravel = _normals(draws, key)
             z, eps = _values(draws, key, mean, sd)
 
-            def at(x: Array) -> Particle:
+            def particle_at(x: Array) -> Particle:
                 return draws.particle(key, params=draws.stopped, values=unravel(x))
 
             def log_lik(x: Array) -> Array:
-                return draws.total(at(x).log_lik)
+                return draws.total(particle_at(x).log_lik)
 
             def log_lik_rooted(x: Array) -> Array:
-                layout, trace = draws.layout, at(x).model_trace
+                layout, trace = draws.layout, particle_at(x).model_trace
                 sites = sample_sites(scales_rooted(trace, layout.scale))
                 return draws.total(layout.sum_sites(sites, local=True))
 
             def log_prior(x: Array) -> Array:
-                particle = at(x)
+                particle = particle_at(x)
                 drawn = drawn_sites(particle.guide_trace).values()
                 log_q = draws.layout.sum_sites(drawn, local=False, log_prob=draws.log_q)
                 # What is left of log q is the Jacobian of the constraints.
@@ -145,10 +145,10 @@ class CurvatureELBO(Objective):
                 curvature = -_hessian_diagonal(lambda x: log_lik(x) + log_prior(x), z)
             else:
                 if self.curvature == "squared_gradient":
-                    count = draws.total(draws.layout.observed(at(z).model_trace))
+                    count = draws.total(draws.layout.observed(particle_at(z).model_trace))
                     squares = jax.grad(log_lik_rooted)(z) ** 2 / jnp.maximum(count, 1)
                 else:
-                    squares = draws.layout.scale * self._squares(draws, key, at, z)
+                    squares = draws.layout.scale * self._squares(draws, key, particle_at, z)
                 signs = random.rademacher(random.fold_in(key, 3), z.shape, z.dtype)
                 curvature = squares - signs * _times_hessian(log_prior, z, signs)
             natural = jnp.vdot(stop_gradient(gradient), mean) - jnp.vdot(weight, jnp.log(sd))
@@ -158,17 +158,17 @@ class CurvatureELBO(Objective):
             bound = particle.log_prior - particle.log_q_global + draws.total(particle.log_lik)
             return (-bound, natural), particle.state
 
-        (loss, natural), state = draws.map(one, draws.keys)
+        (loss, natural), state = draws.map(bound_and_natural, draws.keys)
         natural = jnp.mean(natural)
         return jnp.mean(loss) + natural - stop_gradient(natural), state
 
     def _squares(
-        self, draws: Draws, key: Array, at: Callable[[Array], Particle], z: Array
+        self, draws: Draws, key: Array, particle_at: Callable[[Array], Particle], z: Array
     ) -> Array:
         """The sum over the minibatch of the squared gradient of each row."""
         (plate,) = draws.layout.plates
         key_labels = random.fold_in(key, 2)
-        trace = at(z).model_trace
+        trace = particle_at(z).model_trace
         rows = trace[plate]["value"]
 
         def log_liks(trace: Any, rng_key: Array) -> Array:
@@ -176,7 +176,10 @@ class CurvatureELBO(Objective):
             return row_log_lik(drawn, plate, rooted=True)
 
         def alone(x: Array, n: Array, rng_key: Array) -> Array:
-            data, sizes = {**draws.stopped, **at(x).values}, {plate: (draws.layout.size,) * 2}
+            data, sizes = (
+                {**draws.stopped, **particle_at(x).values},
+                {plate: (draws.layout.size,) * 2},
+            )
             with valid_plates():
                 trace = draws.program(key, data, sizes).trace(rows={plate: n[None]})
             return log_liks(trace, rng_key)
@@ -185,7 +188,7 @@ class CurvatureELBO(Objective):
             gradient = jax.grad(lambda x, *row: alone(x, *row)[0])
             each = rows, random.split(key_labels, len(rows))
             return _sum_in_blocks(lambda row: gradient(z, *row) ** 2, each, self.block_size)
-        back = jax.vjp(lambda x: log_liks(at(x).model_trace, key_labels), z)[1]
+        back = jax.vjp(lambda x: log_liks(particle_at(x).model_trace, key_labels), z)[1]
         return _sum_in_blocks(lambda e: back(e)[0] ** 2, jnp.eye(len(rows)), self.block_size)
 
     def _refuse(self, draws: Draws) -> None:

@@ -128,15 +128,15 @@ class DensityRatioELBO(Objective):
         key, prior_key = random.split(draws.extra_key)
         prior_keys = random.split(prior_key, self.num_particles)
 
-        def one(key: Array, prior_key: Array) -> tuple[Vectors, Array, Vectors, State]:
+        def draw(key: Array, prior_key: Array) -> tuple[Vectors, Array, Vectors, State]:
             particle = draws.particle(key)
-            z = samples.of(particle)
+            z = samples.vectors_of(particle)
             if self.contrast == "prior":
                 log_lik, prior = _prior_contrast(draws, samples, key, particle, prior_key)
                 return z, log_lik, prior, particle.state
             return z, samples.log_p_of(particle, z), z, particle.state
 
-        z, log_p, prior, state = draws.map(one, draws.keys, prior_keys)
+        z, log_p, prior, state = draws.map(draw, draws.keys, prior_keys)
         estimate = self._estimator(draws, samples)
         bound, training = draws.total(jnp.mean(log_p, 0)), jnp.zeros(())
         for i, group in enumerate(samples.groups):

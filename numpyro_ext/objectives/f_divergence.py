@@ -40,9 +40,9 @@ def _differentiate(f: Callable[[Array], Array], s: Array) -> tuple[Array, Array]
         return jax.grad(jax.grad(h))(s) - jax.grad(h)(s)
 
     # exp(-80) is about the smallest ratio that float32 holds; f'' is evaluated where its t^-2 fits.
-    at = s.ravel()
-    values = jax.vmap(value)(jnp.clip(at, min=-80.0))
-    gammas = jax.vmap(gamma)(jnp.clip(at, min=-43.0))
+    flat = s.ravel()
+    values = jax.vmap(value)(jnp.clip(flat, min=-80.0))
+    gammas = jax.vmap(gamma)(jnp.clip(flat, min=-43.0))
     return values.reshape(s.shape), gammas.reshape(s.shape)
 
 
@@ -167,7 +167,7 @@ class FDivergence(Objective):
             return particle.log_weight, particle.state
 
         def at_fixed_values(particle: Particle) -> Array:
-            return particle.at(stop_gradient(particle.values)).log_weight
+            return particle.with_model_at(stop_gradient(particle.values)).log_weight
 
         lw, state = draws.map(along_the_path, draws.keys)
         value, coef = self._value_and_weights(stop_gradient(lw))

@@ -97,14 +97,14 @@ class FisherDivergence(Objective):
 def _explicit(draws: Draws, samples: Samples) -> tuple[Array, State]:
     _refuse_auxiliary(draws, samples)
 
-    def one(key: Array) -> tuple[Array, State]:
+    def squared_distance(key: Array) -> tuple[Array, State]:
         particle = draws.particle(key)
-        z = samples.of(particle)
+        z = samples.vectors_of(particle)
         # The Jacobians of log p* and of log q are the same, so they cancel.
         (difference,) = jax.grad(lambda z: jnp.sum(samples.particle(key, z).log_weight))(z)
         return jnp.sum(difference**2, -1), particle.state
 
-    squares, state = draws.map(one, draws.keys)  # (K, *units)
+    squares, state = draws.map(squared_distance, draws.keys)  # (K, *units)
     return draws.total(jnp.mean(squares, 0)), state
 
 
@@ -144,9 +144,9 @@ def _refuse_auxiliary(draws: Draws, samples: Samples) -> None:
     trace = draws.guide_trace(draws.keys[0])
     if not all(has_density(site["fn"]) for site in latent_sites(trace)):
         return  # log q of an Implicit site is an error of its own
-    known = {site.name for group in samples.groups for site in group.sites}
+    names = {site.name for group in samples.groups for site in group.sites}
     for site in latent_sites(trace):
-        if site["name"] not in known and not is_delta(site):
+        if site["name"] not in names and not is_delta(site):
             raise ValueError(
                 f"FisherDivergence: the guide draws the auxiliary site '{site['name']}' too, so"
                 " that log q of the latents alone is not known; use a guide without it,"

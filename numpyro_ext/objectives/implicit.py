@@ -96,16 +96,16 @@ class ImplicitELBO(Objective):
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         samples = Samples(draws, implicit=True)
 
-        def one(key: Array) -> tuple[Vectors, Array, State]:
+        def vectors_and_log_p(key: Array) -> tuple[Vectors, Array, State]:
             particle = draws.particle(key)
             path = samples.path_of(particle)
             if path is None:
-                z = samples.of(particle)
+                z = samples.vectors_of(particle)
                 return z, samples.log_p_of(particle, z), particle.state
             log_p = jax.vmap(partial(samples.log_p, key))(path)
             return path, jnp.mean(log_p, axis=0), particle.state
 
-        z, log_p, state = draws.map(one, draws.keys)
+        z, log_p, state = draws.map(vectors_and_log_p, draws.keys)
         loss = -draws.total(jnp.mean(log_p, axis=0))
         denoising = isinstance(self.score, DenoisingScore)
         for group, z_group in zip(samples.groups, z, strict=True):

@@ -3,7 +3,6 @@
 from typing import Any
 
 from jax import Array
-from jax.core import Tracer
 import jax.numpy as jnp
 from numpyro.handlers import block
 from numpyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO
@@ -109,15 +108,12 @@ class KLWeightedELBO(ELBO):
     ) -> Any:
         """The loss, and the mutable state, in which the number of the step is one larger."""
         counted = counts_steps(guide)
-        step: Any = (
-            param_map.get(STEP, {"step": jnp.zeros((), jnp.int32)})["step"] if counted else None
-        )
+        first: Any = {"step": jnp.zeros((), jnp.int32)}
+        step: Any = param_map.get(STEP, first)["step"] if counted else None
         weight = alpha_at(self.weight, step, "weight")
         if _KEYWORD in kwargs:
-            given = kwargs[_KEYWORD]
-            if not isinstance(given, Tracer):
-                check_nonnegative(_KEYWORD, given)
-            weight = weight * given
+            check_nonnegative(_KEYWORD, kwargs[_KEYWORD])
+            weight = weight * kwargs[_KEYWORD]
         # Hidden, because Trace_ELBO drops the mutable state of several particles.
         uncounted = block(guide, hide=[STEP]) if counted else guide
         result = self.base.loss_with_mutable_state(

@@ -42,7 +42,7 @@ def single(draws: Draws, alpha: Any) -> tuple[Array, State]:
 
     def forward(particle: Particle) -> tuple[Array, Array, Any]:
         values = particle.values
-        particle = particle.at(stop_gradient(values))
+        particle = particle.with_model_at(stop_gradient(values))
         return particle.log_weight, particle.log_q_local, values if layout.plates else {}
 
     options = {"params": draws.stopped, "guide_params": draws.params}
@@ -55,7 +55,7 @@ def single(draws: Draws, alpha: Any) -> tuple[Array, State]:
             name: _take(x, layout.along(particle.guide_trace[name], j))
             for name, x in values.items()
         }
-        lw_j = particle.at(chosen).log_lik - _take(log_q, j)
+        lw_j = particle.with_model_at(chosen).log_lik - _take(log_q, j)
     else:
         lw_j = draws.particle(draws.keys[j]).log_weight
     return weighted_surrogate(value, jnp.ones((1, *lw_j.shape)), lw_j[None]), state
@@ -64,16 +64,16 @@ def single(draws: Draws, alpha: Any) -> tuple[Array, State]:
 def stl(draws: Draws, alpha: Any) -> tuple[Array, State]:
     """``sum_k w^_k`` times the path derivative of ``lw_k``; log q has stopped parameters."""
 
-    def one(key: Array) -> tuple[Array, State]:
+    def log_weight(key: Array) -> tuple[Array, State]:
         particle = draws.path_particle(key)
         return particle.log_weight, particle.state
 
-    lw, state = draws.map(one, draws.keys)
+    lw, state = draws.map(log_weight, draws.keys)
     return surrogate(lw, 1 - alpha), state
 
 
 def stl_or_standard(draws: Draws, alpha: Any) -> tuple[Array, State]:
-    """ "stl" where log q at a given draw can be had, and is not much dearer than the draw's own."""
+    """``"stl"`` where log q can be evaluated at a given draw, and cheaply; else ``"standard"``."""
 
     def cost(draw: Callable[[Array], Particle]) -> float:
         def log_q(key: Array) -> Array:
@@ -98,11 +98,11 @@ def dreg(draws: Draws, alpha: Any) -> tuple[Array, State]:
     lw, _ = draws.each(lambda particle: particle.log_weight, params=draws.stopped)
     _, weights = power_mean(lw, 1 - alpha)
 
-    def one(key: Array, gamma: Array) -> tuple[Array, State]:
+    def log_weight(key: Array, gamma: Array) -> tuple[Array, State]:
         particle = draws.path_particle(key, gamma)
         return particle.log_weight, particle.state
 
-    lw, state = draws.map(one, draws.keys, alpha + (1 - alpha) * weights)
+    lw, state = draws.map(log_weight, draws.keys, alpha + (1 - alpha) * weights)
     return surrogate(lw, 1 - alpha), state
 
 

@@ -146,7 +146,7 @@ class Samples:
     def groups(self) -> tuple[SiteGroup, ...]:
         return self.structure.groups
 
-    def of(self, particle: Particle) -> Vectors:
+    def vectors_of(self, particle: Particle) -> Vectors:
         """The vectors of a particle, differentiable in the parameters of the guide."""
         return self.of_trace(particle.guide_trace)
 
@@ -158,8 +158,8 @@ class Samples:
         )
 
     def path_of(self, particle: Particle) -> Vectors | None:
-        """The vectors of all states ``(num_states, ...)``, the last as in :meth:`of`; None if there
-        is but one state."""
+        """The vectors of all states ``(num_states, ...)``, the last as in :meth:`vectors_of`; None
+        if there is but one state."""
         if self.structure.num_states == 1:
             return None
 
@@ -274,13 +274,13 @@ def _read(draws: Draws, find: Callable[[Draws, Trace, Parents], Structure]) -> S
 
     origins = eval_provenance(distributions, **shapes)
     parents = {
-        name: {origin.removeprefix("site ") for one in leaves for origin in one}
+        name: {origin.removeprefix("site ") for leaf in leaves for origin in leaf}
         for name, leaves in origins.items()
     }
-    found = []
+    structure = []
     # Within the trace, so that no tracer outlives it.
-    jax.eval_shape(lambda drawn: found.append(find(draws, trace_at(drawn), parents)), shapes)
-    return found[0]
+    jax.eval_shape(lambda drawn: structure.append(find(draws, trace_at(drawn), parents)), shapes)
+    return structure[0]
 
 
 def _num_states(trace: Trace) -> int:
@@ -305,12 +305,12 @@ def _drawn_for_model(trace: Trace, parents: Parents) -> list[str]:
 
 
 def _ancestors(name: str, parents: Parents) -> set[str]:
-    found: set[str] = set()
+    ancestors: set[str] = set()
     new = set(parents[name])
-    while new - found:
-        found |= new
-        new = set().union(*(parents[one] for one in new))
-    return found
+    while new - ancestors:
+        ancestors |= new
+        new = set().union(*(parents[parent] for parent in new))
+    return ancestors
 
 
 def _implicit_sites(trace: Trace, parents: Parents) -> tuple[list[str], set[str]]:
@@ -354,12 +354,12 @@ def _groups_by_plates(trace: Trace, names: list[str], parents: Parents) -> tuple
                     f"the Implicit sites '{first}' and '{name}' make one vector, but one of them"
                     " lies under handlers.scale; put both under it, or neither."
                 )
-            for one in sorted({name} | _ancestors(name, parents)):
-                if seen.setdefault(one, first) != first:
+            for origin in sorted({name} | _ancestors(name, parents)):
+                if seen.setdefault(origin, first) != first:
                     raise ValueError(
-                        f"the Implicit sites '{seen[one]}' and '{first}' lie in different plates"
-                        f" and both depend on '{one}'; give each noise of its own, or put both into"
-                        " the same plates."
+                        f"the Implicit sites '{seen[origin]}' and '{first}' lie in different"
+                        f" plates and both depend on '{origin}'; give each noise of its own, or"
+                        " put both into the same plates."
                     )
         shape = tuple(sizes[plate][1] for plate in plates)
         members = _coordinates(trace, (first, *others), plates)
@@ -368,7 +368,7 @@ def _groups_by_plates(trace: Trace, names: list[str], parents: Parents) -> tuple
 
 
 def _scale_of(site: Site) -> float:
-    """The scale of an ``Implicit`` site, which includes that of its plates."""
+    """The scale of an ``Implicit`` site, which includes the one of its plates."""
     scale = 1.0 if site["scale"] is None else site["scale"]
     masks = [mask_of(layer) for layer in layers(site["fn"])]
     masked = any(mask is not None and mask is not True for mask in masks)
@@ -384,13 +384,12 @@ def _scale_of(site: Site) -> float:
 def _coordinates(
     trace: Trace, names: Iterable[str], plates: tuple[str, ...]
 ) -> tuple[Coordinate, ...]:
-    found = []
+    coordinates = []
     for name in names:
         site = trace[name]
         support = site["fn"].support
         batch = jnp.ndim(site["value"]) - site["fn"].event_dim
         axes = tuple(batch + frames(site)[plate] for plate in plates)
         shape = unconstrained_shape(support, jnp.shape(site["value"]))
-        alive = is_traced(support)
-        found.append(Coordinate(name, shape, axes, None if alive else support))
-    return tuple(found)
+        coordinates.append(Coordinate(name, shape, axes, None if is_traced(support) else support))
+    return tuple(coordinates)

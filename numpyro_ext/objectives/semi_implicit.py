@@ -125,10 +125,10 @@ class SemiImplicitELBO(Objective):
                 f" have {shape}; it must be one vector of all latents, not all in one plate."
             )
 
-        def one(key: Array, z: Array, psi: Any) -> tuple[Array, Array, State]:
+        def densities(key: Array, z: Array, psi: Any) -> tuple[Array, Array, State]:
             particle = samples.particle(key, (z,))
             mixing = [jax.tree.map(lambda x: x[None], psi), *fresh]
             log_q = [guide.conditional(params, each).log_prob(z) for each in mixing]
             return samples.log_p_of(particle, (z,)), jnp.concatenate(log_q), particle.state
 
-        return draws.map(one, draws.keys, z, own)
+        return draws.map(densities, draws.keys, z, own)

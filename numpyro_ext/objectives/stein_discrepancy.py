@@ -111,13 +111,13 @@ class SteinDiscrepancy(Objective):
         refuse_model_params(draws)
         samples = Samples(draws, implicit=False)
 
-        def one(key: Array) -> tuple[Array, Array, State]:
+        def draw(key: Array) -> tuple[Array, Array, State]:
             particle = draws.particle(key)
-            (z,) = samples.of(particle)
+            (z,) = samples.vectors_of(particle)
             score = jax.grad(lambda z: jnp.sum(samples.log_p(key, (z,))))(z)
             return z, score, particle.state
 
-        z, score, state = draws.map(one, draws.keys)  # (K, *units, d)
+        z, score, state = draws.map(draw, draws.keys)  # (K, *units, d)
         if isinstance(self.kernel, str):
             return self._with_critic(draws, samples, z, score), state
         return draws.total(self._squared_ksd(z, score)), state

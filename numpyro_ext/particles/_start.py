@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.mode_search import is_searched, modes_or_warning
-from numpyro_ext._model.modes import Modes, check_sites
+from numpyro_ext._model.modes import InitFrom, Modes, check_sites, given_modes
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Float, Model
@@ -18,20 +18,28 @@ from numpyro_ext._typing import Float, Model
 _PER_DIMENSION = 2  # particles of a mode, with which a field has the right spread
 
 
-def modes_of_start(
-    given: Modes | None, searches: bool, model: Model, potential: Potential
-) -> Modes | None:
-    """The modes where particles begin; None for NumPyro's start.
+class BeginsAtModes:
+    """What the guide and the kernel of particles share: where the particles begin.
 
-    :param given: those of the argument ``init_from``.
-    :param bool searches: whether they are searched where none are given.
+    * ``given_modes`` - the modes of the argument ``init_from``; None if it has none.
+    * ``searches`` - whether modes are searched.
+    * ``start_modes`` - the modes at which the particles began, once they have.
     """
-    info = potential.info
-    if given is not None:
-        check_sites(given, info)
-    elif searches and is_searched(info.size, info.params, bool(info.mutable)):
-        return modes_or_warning(model, *potential.arguments, who="the particles begin")
-    return given
+
+    def choose_start(self, init_from: InitFrom, *, own: bool) -> None:
+        """:param own: whether another argument says where the particles begin."""
+        self.given_modes = self.start_modes = given_modes(init_from)
+        self.searches = isinstance(init_from, str) and not own
+
+    def find_modes(self, model: Model, potential: Potential) -> Modes | None:
+        """The modes at which the particles begin; None for NumPyro's start."""
+        info, self.start_modes = potential.info, self.given_modes
+        if self.given_modes is not None:
+            check_sites(self.given_modes, info)
+        elif self.searches and is_searched(info.size, info.params, bool(info.mutable)):
+            who = "the particles begin"
+            self.start_modes = modes_or_warning(model, *potential.arguments, who=who)
+        return self.start_modes
 
 
 def draw_at_modes(

@@ -62,7 +62,7 @@ class Lost(NamedTuple):
     """``(m,)``, each particle itself, or for a lost one the next of the others in turn."""
 
     @classmethod
-    def of(cls, log_p: Array, *derivatives: Array | None) -> "Lost":
+    def among(cls, log_p: Array, *derivatives: Array | None) -> "Lost":
         """The particles whose log density is NaN, or one of whose derivatives has a square that is
         not finite, which the sums over particles and coordinates are made of.
 
@@ -185,14 +185,14 @@ class ParticleField(ELBO, ABC):
         self._check_kernel()
 
     def _check_kernel(self) -> None:
-        name, given = type(self).__name__, self.kernel
-        self.kernel = as_kernel(RBF(self.default_bandwidth) if given is None else given)
-        if isinstance(given, (Linear, MatrixRBF)) and not self.takes_every_kernel:
+        kernel = RBF(self.default_bandwidth) if self.kernel is None else self.kernel
+        self.kernel = as_kernel(kernel)
+        if isinstance(kernel, (Linear, MatrixRBF)) and not self.takes_every_kernel:
             raise TypeError(
-                f"kernel is {type(given).__name__}, which SVGD alone takes; use RBF() or IMQ() with"
-                f" {name}."
+                f"kernel is {type(kernel).__name__}, which SVGD alone takes; use RBF() or IMQ()"
+                f" with {type(self).__name__}."
             )
-        if isinstance(given, MatrixRBF) and self.precondition is not None:
+        if isinstance(kernel, MatrixRBF) and self.precondition is not None:
             raise ValueError(
                 "kernel is MatrixRBF, whose metric is in units that precondition changes; give one"
                 " of the two."
@@ -260,8 +260,8 @@ class ParticleField(ELBO, ABC):
     ) -> tuple[Float[Array, "m d"], Float[Array, ""]]:
         """:meth:`velocity`, and the bandwidth with which it was computed.
 
-        :param bandwidth: that of the last step, from which the rule ``"he"`` continues its search;
-            other rules do not depend on it. None at the first step.
+        :param bandwidth: the last step's, from which the rule ``"he"`` continues its search; other
+            rules do not depend on it. None at the first step.
         :param groups: as for :meth:`tempered_velocity`.
         :return: the velocities, and the bandwidth (NaN for a kernel that has none), which is in
             units of the whitened coordinates if the field is preconditioned.
@@ -362,6 +362,7 @@ class ParticleField(ELBO, ABC):
         args: tuple,
         kwargs: dict[str, Any],
     ) -> Array:
+        """The mean negative log density, whose gradient moves the particles by the velocity."""
         key_minibatch, key_guide = random.split(rng_key)
         num_particles = self.num_particles or getattr(guide, "num_particles", 100)
         z = guide.sample_latent(key_guide, param_map, num_particles)
@@ -374,39 +375,42 @@ class ParticleField(ELBO, ABC):
         potential = Potential(model, info, params, args, kwargs)
         # The rows of the minibatch, drawn once for all particles.
         idx = potential.draw_rows(key_minibatch)
-        fresh = isinstance(rng_key, Tracer)
-        by_proxy = potential
         if self.proxy is not None:
-            by_proxy = self.with_proxy(potential, model, args, kwargs, fresh=fresh)
-        by_proxy = by_proxy.with_rows(idx)
-        own = {n: params[n] for n in info.params if n in params}
+            fresh = isinstance(rng_key, Tracer)
+            potential = self.with_proxy(potential, model, args, kwargs, fresh=fresh)
+        potential = potential.with_rows(idx)
+        model_params = {n: params[n] for n in info.params if n in params}
 
-        def log_prob(x: Array, own: Params) -> Array:
-            if own:  # of which there is no proxy
-                return -Potential(model, info, {**params, **own}, args, kwargs)(unpack(x), idx)
-            return -by_proxy(unpack(x), idx)
+        def log_prob(x: Array, model_params: Params) -> Array:
+            if model_params:  # a proxy knows none
+                at_params = Potential(model, info, {**params, **model_params}, args, kwargs)
+                return -at_params(unpack(x), idx)
+            return -potential(unpack(x), idx)
 
         def gradients(x: Array) -> tuple[Array, Array, list[Array]]:
-            # One evaluation gives those of the particles and of the model's parameters.
-            log_p, vjp = jax.vjp(jax.vmap(log_prob, in_axes=(0, None)), x, own)
-            g, grad_own = vjp(jnp.ones_like(log_p))
-            return log_p, g, [g for g in jax.tree.leaves(grad_own) if g.dtype != jax.dtypes.float0]
+            # In one evaluation, of the particles and of the model's parameters.
+            log_p, vjp = jax.vjp(jax.vmap(log_prob, in_axes=(0, None)), x, model_params)
+            g, grads = vjp(jnp.ones_like(log_p))
+            return log_p, g, [g for g in jax.tree.leaves(grads) if g.dtype != jax.dtypes.float0]
 
-        log_p, g, grad_own = gradients(x)
-        hessian = jax.vmap(jax.hessian(log_prob), (0, None))(x, own) if self.needs_hessian else None
+        log_p, g, model_grads = gradients(x)
+        hessian = None
+        if self.needs_hessian:
+            hessian = jax.vmap(jax.hessian(log_prob), (0, None))(x, model_params)
         groups = params.get(f"{getattr(guide, 'prefix', 'auto')}_modes")
-        lost = Lost.of(log_p, g, hessian).reported()
+        lost = Lost.among(log_p, g, hessian).reported()
         x, log_p, g, hessian, groups = lost.replaced((x, log_p, g, hessian, groups))
-        if grad_own:  # sums over the particles, of which no part can be taken back
-            some_lost, of_all = jnp.any(lost.where), grad_own
-            grad_own = lax.cond(some_lost, lambda x: gradients(x)[2], lambda _: of_all, x)
+        if model_grads:  # sums over the particles, of which no part can be taken back
+            some_lost, sums = jnp.any(lost.where), model_grads
+            model_grads = lax.cond(some_lost, lambda x: gradients(x)[2], lambda _: sums, x)
         v = self.tempered_velocity(x, g, step, hessian, groups)
         v = lax.stop_gradient(lost.kept(v, jnp.zeros_like(v)))
         # Integers and keys have no gradient.
-        leaves = jax.tree.leaves({n: param_map[n] for n in own})
+        leaves = jax.tree.leaves({n: param_map[n] for n in model_params})
         leaves = [p for p in leaves if jnp.issubdtype(jnp.result_type(p), jnp.inexact)]
-        terms = (jnp.sum(lax.stop_gradient(g) * p) for g, p in zip(grad_own, leaves, strict=True))
-        surrogate = -jnp.sum(v * lost.kept(z, x)) - sum(terms) / x.shape[0]
+        pairs = zip(model_grads, leaves, strict=True)
+        terms = sum(jnp.sum(lax.stop_gradient(g) * p) for g, p in pairs)
+        surrogate = -jnp.sum(v * lost.kept(z, x)) - terms / x.shape[0]
         # The difference is 0, so that the value keeps its digits when the surrogate is large.
         mean = jnp.mean(log_p, where=~lost.where)
         return -mean + (surrogate - lax.stop_gradient(surrogate))

@@ -19,15 +19,15 @@ from numpyro.util import is_prng_key
 import optax
 
 from numpyro_ext._checks import InferenceWarning, check_count
-from numpyro_ext._model.modes import SEARCH, InitFrom, given_modes
+from numpyro_ext._model.modes import SEARCH, InitFrom
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, coordinate_name
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._typing import Float, Model, Params, Sites
 from numpyro_ext.particles._start import (
+    BeginsAtModes,
     check_distinct,
     draw_at_modes,
-    modes_of_start,
     warn_of_few_particles,
 )
 from numpyro_ext.particles.base import Lost, ParticleField, read_for_particles
@@ -84,7 +84,7 @@ A :func:`~collections.namedtuple` with these entries, m being the number of part
 _NEW, _NOISE = 0.02, 0.2
 
 
-class ParVI(MCMCKernel):
+class ParVI(BeginsAtModes, MCMCKernel):
     r"""Particle-based variational inference as an ensemble kernel: the chains are the particles.
 
     One step moves all m particles :math:`x \in R^{m \times d}` (unconstrained, Jacobian included,
@@ -170,12 +170,9 @@ class ParVI(MCMCKernel):
         self.model = model
         self.field = field
         self.optim = optim
-        self.given_modes = given_modes(init_from)
-        self.start_modes = self.given_modes
-        """The modes at which the particles began, once they have."""
-        # In forward mode there is no curvature.
+        # In forward mode there is no curvature, which a search needs.
         own = forward_mode_differentiation or init_strategy is not None
-        self.searches = isinstance(init_from, str) and not own
+        self.choose_start(init_from, own=own)
         self.init_strategy = init_strategy or init_to_uniform
         self.steps_per_sample = check_count("steps_per_sample", steps_per_sample)
         self.forward_mode_differentiation = forward_mode_differentiation
@@ -261,7 +258,7 @@ class ParVI(MCMCKernel):
     def _moved(self, state: ParVIState, potential: Potential) -> ParVIState:
         rng_key, key_minibatch = random.split(state.rng_key)
         x = jax.vmap(potential.info.ravel)(state.z)
-        lost = Lost.of(state.potential_energy, state.z_grad)
+        lost = Lost.among(state.potential_energy, state.z_grad)
         new_x, optim_state, bandwidth = self._advance(x, state, lost)
         fine = jnp.all(jnp.isfinite(new_x))
         x, optim_state, bandwidth = jax.tree.map(
@@ -272,7 +269,7 @@ class ParVI(MCMCKernel):
         x = self._spread(x)
         energy, grad, _ = _evaluate(potential, key_minibatch, x)
         g, mean, noise, error = -grad, -grad, None, None
-        seen = Lost.of(energy, g).reported()
+        seen = Lost.among(energy, g).reported()
         if potential.takes_minibatches:
             weight = jnp.maximum(_NEW, 1.0 / (state.i + 2)).astype(g.dtype)
             change = jnp.where(jnp.isfinite(g), g - state.mean_grad, 0.0)
@@ -347,8 +344,7 @@ class ParVI(MCMCKernel):
         if init_params is not None:
             return info.check_unconstrained("init_params", init_params, (num_particles,)), None
         model, potential = substitute(self.model, data=self.params), self._potential(args, kwargs)
-        modes = modes_of_start(self.given_modes, self.searches, model, potential)
-        self.start_modes = modes
+        modes = self.find_modes(model, potential)
         if modes is not None:
             x, groups = draw_at_modes(rng_key, modes, num_particles, potential)
             return jax.vmap(info.unravel)(x), groups

@@ -16,7 +16,7 @@ from numpyro_ext._checks import check_count, check_nonnegative
 from numpyro_ext._model.arguments import is_same, is_traced
 from numpyro_ext._model.enumeration import without_summed
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
-from numpyro_ext._model.modes import SEARCH, InitFrom, given_modes
+from numpyro_ext._model.modes import SEARCH, InitFrom
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, depending_on
@@ -24,9 +24,9 @@ from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Float, Model, Params, Sites, Trace
 from numpyro_ext.particles._start import (
+    BeginsAtModes,
     check_distinct,
     draw_at_modes,
-    modes_of_start,
     warn_of_few_particles,
 )
 from numpyro_ext.particles.base import read_for_particles
@@ -45,7 +45,7 @@ class _OneOfThem(Implicit):
         )
 
 
-class AutoParticles(ContinuousGuide):
+class AutoParticles(BeginsAtModes, ContinuousGuide):
     r"""m equally weighted points in unconstrained space, moved by a loss like ``RegularizedSVGD``.
 
     Its parameter ``{prefix}_particles`` has the shape ``(m, d)``, where d is the number of
@@ -108,10 +108,7 @@ class AutoParticles(ContinuousGuide):
         init_scale: float | None = None,
         count_steps: bool = False,
     ) -> None:
-        self.given_modes = given_modes(init_from)
-        self.start_modes = self.given_modes
-        """The modes at which the particles began, once they have."""
-        self.searches = isinstance(init_from, str) and init_loc_fn is None and init_scale is None
+        self.choose_start(init_from, own=init_loc_fn is not None or init_scale is not None)
         self.init_scale = 0.0 if init_scale is None else init_scale
         check_nonnegative("init_scale", self.init_scale)
         self.num_particles = check_count("num_particles", num_particles)
@@ -143,20 +140,25 @@ class AutoParticles(ContinuousGuide):
         # Without the block the model's own sites would be recorded in the guide's trace.
         with handlers.block():
             potential = Potential(self.model, info, {}, args, kwargs)
-            modes = modes_of_start(self.given_modes, self.searches, self.model, potential)
-            self.start_modes = modes
+            modes = self.find_modes(self.model, potential)
             key = _key()
             if modes is not None:
                 params = draw_params(random.fold_in(key, 0), self.model, info, args, kwargs)
                 potential = Potential(self.model, info, params, args, kwargs)
                 x, groups = draw_at_modes(random.fold_in(key, 1), modes, m, potential)
                 return x, groups, info.unravel(x[0])
-        how: dict[str, Any] = {"init_strategy": self.init_loc_fn, "validate_grad": True}
 
         def draw(rng_key: Array) -> tuple[Array, Sites, Any]:
             _, key_init, key_noise = random.split(rng_key, 3)
-            keys = random.split(key_init, m)
-            z, potential, params = draw_start(keys, self.model, info, args, kwargs, **how)
+            z, potential, params = draw_start(
+                random.split(key_init, m),
+                self.model,
+                info,
+                args,
+                kwargs,
+                init_strategy=self.init_loc_fn,
+                validate_grad=True,
+            )
             rows = {n: jnp.tile(jnp.arange(size), (m, 1)) for n, (_, size) in info.plates.items()}
             x = jax.vmap(info.ravel)(z)
             if not (isinstance(self.init_scale, float) and self.init_scale == 0.0):
@@ -198,12 +200,12 @@ class AutoParticles(ContinuousGuide):
     def __call__(self, *args: Any, **kwargs: Any) -> Sites:
         is_new = self.prototype_trace is None
         self.set_up(*args, **kwargs)
-        known: Any = numpyro.param(self.param_name)
-        if known is None:
-            start = self.prepared if is_new else self.prepare(*args, **kwargs)
+        x: Any = numpyro.param(self.param_name)
+        if x is None:
+            x, groups, _ = self.prepared if is_new else self.prepare(*args, **kwargs)
         else:  # with modes of their own, if any
-            start = known, jnp.ones((self.num_particles, 0)) if self.at_modes else None
-        groups, x = start[1], jnp.asarray(numpyro.param(self.param_name, start[0]))
+            groups = jnp.ones((self.num_particles, 0)) if self.at_modes else None
+        x = jnp.asarray(numpyro.param(self.param_name, x))
         if x.shape != (self.num_particles, self.latent_dim):
             raise ValueError(
                 f"{self.param_name} has shape {x.shape}; it must be ({self.num_particles},"

@@ -78,7 +78,7 @@ def test_vectors_are_unconstrained_and_log_p_has_the_jacobian():
     assert (group.dim, group.plates, group.shape, group.scale) == (5, (), (), 1.0)
 
     def own(particle):
-        z = samples.of(particle)
+        z = samples.vectors_of(particle)
         return z[0], samples.log_p_of(particle, z), particle.guide_trace["e"]["value"]
 
     (z, log_p, e), _ = jax.jit(lambda: draws.each(own))()
@@ -110,7 +110,7 @@ def test_of_a_guide_with_densities_the_vectors_are_its_draws():
     samples = Samples(draws, implicit=False)
 
     def own(particle):
-        z = samples.of(particle)
+        z = samples.vectors_of(particle)
         return z[0], samples.log_p_of(particle, z), particle.values["a"]
 
     (z, log_p, a), _ = jax.jit(lambda: draws.each(own))()
@@ -170,7 +170,7 @@ def test_one_vector_for_each_element_of_the_plates_around_a_site():
     assert (both.plates, both.shape, both.dim, both.scale) == (("N", "D"), (4, 2), 1, 1.5)
 
     def own(particle):
-        z = samples.of(particle)
+        z = samples.vectors_of(particle)
         trace = particle.guide_trace
         drawn = {name: trace[name]["value"] for name in ("loc", "e", "f", "N")}
         return z, samples.log_p_of(particle, z), drawn
@@ -216,7 +216,7 @@ def test_one_vector_for_each_unit_with_all_that_is_drawn():
     assert (group.plates, group.shape, group.dim, group.scale) == (("N",), (4,), 3, 1.5)
 
     def own(particle):
-        z = samples.of(particle)
+        z = samples.vectors_of(particle)
         return z[0], samples.log_p_of(particle, z), particle.guide_trace["f"]["value"]
 
     (z, log_p, f), _ = jax.jit(lambda: draws.each(own))()

@@ -39,7 +39,7 @@ def start(m, far=50.0):
 def test_the_next_of_the_others_in_turn_stand_in():
     steep = float(jnp.finfo(jnp.result_type(float)).max) ** 0.6  # its square is no number
     log_p = jnp.array([0.0, jnp.nan, 1.0, 2.0, -jnp.inf])
-    lost = Lost.of(log_p, jnp.array([0, 0, jnp.inf, steep, 0]))
+    lost = Lost.among(log_p, jnp.array([0, 0, jnp.inf, steep, 0]))
     assert lost.where.tolist() == [False, True, True, True, False]
     assert lost.stand_ins.tolist() == [0, 0, 4, 0, 4]
 
