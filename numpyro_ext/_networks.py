@@ -83,7 +83,7 @@ class _Equinox:
     def apply(self, weights: Any, x: Array) -> Any:
         import equinox
 
-        # The structure is that of a module, which pickles, where a structure of Equinox does not.
+        # The structure of the module pickles, where a structure of Equinox does not.
         structure = jax.tree.structure(self.arrays)
         arrays = jax.tree.unflatten(structure, [weights[name] for name in self.start])
         return jax.vmap(equinox.combine(arrays, self.rest))(x)
@@ -105,13 +105,13 @@ class _Rows:
         if any(shape[:1] != (n,) for shape in shapes):
             raise ValueError(
                 f"the network {self.adapted.name} turns shape {(n, *row)} into"
-                f" {', '.join(map(str, shapes))}; the first axis must be that of the {n} rows."
+                f" {', '.join(map(str, shapes))}; the first axis must have the {n} rows."
             )
         return jax.tree.map(lambda leaf: jnp.reshape(leaf, (*batch, *leaf.shape[1:])), out)
 
 
 class ModulePair(NamedTuple):
-    """The pair of a module; ``init_fn`` takes a shape whose first axis is that of the rows."""
+    """The pair of a module; ``init_fn`` takes a shape whose first axis has the rows."""
 
     init: Callable[..., Any]
     apply: _Rows
@@ -134,13 +134,13 @@ class _Start:
 
 
 def as_pair(network: Any, name: str = "network", *, optional: bool = False) -> Any:
-    """The pair ``(init_fn, apply_fn)`` of a module; a pair is returned as it is.
+    """The pair ``(init_fn, apply_fn)`` of a module; a pair is returned unchanged.
 
     The weights are a pytree of arrays, those of a Flax linen module drawn by ``init_fn``, and those
     of a Flax nnx or Equinox module the ones that it has.
 
     :param str name: name of the argument, for errors.
-    :param bool optional: whether None is returned as it is too.
+    :param bool optional: whether None is returned too.
     """
     if network is None and optional:
         return None

@@ -97,7 +97,7 @@ def params_of_hmc(kernel: Any) -> Params | None:
     """
     Values of the ``param`` and ``mutable`` sites of the model in the chains of ``HMC`` or ``NUTS``.
 
-    They are those of the first start, which the kernel substitutes in all that it compiles; None
+    They come from the first start, which the kernel substitutes in all that it compiles; None
     where they are not known, as of another kernel and of one that was pickled.
     """
     start = getattr(kernel, "_init_fn", None)
@@ -259,7 +259,7 @@ def posterior_guide(
 ) -> tuple[Model, list[Params]]:
     """A guide whose call draws what ``sample_posterior`` draws, for all data, and its params.
 
-    Nearly every guide is that already and comes back as it is. ``AutoLaplaceApproximation`` calls a
+    Nearly every guide is that already and is returned. ``AutoLaplaceApproximation`` calls a
     point mass while it is fitted, and becomes a Normal; ``AutoSemiDAIS`` fixes the size of its
     minibatch, and gets the full one by ``on_every_row(model)``. A guide never called is set up.
     """

@@ -62,7 +62,7 @@ class GradientEstimator(Protocol):
 
 @runtime_checkable
 class Diagnosable(Protocol):
-    """A kernel for ``MCMC`` that says of itself what a diagnosis has to know.
+    """A kernel for ``MCMC`` that tells a diagnosis what it has to know.
 
     NumPyro's own kernels do not satisfy the Protocol; their runs are judged as plain MCMC.
     """
@@ -115,5 +115,5 @@ class Engine(Protocol):
     guide: Model
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Fit; the result has ``params``, those of the guide."""
+        """Fit; the result has ``params``, the parameters of the guide."""
         ...

@@ -1,4 +1,4 @@
-"""The arguments of a model split into arrays, and what a compiled program takes as it is."""
+"""The arguments of a model split into arrays, and the rest."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -68,7 +68,7 @@ def log_density(trace: Trace) -> Array:
 def row_log_lik(trace: Trace, plate: str, *, rooted: bool = False) -> Array:
     """``(rows,)``, log p of the sites in each row of a plate, without the scale of that plate.
 
-    :param bool rooted: whether other scales are those of :func:`scales_rooted`.
+    :param bool rooted: whether other scales are rooted as by :func:`scales_rooted`.
     """
     # On sliced arguments the plate may have one row or N, and scales by what it has.
     size, batch = trace[plate]["args"]
@@ -125,7 +125,7 @@ def seen(site: Site) -> Array:
     for layer in layers(site["fn"]):
         mask = mask_of(layer)
         if mask is not None:
-            # A mask has the axes of a batch, without those of an event.
+            # A mask has the axes of a batch, and none of an event.
             mask = jnp.reshape(mask, jnp.shape(mask) + (1,) * layer.event_dim)
             is_seen = is_seen & jnp.broadcast_to(mask, shape)
     return is_seen

@@ -272,7 +272,7 @@ class Factors:
     def choose_rows_by(self) -> str:
         """The first way to compute a row alone that gives every row the number of a pass over all,
         in as many blocks as the rows are spread over, or in one."""
-        # The errors of a pass over all rows are those of the model.
+        # An error in a pass over all rows is one of the model.
         self.rows_by = "all rows"
         jax.eval_shape(self._is_right)
         for blocks, rows_by in product(sorted({self.blocks, 1})[::-1], ("plate", "arguments")):
@@ -341,7 +341,7 @@ class Factors:
         return self.program.trace(z, {self.plate: idx}, values=states)
 
     def values_at(self, x: Array, local: Sites) -> tuple[Sites, Sites]:
-        """Unconstrained values of the continuous sites, and those of the discrete ones."""
+        """Unconstrained values of the continuous sites, and values of the discrete ones."""
         z, states = self.info.unravel(x), {}
         for name, value in local.items():
             (states if name in self.states else z)[name] = value

@@ -28,7 +28,7 @@ class Implicit(dist.Distribution):
     shape, from one noise vector per row.
 
     :param value: the draw; its last ``event_dim`` dimensions are the event.
-    :param int event_dim: number of event dimensions, at least those of ``support``.
+    :param int event_dim: number of event dimensions, at least as many as ``support`` has.
     :param support: the constraint that ``value`` satisfies.
     :param trajectory: states on the way to ``value``, which is the last of them, with a leading
         axis; ``ImplicitELBO`` takes the mean of its loss over them.
@@ -71,7 +71,7 @@ class Implicit(dist.Distribution):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        # Read off the value: under vmap and scan its shape is not that of construction.
+        # Read off the value: under vmap and scan its shape is another.
         shape = jnp.shape(self.value)
         return shape[: len(shape) - self._event_dim]
 
@@ -117,7 +117,7 @@ class Implicit(dist.Distribution):
 
 
 class Stated(Implicit):
-    """A draw whose log density is stated by a factor beside it, because it is that of several sites
+    """A draw whose log density is stated by a factor beside it, for several sites
     together."""
 
     has_tractable_density = True

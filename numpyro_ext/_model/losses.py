@@ -3,7 +3,7 @@
 One minibatch or one draw may overflow, and NaN in the parameters would be the end of the fit. Where
 the loss is NaN, or its gradient not finite, the gradient is zero in all parameters, and an
 ``InferenceWarning`` is raised while the program runs. The loss itself is left as it is, so that the
-losses of a run show these steps. It may be infinite with a gradient that is right, that of the
+losses of a run show these steps. It may be infinite with a right gradient, of the
 particles whose weights are not zero.
 """
 
@@ -29,7 +29,7 @@ _SKIPPED = (
 
 def map_over(how: Any, fn: Callable[..., Any], xs: Any) -> Any:
     """``fn`` over the leading axis of the pytree ``xs``; ``how`` is a ``vectorize_particles``."""
-    if how is False:  # each is computed again in the backward pass, so that memory is that of one
+    if how is False:  # each is computed again in the backward pass, to save memory
         return jax.lax.map(jax.checkpoint(fn, prevent_cse=False), xs)
     how = jax.vmap if how is True else how
     # jax.vmap and jax.pmap, bare or in a functools.partial, return a function; others map at once.
@@ -48,7 +48,7 @@ def finite_step(
         bad = reported(bad, _SKIPPED) > 0
         return jax.tree.map(lambda ct: jnp.where(bad, 0.0, ct), cts)
 
-    # The cotangent of the zero is NaN where the loss is, also if those of the parameters are not.
+    # The cotangent of the zero is NaN where the loss is, also if no parameter's is.
     real, zero = change_cotangents((real, jnp.zeros(())), drop)
     loss, state = step({**params, **real})
     state = stop_gradient(jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.result_type(x)), state))

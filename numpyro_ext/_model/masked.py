@@ -48,7 +48,7 @@ class Filled(dist.Distribution):
     They are independent of all others, so that every guide can be exact there.
 
     :param base_dist: the masked distribution.
-    :param where: whether this is so; otherwise the density is that of ``base_dist``.
+    :param where: whether this is so; otherwise ``base_dist`` gives the density.
     """
 
     arg_constraints = {}  # noqa: RUF012 - NumPyro's own way to say that nothing is checked

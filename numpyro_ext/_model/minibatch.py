@@ -129,7 +129,7 @@ def epoch_indices(
     """The next minibatch of a pass in which each row occurs once, and the counters after it.
 
     Pass ``epoch`` visits the rows in the order that :func:`permute` gives by the key
-    ``fold_in(rng_key, epoch)``, where ``rng_key`` is that of the chain. A batch that starts near
+    ``fold_in(rng_key, epoch)``, with the chain's ``rng_key``. A batch that starts near
     the end of a pass goes on with the first rows of the next pass.
 
     :param offset: rows of the current pass that are used already, less than ``size``.

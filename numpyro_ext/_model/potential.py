@@ -99,7 +99,7 @@ class Program:
 
     def read_ahead(self, idx: dict[str, Array]) -> Any:
         """Rows on the host of one step or of several, ``(*steps, B)`` of each plate, in one
-        callback; None where there are none. :meth:`with_rows` takes those of a step."""
+        callback; None where there are none. :meth:`with_rows` takes the rows of a step."""
         return read_ahead(self.arguments, self._sizes, idx)
 
     def with_rows(self, idx: dict[str, Array], rows: Any = None) -> Self:
@@ -137,7 +137,7 @@ class Potential(Program):
     without bias. This is the object through which a gradient estimator sees the model.
 
      - **info** - what is static in the model: ``info.latents`` is ``{site: (support, ...)}`` in the
-       flat order, that of the model's trace; ``info.size`` is the length n of the flat vector;
+       flat order of the model's trace; ``info.size`` is the length n of the flat vector;
        ``info.ravel(z)`` and ``info.unravel(x)`` go from sites to the flat vector and back;
        ``info.slices`` says where each site is in it.
      - **plates** - ``{plate: (size, subsample_size)}`` of the plates that take a minibatch.
@@ -149,7 +149,7 @@ class Potential(Program):
     every plate in ``plates``. Kernels make the object; a gradient estimator is given it.
 
     :param model: Python callable containing NumPyro primitives.
-    :param ModelInfo info: what :func:`read_model` says of it on these arguments.
+    :param ModelInfo info: the result of :func:`read_model` on these arguments.
     :param dict params: values of the model's ``param`` and ``mutable`` sites.
     :param args: arguments of the model.
     :param kwargs: keyword arguments of the model.

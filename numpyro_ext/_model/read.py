@@ -181,7 +181,7 @@ def shared_plates(guide_trace: Trace) -> dict[str, int]:
 def latent_size(guide: Model, guide_trace: Trace) -> int:
     """The number of unconstrained coordinates that a guide draws, over all rows of its plates.
 
-    The supports are those of the model if the guide has it, as auto guides do, and those of the
+    The model's supports count if the guide has it, as auto guides do, and otherwise those of the
     guide's own sites otherwise, so that a ``Delta`` counts as unconstrained.
     """
     model_trace = getattr(guide, "prototype_trace", None)
@@ -231,7 +231,7 @@ class ModelInfo:
 
     **The flat order.** A latent vector of length :attr:`size` is the unconstrained latent sites in
     the order in which the model samples them, each ravelled in C order. That is the order of
-    NumPyro's ``AutoContinuous`` guides, not that of ``jax.flatten_util.ravel_pytree``, which sorts
+    NumPyro's ``AutoContinuous`` guides; ``jax.flatten_util.ravel_pytree`` has another, which sorts
     the names.
 
     :param dict latents: ``{site: Latent}`` in that order.
@@ -553,7 +553,7 @@ def shapes_on_plates(run: Callable[..., Any], *args: Any) -> Any:
 
 
 def _follow(jaxpr: Any, marks: dict[Any, dict[int, str]]) -> list[dict[int, str]]:
-    """Follow the marks of variables through a program, to those of its results.
+    """Follow the marks of variables through a program to the marks of its results.
 
     A mark is ``{k: plate}`` of a variable whose last axis holds one index for each axis of an
     array; of a plain index k is 0.

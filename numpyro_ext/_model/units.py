@@ -50,7 +50,7 @@ class Layout:
     * ``subsampled`` - ``(plate, N, M)`` of every plate that takes a minibatch.
     * ``subsampled_latents`` - ``(site, plate)`` of latents in a subsampled plate that is no unit
       plate.
-    * ``masked, bounded`` - those of the model, as in :class:`ModelInfo`.
+    * ``masked, bounded`` - as in :class:`ModelInfo`.
 
     It holds no array, so that a function which is traced for its shapes alone can return it.
     """
@@ -82,7 +82,7 @@ class Layout:
     ) -> Array:
         """Sum of log probabilities, ``shape`` for local sites and a scalar for the others.
 
-        Every scale is applied except that of the unit plates, which multiplies outside the log.
+        Every scale is applied but the one of the unit plates, which multiplies outside the log.
         """
         chosen = [
             self._per_unit(site, log_prob(site)) if local else jnp.sum(scaled(site, log_prob(site)))

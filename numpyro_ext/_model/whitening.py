@@ -88,7 +88,7 @@ class Whitening:
 
         :param guide: an ``AutoMultivariateNormal``, or an ``AutoDiagonalNormal`` or ``AutoNormal``,
             whose variances are then those of each coordinate given the others.
-        :param args: arguments of the guide's model, those of ``svi.run``.
+        :param args: arguments of the guide's model, as for ``svi.run``.
         :param kwargs: its keyword arguments.
         """
         try:

@@ -122,7 +122,7 @@ class MarkovChain(ChainFamily[MarkovChainNatural, MarkovChainMean, MarkovChainSt
     def _mean(cls, natural: MarkovChainNatural, parallel: bool = False) -> MarkovChainMean:
         forward, _ = _forward(natural, parallel)
         unary, pair = _time_first(natural)
-        # What is to come, as a log weight of the state at t: that of the chain in reverse.
+        # What is to come, as a log weight of the state at t: the chain in reverse.
         turned = MarkovChainNatural(
             jnp.flip(natural.unary, -2), jnp.swapaxes(jnp.flip(natural.pair, -3), -1, -2)
         )

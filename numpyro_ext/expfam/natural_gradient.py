@@ -62,7 +62,7 @@ def straight_through_kl(family: Family, q: Any, p: Any, mean: Any) -> Array:
 
     .. math:: \langle sg(q) - p, mean \rangle - A(sg(q)) + A(p),
 
-    with sg for ``stop_gradient``. The value is that of ``family.kl(q, p)``. With ``mean =
+    with sg for ``stop_gradient``. The value is ``family.kl(q, p)``. With ``mean =
     straight_through_mean(family, q)`` and a data term that is a function of the same mean, the
     gradient of KL minus data term is minus the natural gradient of the ELBO; for a data term
     :math:`\langle s, mean \rangle` it is :math:`q - p - s`, and a step of size 1 ends at the

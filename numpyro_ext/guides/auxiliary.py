@@ -58,7 +58,7 @@ class AutoAuxiliary(AutoWithoutDensity):
     :param hidden_dims: widths of the hidden layers.
     :param int num_layers: the number L of auxiliary vectors.
 
-    The other arguments are those of :class:`AutoAtModes`.
+    The other arguments are described in :class:`AutoAtModes`.
 
     **References:** *An auxiliary variational method*, equation 7, Agakov and Barber (ICONIP 2004);
     *Hierarchical variational models*, equation 5, Ranganath et al. (ICML 2016)

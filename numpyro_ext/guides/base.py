@@ -145,7 +145,7 @@ class AutoJoint(ContinuousGuide):
         :param rng_key: random key.
         :param dict params: the parameters of guide and model, from ``svi.get_params``.
         :param args: the model's arguments, for deterministic sites that depend on them; without
-            any, those of the first call are used (NumPyro's own guides always use those).
+            any, the arguments of the first call are used (NumPyro's own guides always use these).
         :param tuple sample_shape: the leading axes of every site.
         :return: a dict of arrays of shape ``sample_shape + site shape``.
         """
@@ -190,7 +190,7 @@ class AutoAtModes(AutoJoint):
         normal guide of NumPyro on the same model, or a ``taylor_proxy`` of it at its mode, in place
         of the search; or None.
 
-    The other arguments are those of :class:`AutoJoint`.
+    The other arguments are described in :class:`AutoJoint`.
     """
 
     init_from: InitFrom = SEARCH

@@ -66,7 +66,7 @@ class AutoFlowNormal(AutoAtModes):
 
     :param int num_flows: the number F of flows.
 
-    The other arguments are those of :class:`AutoAtModes`.
+    The other arguments are described in :class:`AutoAtModes`.
 
     **Reference:** *Variational inference with normalizing flows*, equation 15, Rezende and Mohamed
     (ICML 2015)
@@ -174,7 +174,7 @@ class CouplingFlowNormal(AutoFlowNormal):
         weights of its own, the vector ``{prefix}_net__{i}$params``. The guide then starts where
         their initial values put it, and pickles only if the pair does (closures do not).
 
-    The other arguments are those of :class:`AutoFlowNormal`.
+    The other arguments are described in :class:`AutoFlowNormal`.
     """
 
     hidden_dims: Sequence[int] = (32, 32)

@@ -83,7 +83,7 @@ class AutoHVI(AutoWithoutDensity):
     :param hidden_dims: widths of the hidden layers.
     :param float init_scale: initial standard deviation of every coordinate of :math:`z_0`.
 
-    The other arguments are those of :class:`AutoAtModes`.
+    The other arguments are described in :class:`AutoAtModes`.
 
     **Reference:** *Markov chain Monte Carlo and variational inference: bridging the gap*, equation
     12 and algorithm 3, Salimans, Kingma and Welling (ICML 2015)

@@ -65,7 +65,7 @@ class AutoImplicit(AutoWithoutDensity):
     :param hidden_dims: widths of the hidden layers of the default network (ELU).
     :param transition: ``Langevin(...)``, ``NNSampler(...)`` or None.
 
-    The other arguments are those of :class:`AutoAtModes`.
+    The other arguments are described in :class:`AutoAtModes`.
 
     **References:** *Gradient estimators for implicit models*, Li and Turner (ICLR 2018); *Learning
     to draw samples with amortized Stein variational gradient descent*, Feng et al. (UAI 2017)

@@ -37,7 +37,7 @@ class ImplicitGuide(AmortizedGuide):
     :param int noise_dim: numbers of noise per row, by default as many as latents. With fewer the
         draws would lie on a surface, on which no density exists.
 
-    The other arguments are those of :class:`FlowGuide`.
+    The other arguments are described in :class:`FlowGuide`.
 
     **References:** *Adversarial variational Bayes*, section 3.1, Mescheder, Nowozin and Geiger
     (ICML 2017); *Gradient estimators for implicit models*, section 4.2, Li and Turner (ICLR 2018)

@@ -71,7 +71,7 @@ class AutoLaplaceGGN(AutoJoint):
     :param str data_plate: the plate whose rows are the data, if observed sites are in several.
 
     ``init_scale`` has no effect, and ``init_loc_fn`` is ``init_to_fan_in()`` unless it is given;
-    the other arguments are those of :class:`AutoJoint`.
+    the other arguments are described in :class:`AutoJoint`.
 
     **When it fails.** One mode, in unconstrained space. The parameters must be at it: fit until the
     loss is flat. A prior that is not log-concave there may outweigh the data, which is an error.

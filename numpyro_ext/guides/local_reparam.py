@@ -44,7 +44,7 @@ def local_reparam(model: Model, guide: Model) -> "LocalReparam":
     with squares elementwise. The model writes ``linear(x, w, site="w")`` for ``x @ w``, and this
     wrapper draws :math:`\epsilon` for each row, where the stock loss has one draw of the weights
     for all rows. The loss and its gradient have the same expectation. Their variance falls as
-    1/rows where that of the shared draw does not.
+    1/rows where the variance by a shared draw does not.
 
     Train by a loss that has the KL divergence of the weights in closed form, as below; another one
     is an error. Predict, convert and diagnose with the plain model: outside of a training step, in

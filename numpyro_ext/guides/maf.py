@@ -28,10 +28,10 @@ class AutoMAFNormal(AutoFlowNormal):
     :math:`e^{clamp}`.
 
     :param hidden_dims: widths of the hidden layers of each network (ELU).
-    :param float clamp: bound of the log-scales; wider than that of the couplings, as fewer flows
+    :param float clamp: bound of the log-scales; wider than for the couplings, as fewer flows
         have to reach the neck of a funnel.
 
-    The other arguments are those of :class:`AutoFlowNormal`.
+    The other arguments are described in :class:`AutoFlowNormal`.
 
     **References:** *Masked autoregressive flow for density estimation*, equations 2-5,
     Papamakarios, Pavlakou and Murray (NIPS 2017); for the masks *MADE*, section 3, Germain et al.

@@ -116,7 +116,7 @@ class AutoMarkov(AutoAtModes):
         length T; by default those of the most frequent leading length above 1.
     :param int order: the number of next time steps on which a time step depends; below T.
 
-    The other arguments are those of :class:`AutoAtModes`.
+    The other arguments are described in :class:`AutoAtModes`.
 
     **Reference:** *Black box variational inference for state space models*, section 3, Archer et
     al. (ICLR workshop 2016)

@@ -60,7 +60,7 @@ class AutoMixtureNormal(AutoAtModes):
     :param float init_spread: initial standard deviation of the centres, in unconstrained units.
     :param str covariance: ``"diag"`` or ``"full"``.
 
-    The other arguments are those of :class:`AutoAtModes`.
+    The other arguments are described in :class:`AutoAtModes`.
 
     **References:** *Nonparametric variational inference*, section 3, Gershman, Hoffman and Blei
     (ICML 2012); *Implicit reparameterization gradients*, section 3, Figurnov, Mohamed and Mnih

@@ -55,7 +55,7 @@ class AutoSemiImplicit(AutoWithoutDensity):
     :param str covariance: ``"shared"``, one learnt vector ``{prefix}_scale``; or ``"conditional"``,
         that vector times the exponential of the network's log-scales, between -5 and 5.
 
-    The other arguments are those of :class:`AutoAtModes`.
+    The other arguments are described in :class:`AutoAtModes`.
 
     **Reference:** *Semi-implicit variational inference*, equations 1-4, Yin and Zhou (ICML 2018)
 

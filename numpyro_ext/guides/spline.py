@@ -26,7 +26,7 @@ class AutoSplineNormal(CouplingFlowNormal):
         \log|\det f_i'| = \sum_j \log \sigma_{ij}'(b_j;\, a) .
 
     *Where it fails.* Beyond ``bound`` standard deviations of the base the splines do nothing, so
-    the tails are those of a normal distribution. A step takes longer than with
+    the tails are normal. A step takes longer than with
     :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`. The density has kinks at the ends of the
     bins, so that ``gradient="stl"`` or ``"dreg"`` gain less than on other flows.
 
@@ -36,7 +36,7 @@ class AutoSplineNormal(CouplingFlowNormal):
     :param network: as in :class:`CouplingFlowNormal`, with
         :math:`\lceil d/2 \rceil (3\, num\_bins - 1)` outputs.
 
-    The other arguments are those of :class:`CouplingFlowNormal` and :class:`AutoFlowNormal`.
+    The other arguments are described in :class:`CouplingFlowNormal` and :class:`AutoFlowNormal`.
 
     **Reference:** *Neural spline flows*, sections 3.1 and 3.2, Durkan et al. (NeurIPS 2019)
 

@@ -1,9 +1,15 @@
 """The base of kernels: the state of a chain, how one state follows from another, and the kernel as
 NumPyro's ``MCMC`` sees it.
 
-A kernel's ``step`` moves a flat vector. :class:`GradientChain` puts minibatch, gradient, descent
-and divergence around it, as pure functions of the state; :class:`ModelKernel` reads the model,
-finds settings and starts the chains; :class:`SGMCMCKernel` has the arguments that kernels share.
+**A draw.** ``MCMC`` calls :meth:`ModelKernel.sample`, which makes the :class:`Chain` of the kernel
+on the model's potential. :meth:`Chain.draw` makes ``steps_per_sample`` transitions. One of them,
+:meth:`GradientChain.transition`, draws a minibatch, calls the ``step`` of the kernel (a formula of
+a flat vector, in the file of each kernel) with the gradient as a function, :class:`GradFn`, and
+guards against values that are not finite. The gradient comes from the estimator, or from NumPyro's
+``potential_energy`` by ``Potential.value_and_grad`` in ``_model/potential.py``.
+
+**The start.** ``MCMC`` calls :meth:`ModelKernel.init`, which reads the model, looks at its data,
+finds settings by ``mcmc/settings.py`` if there is no ``step_size``, and makes :func:`first_states`.
 """
 
 from abc import ABC, abstractmethod
@@ -367,7 +373,7 @@ class GradientChain(Chain):
         )
         if kernel.num_adapt:
             # Far from the mode the last finite state may be anywhere: back to the best one. The
-            # potential is that of the old z, or of half a step from it.
+            # potential was taken at the old z, or half a step from it.
             warm = i < kernel.num_adapt
             lower, back = warm & finite & (state.best[0] > U), warm & ~finite
             new["best"] = jax.tree.map(partial(jnp.where, lower), (U, state.z), state.best)
@@ -607,7 +613,7 @@ class ModelKernel(ResumableKernel):
         return self.info.unravel(self.coordinates.to_z(x))
 
     def ravel_sites(self, what: str, value: Any, dtype: Any = float) -> Array:
-        """A float as it is; a dict of per-site floats or arrays as ``(n,)``, in the flat order."""
+        """A float as an array; a dict of per-site floats or arrays as ``(n,)``, in flat order."""
         if not isinstance(value, dict):
             return jnp.asarray(value, dtype)
         self.info.check_names(what, value)
@@ -744,7 +750,7 @@ class ModelKernel(ResumableKernel):
         if self._potential is not None and self.has_read(model_args, kwargs):
             return self._potential.postprocess()
         here = self._read_sites(model_args, kwargs)
-        # NumPyro's Gibbs leaves out what a block is conditioned on.
+        # NumPyro's Gibbs leaves out the sites on which a block is conditioned.
         same = list(here.latents) == list(self.info.latents)
         info = replace(self.info, latents=here.latents) if same else self.info
         return self._potential_on(info, self._params, model_args, kwargs).postprocess()

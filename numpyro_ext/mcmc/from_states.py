@@ -1,4 +1,4 @@
-"""The draws of a loop of one's own as those of an ``MCMC``."""
+"""The draws of a loop of one's own as an ``MCMC``."""
 
 from typing import Any
 

@@ -116,7 +116,7 @@ class ExpandedMean:
     def mask(self, info: ModelInfo) -> np.ndarray:
         """``(n,)``, True for the coordinates that are logarithms and that this metric moves."""
         supports = {name: latent.support for name, latent in info.latents.items()}
-        # Of a vector, the support is that of its numbers.
+        # For a vector, the support of its numbers.
         of_number = {name: getattr(x, "base_constraint", x) for name, x in supports.items()}
         positive = [name for name, support in of_number.items() if support is constraints.positive]
         chosen = positive if self.sites is None else self.sites

@@ -56,7 +56,7 @@ def _anchored(z: Sites, idx: Sites, potential: Potential, anchor: Anchor) -> tup
 class ControlVariate:
     r"""The estimate :math:`g = \nabla U(c) + \nabla U_S(z) - \nabla U_S(c)`, with a fixed center c.
 
-    That of equation 6. It is unbiased, with variance
+    This is equation 6. It is unbiased, with variance
     :math:`\frac{N^2}{B}\operatorname{Var}_n(\nabla\ell_n(z) - \nabla\ell_n(c))`, which falls as
     :math:`|z-c|^2`: near a mode c the noise no longer grows with N. Far from c, or in another mode,
     it is *worse* than :class:`MinibatchGradient`. Each step takes two minibatch gradients; all N

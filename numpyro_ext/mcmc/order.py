@@ -17,7 +17,7 @@ _BATCHES, _SORTED = 64, 3.0
 
 
 def warn_if_sorted(potential: Potential) -> None:
-    """A warning where gradients of blocks of contiguous rows vary more than those of random rows,
+    """A warning where gradients vary more over blocks of contiguous rows than over random rows,
     at the origin of unconstrained space."""
     if not potential.plates:
         return

@@ -66,7 +66,7 @@ class PSGLD(SGMCMCKernel):
     :param str gamma: ``"none"`` or ``"hutchinson"``.
     :param str adapt: ``"warmup"`` or ``"always"``.
 
-    The other keyword arguments are those of :class:`SGMCMCKernel`.
+    The other keyword arguments are described in :class:`SGMCMCKernel`.
 
     **References:**
 
@@ -131,7 +131,7 @@ class PSGLD(SGMCMCKernel):
         g = estimate.grad
 
         def adapt() -> tuple[Array, Array, Array]:
-            # The weight (1 - decay) / (1 - decay^t) makes the running mean that of t gradients.
+            # The weight (1 - decay) / (1 - decay^t) makes it the mean of t gradients.
             t = (state.i + 1).astype(z.dtype)
             weight = (1 - self.decay) / -jnp.expm1(t * jnp.log(jnp.asarray(self.decay, z.dtype)))
             V = state.second_moment + weight * (g**2 - state.second_moment)

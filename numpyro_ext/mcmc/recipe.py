@@ -56,7 +56,7 @@ class RecipeKernel(SGMCMCKernel):
     :param int num_auxiliary: number of auxiliary blocks, each standard normal a priori.
     :param correction: ``"autodiff"``, or a callable from x to :math:`\Gamma`, ``(m,)``.
 
-    The other keyword arguments are those of :class:`SGMCMCKernel`.
+    The other keyword arguments are described in :class:`SGMCMCKernel`.
 
     **Reference:** *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B.
     Fox (NeurIPS 2015), eq. 3-4

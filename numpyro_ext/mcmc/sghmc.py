@@ -114,7 +114,7 @@ class SGHMC(SGMCMCKernel):
     :param str integrator: ``"aboba"``, ``"baoab"`` or ``"euler"``.
     :param int resample_every: draw a new momentum at every such transition; by default never.
 
-    The other keyword arguments are those of :class:`SGMCMCKernel`.
+    The other keyword arguments are described in :class:`SGMCMCKernel`.
 
     **References:**
 
@@ -281,6 +281,6 @@ def _sqrt(variance: Array) -> Array:
 
 
 def _numbers(value: Any) -> list[Any]:
-    """All entries of a float or of a dict of per-site values; a traced value as it is."""
+    """All entries of a float or of a dict of per-site values; a traced value itself."""
     leaves = jax.tree.leaves(value)
     return [n for x in leaves for n in ([x] if isinstance(x, Tracer) else np.ravel(x).tolist())]

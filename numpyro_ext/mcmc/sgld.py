@@ -28,7 +28,7 @@ def implied_variance_ratio(g: Array, drift: Array, eps: Array, T: Array) -> Arra
     On a Gaussian with curvature h, stationarity of
     :math:`z' = z - \epsilon A g + \sqrt{2 \epsilon T A}\, \zeta` gives
     :math:`h \mathrm{Var} = T + \tfrac{\epsilon}{2} A\, E g^2` for a diagonal A, whatever h and the
-    noise of g are. Where T is 0 it is that of T = 1.
+    noise of g are. Where T is 0, T = 1 is taken.
 
     :param drift: ``A g``, ``(n,)``.
     """
@@ -56,7 +56,7 @@ class SGLD(SGMCMCKernel):
     :param step_size: positive float or schedule, in units of the squared latent; with None the
         kernel finds it, in whitened coordinates.
 
-    The other keyword arguments are those of :class:`SGMCMCKernel`.
+    The other keyword arguments are described in :class:`SGMCMCKernel`.
 
     **References:**
 

@@ -68,7 +68,7 @@ class SGNHT(SGMCMCKernel):
     :param float thermal_mass: :math:`\mu`, in units of squared time; by default the larger of
         :math:`n_g` and 10.
 
-    The other keyword arguments are those of :class:`SGMCMCKernel`.
+    The other keyword arguments are described in :class:`SGMCMCKernel`.
 
     **References:**
 

@@ -57,7 +57,7 @@ class SGRLD(SGMCMCKernel):
         (symmetric positive definite), or an :class:`ExpandedMean`.
     :param correction: ``"autodiff"``, or a callable from the flat z to :math:`\Gamma`, ``(n,)``.
 
-    The other keyword arguments are those of :class:`SGMCMCKernel`.
+    The other keyword arguments are described in :class:`SGMCMCKernel`.
 
     **References:**
 
@@ -71,7 +71,7 @@ class SGRLD(SGMCMCKernel):
     """
 
     state_class = SGLDState
-    finds_whitening = False  # its functions are those of z
+    finds_whitening = False  # its functions take z
 
     metric: VectorFn | ExpandedMean
     correction: str | VectorFn = "autodiff"

@@ -152,7 +152,7 @@ class AmortizedMCMC(Objective):
         def step(z: Array, key: Array) -> tuple[Array, None]:
             return move(key, z, log_p), None
 
-        # The first two keys of a split are those of model and guide.
+        # The first two keys of a split belong to model and guide.
         keys = random.split(random.fold_in(key, 2), self.num_transitions)
         return lax.scan(step, z, keys)[0]
 

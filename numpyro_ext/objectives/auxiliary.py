@@ -27,7 +27,7 @@ class AuxiliaryELBO(Objective):
     ``reverse_log_prob(params, aux, latents, *args, **kwargs)`` and no factor.
 
     **Bias.** The gap is the KL above; where the reverse model is the density :math:`q(a)`, it is
-    the mutual information of a and z. The optimum over the guide is therefore not that of the ELBO.
+    the mutual information of a and z. The optimum over the guide is therefore not the ELBO's.
 
     If plates enclose every site of model, guide and reverse model, each of their elements has its
     own bound.
@@ -47,7 +47,7 @@ class AuxiliaryELBO(Objective):
     >>> guide = AutoAuxiliary(model, init_from=None)
     >>> svi = SVI(model, guide, optax.adam(0.01), AuxiliaryELBO(8))
     >>> losses = svi.run(jax.random.key(0), 2000, progress_bar=False).losses
-    >>> bool(-0.1 < losses[-500:].mean() < 0.5)  # at best 0; that of AutoNormal is 1.2
+    >>> bool(-0.1 < losses[-500:].mean() < 0.5)  # at best 0; for AutoNormal 1.2
     True
     """
 

@@ -6,7 +6,13 @@ of :class:`Draws`. For K particles :math:`z_k \sim q` that share **one** minibat
 it is one element of the plates around every site of model and guide, or the whole minibatch if
 there is no such plate.
 
-The draws are those of NumPyro's ``RenyiELBO``, ``plate_key, rng_key = split(rng_key)``, ``keys =
+**A loss.** ``SVI`` calls :meth:`Objective.loss_with_mutable_state`. :class:`Draws` reads model and
+guide once on shapes, and refuses those for which the objective is not made. Then ``estimate`` maps
+over the particles by :meth:`Draws.each`: a :class:`Particle` runs the guide under NumPyro's
+handlers when it is made, and the model at these draws when a density is asked for, which
+``Layout.sum_sites`` in ``_model/units.py`` adds up.
+
+NumPyro's ``RenyiELBO`` has the same draws: ``plate_key, rng_key = split(rng_key)``, ``keys =
 split(rng_key, K)``, ``model_key, guide_key = split(keys[k])``: one key, one set of particles.
 """
 
@@ -212,13 +218,7 @@ class Draws:
         self.layout = cast(Layout, shapes_on_plates(self._read))
         if self.layout.masked:
             self._model = seed_plates(masks_filled(model), plate_key)
-        runs = substitute(model, substitute_fn=self._value_of_guide)
-        if self.layout.subsampled:
-            plates_given = given_plates(runs, args, kwargs, init_to_uniform)
-            runs = given_rows(runs, plates_given)
-            if objective.proxy is not None:
-                check_all_rows("a proxy", plates_given, args, kwargs)
-        check_rows(runs, args, kwargs, init_to_uniform, bounded=self.layout.bounded)
+        self._check_data(model)
         self.step = params.get(STEP, {"step": 0})["step"] if STEP in self.layout.mutable else None
         self.proxy = None
         if objective.proxy is not None and self.layout.subsampled:
@@ -281,7 +281,7 @@ class Draws:
     def path_particle(self, key: Array, gamma: Array | None = None, **options: Any) -> "Particle":
         """A particle whose guide has a gradient through its draws alone, scaled by ``gamma``.
 
-        Its log q is that of stopped parameters; ``gamma`` is one number for each unit, or None.
+        Its log q has stopped parameters; ``gamma`` is one number for each unit, or None.
         """
         drawn = drawn_sites(self.guide_trace(key))
         values = {name: site["value"] for name, site in drawn.items()}
@@ -330,6 +330,17 @@ class Draws:
                 f" {example}."
             )
         return guide
+
+    def _check_data(self, model: Model) -> None:
+        """An error that names an observed site whose data do not fit, in any row."""
+        args, kwargs = self.args, self.kwargs
+        model = substitute(model, substitute_fn=self._value_of_guide)
+        if self.layout.subsampled:
+            plates_given = given_plates(model, args, kwargs, init_to_uniform)
+            model = given_rows(model, plates_given)
+            if self.objective.proxy is not None:
+                check_all_rows("a proxy", plates_given, args, kwargs)
+        check_rows(model, args, kwargs, init_to_uniform, bounded=self.layout.bounded)
 
     def _value_of_guide(self, site: Any) -> Any:
         """The value of a parameter for which the model itself has none."""
@@ -521,7 +532,7 @@ def refuse_count(objective: Any, order: Any, num_particles: int) -> None:
 
 
 def alpha_at(alpha: Any, step: Any, name: str = "alpha") -> Any:
-    """The order of this update, from ``Draws.step``; ``name`` is that of the argument."""
+    """The order of this update, from ``Draws.step``; ``name`` is the argument's."""
     if not callable(alpha):
         return alpha
     if step is None:

@@ -36,7 +36,7 @@ class CurvatureELBO(Objective):
         \frac{1}{\mathrm{sd}} \frac{\partial L}{\partial \mathrm{sd}}
             = E_q[\operatorname{diag} \nabla^2 f(z)] - \mathrm{sd}^{-2}.
 
-    The value is that of ``Trace_ELBO`` at the same draws, and of the gradient the diagonal
+    The value is ``Trace_ELBO``'s at the same draws, and of the gradient the diagonal
     :math:`h \approx \operatorname{diag} \nabla^2 f_y` is replaced, where :math:`f_y = -\sum_n
     \ell_n(z)` is minus the log likelihood of N rows, and M of them are in the minibatch B:
 

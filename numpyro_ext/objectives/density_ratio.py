@@ -59,7 +59,7 @@ class DensityRatioELBO(Objective):
     **Biased.** The value is an estimate of minus the ELBO and not a bound, because T is estimated:
     it may be below minus the log evidence, so do not compare models by it. The adaptive contrasts
     make it too large, by about d / K, or d (d + 3) / (4 K) with the full covariance, because the
-    moments are those of the same draws; they do not bias the gradient.
+    moments are taken of the same draws, which does not bias the gradient.
 
     **When it fails.** A critic that lags behind the guide gives a gradient towards where q was:
     take a larger rate for it than for the guide, as in the example of

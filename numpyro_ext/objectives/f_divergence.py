@@ -115,7 +115,7 @@ class FDivergence(Objective):
     guide's gradient of ``VRELBO(1., K, gradient="stl")``.
 
     Parameters of the model get the gradient of the evidence, :math:`-\sum_k \tilde w_k \nabla \log
-    p(x, z_k)` with self-normalised weights, not those of the path.
+    p(x, z_k)` with self-normalised weights, and not the weights of the path.
 
     **Biased.** The self-normalisation causes a bias of order 1/K; K = 1 is VI for every f. The loss
     of finitely many particles is too small (no particle is drawn in a mode that the guide misses),

@@ -29,7 +29,7 @@ class FisherDivergence(Objective):
 
     * ``form="explicit"``: from K draws of a guide that has a density.
     * ``form="minimax"``: for a semi-implicit guide, :math:`q(z) = E_\psi\, q(z | \psi)`, whose
-      score is not known but that of :math:`q(z | \psi)` is. A critic f, a vector field, is trained
+      score is not known; the score of :math:`q(z | \psi)` is. A critic f, a vector field, is trained
       beside the guide,
 
       .. math::

@@ -24,7 +24,7 @@ class MixtureELBO(Objective):
 
     (``entropy="stratified"``), where :math:`\log p^*` is the log joint with the Jacobian of the
     sites' supports. It is unbiased for the ELBO. No component is drawn at random, so the gradient
-    of the weights is that of the formula, without a score term.
+    of the weights is the formula's, without a score term.
 
     ``entropy="gershman"`` replaces the entropy of a mixture of normals by its lower bound
 
@@ -65,7 +65,7 @@ class MixtureELBO(Objective):
 
     linear = True
     minus_elbo = True
-    can_infer_discrete = True  # the draws are those of the components, not of the guide's sites
+    can_infer_discrete = True  # the components are drawn, and not the guide's sites
 
     def __init__(
         self,

@@ -17,10 +17,10 @@ from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 
 Penalty = Callable[[Array], Array]
-"""A function of the expectation of a site, in its shape; what it returns is summed."""
+"""A function of the expectation of a site, in its shape; its values are summed."""
 
 OF_NUMPYRO = Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
-"""Those of its losses that are minus the ELBO."""
+"""NumPyro's losses that are minus the ELBO."""
 
 
 class PosteriorRegularizedELBO(Objective):
@@ -54,7 +54,7 @@ class PosteriorRegularizedELBO(Objective):
     f(z_s)`: its mean is :math:`E[h'(\bar f_{-s})]\, \nabla E_q[f]`. It is unbiased for linear and
     quadratic h; for others the noise of the mean smooths a corner, and does not narrow the guide.
 
-    The draws and their minibatch are others than those of the base. Sites of the guide have to be
+    The draws and their minibatch are not the base's. Sites of the guide have to be
     reparameterised, whatever the base; they need no density.
 
     **The best guide.** With minus the ELBO as base, the best of all q is known up to its own means,
@@ -116,7 +116,7 @@ class PosteriorRegularizedELBO(Objective):
         **kwargs: Any,
     ) -> Any:
         """The loss with the penalty, and the mutable state of the base."""
-        key_penalty = random.fold_in(rng_key, 1)  # the base has the key as it is
+        key_penalty = random.fold_in(rng_key, 1)  # the base takes the key itself
 
         def step(params: Params) -> tuple[Any, State]:
             loss_of_base: Any = self.base.loss_with_mutable_state
@@ -134,7 +134,7 @@ class PosteriorRegularizedELBO(Objective):
         return getattr(self.base, "minus_elbo", isinstance(self.base, OF_NUMPYRO))
 
     def tilted(self, model: Model) -> Model:
-        """The model times exp(-slope f), whose slopes are parameters, those of :meth:`slopes`."""
+        """The model times exp(-slope f), with the slopes of :meth:`slopes` as parameters."""
 
         def with_slopes(*args: Any, **kwargs: Any) -> Any:
             result, trace = call_and_trace(model, args, kwargs)

@@ -108,7 +108,7 @@ def dreg(draws: Draws, alpha: Any) -> tuple[Array, State]:
 
 ESTIMATORS = {"dreg": dreg, "single": single, "standard": standard, "stl": stl}
 DEAREST = 4.0
-"""Operations of a draw with log q at a given value, over those of a draw."""
+"""The most operations of a draw with log q at a given value, over the operations of a draw."""
 
 
 def _take(x: Array, j: Array) -> Array:
@@ -237,7 +237,7 @@ class IWELBO(VRELBO):
         \hat L_K = \log \frac{1}{K} \sum_k \frac{p(x, z_k)}{q(z_k)}, \qquad z_k \sim q.
 
     Its mean is a lower bound on the evidence, and approaches it as K grows. With many particles the
-    ``"standard"`` gradient of the guide is mostly noise; near the posterior that of
+    ``"standard"`` gradient of the guide is mostly noise; near the posterior that by
     ``gradient="dreg"`` is not. Arguments and minibatches are as in :class:`VRELBO`.
 
     **Reference:** *Importance weighted autoencoders*, Yuri Burda et al., ICLR 2016 (eq. 8).

@@ -76,7 +76,7 @@ class SiteGroup:
     * ``sites`` - the parts of the vector, in the order of the guide.
     * ``plates, shape`` - the names and minibatch sizes of the plates; empty for a single vector.
     * ``dim`` - the length d of a vector.
-    * ``scale`` - the product of N/M over the plates, times that of ``numpyro.handlers.scale``.
+    * ``scale`` - the product of N/M over the plates, times any ``numpyro.handlers.scale``.
     """
 
     sites: tuple[Coordinate, ...]

@@ -29,7 +29,7 @@ class SemiImplicitELBO(Objective):
     in nats, with :math:`p^*` the joint density of data and latents in unconstrained space. Both
     rise and fall to the ELBO as J grows. The loss is :math:`-L_J` (``"lower"``, and
     ``"sandwich"``, which makes sure that there are both), or :math:`-U_J` (``"upper"``);
-    :meth:`bounds` gives both on the same draws. The gradient is that of the bound, without bias.
+    :meth:`bounds` gives both on the same draws. The gradient of the bound is unbiased.
 
     **Bias.** :math:`L_J` is the ELBO only for many :math:`\psi` or where :math:`q(z \mid \psi)` is
     about as wide as q itself. For small J the optimum has too narrow a spread of :math:`\psi`, and
@@ -111,7 +111,7 @@ class SemiImplicitELBO(Objective):
             )
 
     def _log_densities(self, draws: Draws) -> tuple[Array, Array, State]:
-        """``(K,)`` of log p*, ``(K, 1 + J)`` of log q, that of the particle's own psi first."""
+        """``(K,)`` of log p*, ``(K, 1 + J)`` of log q, first at the particle's own psi."""
         guide = draws.guide_with(["sample_mixing", "conditional"], "AutoSemiImplicit(model)")
         params, (key_own, key_z, key_fresh) = draws.params, random.split(draws.extra_key, 3)
         own = guide.sample_mixing(key_own, params, self.num_particles)

@@ -25,7 +25,7 @@ from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 class VIMCO(Objective):
     r"""Renyi bound for a guide with discrete sites, or others that are not reparameterised.
 
-    The value is that of :class:`VRELBO`, :math:`\hat L_{\alpha, K}` of the log weights
+    The value is :class:`VRELBO`'s, :math:`\hat L_{\alpha, K}` of the log weights
     :math:`lw_k`, in nats, and the loss :math:`-\hat L`. The gradient has a score term with a
     baseline of its own for each particle,
 

@@ -93,7 +93,7 @@ class PerModeWhitening(NamedTuple):
     ) -> "PerModeWhitening":
         """The maps that the particles of each group define, which is where a row is largest."""
         groups = jnp.argmax(groups, axis=1)[:, None] == jnp.arange(groups.shape[1])
-        # Of few particles that of all stands in, which keeps numbers finite that no one sees.
+        # For few particles the map of all stands in, which keeps unused numbers finite.
         few = jnp.sum(groups, axis=0) <= x.shape[1]
         return cls(
             groups,

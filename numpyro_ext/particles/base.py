@@ -1,5 +1,12 @@
 """The base of particle inference: a velocity of particles as a loss for ``SVI``.
 
+**An update.** ``SVI`` calls :meth:`ParticleField.loss_with_mutable_state`. The loss takes the
+particles from the guide, and their gradients from NumPyro's ``potential_energy`` by ``Potential``
+in ``_model/potential.py``. :meth:`ParticleField.velocity_and_bandwidth` goes to whitened
+coordinates if the field is preconditioned, gives the kernel a number for its bandwidth, and asks
+the subclass for its formula, :meth:`ParticleField.resolved_velocity`. The gradient of the loss in
+the particles is minus this velocity, which the optimiser of ``SVI`` follows.
+
 References: Feng, Wang and Liu, *Learning to draw samples with amortized Stein variational gradient
 descent* (UAI 2017), eq. 6, for guides that draw their particles; D'Angelo and Fortuin, *Annealed
 Stein variational gradient descent* (2021).
@@ -78,7 +85,7 @@ class Lost(NamedTuple):
         return cls(where, jnp.where(where, others[turn], jnp.arange(m)))
 
     def replaced(self, tree: Any) -> Any:
-        """Rows of all particles, with those of the stand-ins in place of the lost ones'."""
+        """Rows of all particles, where the stand-ins are in place of the lost ones."""
         return jax.tree.map(lambda x: x[self.stand_ins], tree)
 
     def kept(self, new: Any, old: Any) -> Any:
@@ -233,7 +240,7 @@ class ParticleField(ELBO, ABC):
         """:meth:`velocity` with the gradients times ``annealing(step) / temperature``.
 
         :param groups: ``(m, K)``, 1 for the one of K modes at which a particle began. A field that
-            is preconditioned moves those of each mode by themselves, in their own units.
+            is preconditioned moves the particles of each mode by themselves, in their own units.
         """
         grad_log_p = self.tempered(grad_log_p, step)
         if hessian is not None:
@@ -366,7 +373,7 @@ class ParticleField(ELBO, ABC):
         key_minibatch, key_guide = random.split(rng_key)
         num_particles = self.num_particles or getattr(guide, "num_particles", 100)
         z = guide.sample_latent(key_guide, param_map, num_particles)
-        # No gradient flows through the particles but that of the surrogate.
+        # No gradient flows through the particles but the surrogate's.
         x, params = lax.stop_gradient((z, param_map))
         info = guide.info_on(model, args, kwargs) if hasattr(guide, "info_on") else None
         if info is None:

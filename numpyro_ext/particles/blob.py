@@ -23,7 +23,7 @@ class Blob(ParticleField):
     bandwidth it is minus the gradient of :math:`F(x) = -\sum_i \log p(x_i) + \sum_i \log \rho_i`,
     so that small steps go downhill. One particle climbs to the mode.
 
-    **Bias.** That of :class:`GFSD`: the particles are too close together. Use it for d up to about
+    **Bias.** As for :class:`GFSD`: the particles are too close together. Use it for d up to about
     5, and :class:`RegularizedSVGD` otherwise.
 
     **Conventions.** The field has no factor 1/m, so its steps are 10 to 100 times smaller than

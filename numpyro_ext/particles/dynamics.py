@@ -32,7 +32,7 @@ class PSGHMC:
     comes to rest. It is given to :class:`ParVI` in place of an optimiser, with :class:`Blob` as the
     default field.
 
-    **Bias.** That of the field, whose smoothing makes both x and r too narrow in many dimensions,
+    **Bias.** As for the field, whose smoothing makes both x and r too narrow in many dimensions,
     and the step size. Fields that smooth the gradient as well (``SVGD`` and those made of it) are
     refused, because the identities behind the dynamics do not hold for them.
 
@@ -43,7 +43,7 @@ class PSGHMC:
     :param str flow: ``"det"`` or ``"fgh"``.
     :param float friction: C, not negative.
     :param float mass: S, positive.
-    :param kernel: the kernel of the field on the momenta; None means that of the field, whose rule
+    :param kernel: the kernel of the field on the momenta; None means the field's, whose rule
         then gives a bandwidth of its own for the momenta.
 
     **Reference:** Liu, Zhuo and Zhu, *Understanding MCMC dynamics as flows on the Wasserstein

@@ -97,7 +97,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
     step. A plate with ``subsample_size`` gives one minibatch per step, the same for all particles;
     latent sites inside it are refused.
 
-    The particles begin at the modes of the posterior, as those of :class:`AutoParticles`.
+    The particles begin at the modes of the posterior, as in :class:`AutoParticles`.
 
     It runs under ``MCMC(..., chain_method="vectorized", num_chains=m)``. Warmup steps are ordinary
     steps, so put the iterations into ``num_warmup`` (500 to start with) and take ``num_samples=1``:
@@ -113,7 +113,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
     particle far out in a tail or a funnel that is not filled, which ``diagnose(mcmc)`` does, nor
     modes that no particle has found or wrong weights of separated modes.
 
-    **Bias.** It is that of the field. The draws of one chain are the path of an optimisation, not a
+    **Bias.** It is the field's. The draws of one chain are the path of an optimisation, not a
     Markov chain: R-hat and effective sample size mean nothing here. A particle at which the log
     density is NaN or its gradient not finite stays where it is, with a warning, and the others move
     without it; a step that is not finite itself moves none. ``diverging`` shows both.

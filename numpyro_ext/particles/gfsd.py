@@ -18,10 +18,10 @@ class GFSD(ParticleField):
         g_i = \nabla \log p(x_i),
 
     in unconstrained space, Jacobian included, with m particles :math:`x_i \in R^d`. The score of
-    :math:`\hat q` is that of :class:`~numpyro_ext.scores.KDEScore`. It is not the gradient of any
-    function of the particles; that of :class:`Blob` is. One particle climbs to the mode.
+    :math:`\hat q` is :class:`~numpyro_ext.scores.KDEScore`. Unlike :class:`Blob` it is not the
+    gradient of a function of the particles. One particle climbs to the mode.
 
-    **Bias.** The score is that of the smoothed density, so the particles are too close together,
+    **Bias.** It is the score of the smoothed density, so the particles are too close together,
     and more so in more dimensions. Use it for d up to about 5, and :class:`RegularizedSVGD`
     otherwise.
 

@@ -59,7 +59,7 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
     found has none. A field that is preconditioned keeps the shares: it moves the particles of each
     mode by themselves, in units of their own spread. Which particle began at which of K modes is a
     second parameter, ``{prefix}_modes``, ones and zeros ``(m, K)`` without a gradient; with fewer
-    than 2 d K particles all are one group. Those of a mode that has at most d of them rest where
+    than 2 d K particles all are one group. Particles of a mode with at most d of them rest where
     they began.
 
     The particles begin at draws of ``init_loc_fn`` instead, plus ``init_scale`` times standard
@@ -69,7 +69,7 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
 
     The latent sites of the model must be continuous and outside every subsampled plate; observed
     sites may be subsampled. With funsor installed discrete sites of few values are summed out. For
-    d > m / 2 the spread is smaller than that of the posterior, of which a warning is given. A
+    d > m / 2 the spread is smaller than the posterior's, of which a warning is given. A
     single particle climbs to a mode. ``diagnose`` says whether the particles have converged.
 
     :param model: a NumPyro model.
@@ -254,7 +254,7 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
         """Particles in random order, repeated: n draws hold each floor(n/m) or ceil(n/m) times.
 
         :param args: the model's arguments, for deterministic sites that depend on them; without
-            any, those of the first call are used.
+            any, the arguments of the first call are used.
         """
         n = math.prod(sample_shape)
         index = random.permutation(rng_key, self.num_particles)[:n]

@@ -42,7 +42,7 @@ class RegularizedSVGD(ParticleField):
     :math:`\max(1, 3 \min(d^2 / m, m / d))`, with which quadratic functions are followed slowly from
     :math:`d^2 = m / 3` on. More particles are better than a smaller :math:`\eta`.
 
-    **Conventions.** The field has no factor 1/m, so its steps are those of the Wasserstein fields.
+    **Conventions.** The field has no factor 1/m, so its steps are as for the Wasserstein fields.
     The :math:`\nu` of He et al. is :math:`\eta / (m + \eta)`, and their field is
     :math:`1 / (1 - \nu)` times this one.
 

@@ -33,7 +33,7 @@ class SteinNewton(ParticleField):
     with one particle it is Newton's. The velocity is equivariant to affine maps where no eigenvalue
     is below ``damping``.
 
-    **Bias.** That of :class:`SVGD`, towards too small a spread. Where the density is not log
+    **Bias.** As for :class:`SVGD`, the spread is too small. Where the density is not log
     concave a step of length 1 may be too long.
 
     As a loss for ``SVI`` it computes the Hessian of each particle; :class:`ParVI` does not, and

@@ -55,8 +55,8 @@ def particle_step(
 
     :param int num_steps: n, the total number of steps that ``svi.run`` takes.
     :param float step_size: :math:`\epsilon_0`, without unit.
-    :param str prefix: that of the :class:`AutoParticles` guide.
-    :param others: the transformation of all other parameters, those of the model; defaults to Adam
+    :param str prefix: prefix of the :class:`AutoParticles` guide.
+    :param others: the transformation of all other parameters, which the model has; defaults to Adam
         with a cosine schedule from 0.05 to 0 in n steps.
 
     >>> x = jax.random.normal(jax.random.key(0), (50, 1))

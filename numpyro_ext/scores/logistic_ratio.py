@@ -16,7 +16,7 @@ from numpyro_ext.scores._fields import add_ridge, as_queries, solve
 from numpyro_ext.scores._points import as_point_pair, as_points, matmul
 from numpyro_ext.scores._pytree import pytree
 
-# A direction that the samples do not vary in is left as it is.
+# A direction that the samples do not vary in keeps its scale.
 _SMALLEST_SCALE = 1e-6
 # The most dimensions with all monomials of degree 2: 1326 of them.
 _MOST_QUADRATIC = 50
@@ -172,7 +172,7 @@ def _newton(phi: Array, num: int, l2: Array, num_steps: int) -> Float[Array, " f
 class FittedLogisticRatio:
     r"""The fitted ratio of :class:`LogisticRatio`, a function of ``(n, d)`` points.
 
-    Its coefficients are those of 1, of the whitened coordinates :math:`u_i`, and at degree 2 of the
+    Its coefficients belong to 1, to the whitened coordinates :math:`u_i`, and at degree 2 to the
     products :math:`u_i u_j`, :math:`i \le j`.
     """
 

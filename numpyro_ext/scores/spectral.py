@@ -29,7 +29,7 @@ class SpectralScore:
         g(y) = \sum_{j \le J} \beta_j\, \psi_j(y),
 
     because :math:`E_q[\psi_j g] = -E_q[\nabla\psi_j]`. Terms with :math:`\lambda_j <` ``min_ratio``
-    :math:`\lambda_1` are left out. There is no ridge; the bias is that of the series cut at J. J
+    :math:`\lambda_1` are left out. There is no ridge; the bias comes from the series cut at J. J
     around 6 is right for d <= 2, more for more dimensions, and J near K overfits strongly.
     O(K^3 + K^2 d) time, and O(K (J + d)) for a point elsewhere. A gradient flows through the
     samples and not through a rule; it does not exist where two eigenvalues coincide.
