@@ -29,8 +29,8 @@ class FisherDivergence(Objective):
 
     * ``form="explicit"``: from K draws of a guide that has a density.
     * ``form="minimax"``: for a semi-implicit guide, :math:`q(z) = E_\psi\, q(z | \psi)`, whose
-      score is not known; the score of :math:`q(z | \psi)` is. A critic f, a vector field, is trained
-      beside the guide,
+      score is not known; the score of :math:`q(z | \psi)` is. A critic f, a vector field, is
+      trained beside the guide,
 
       .. math::
           D = \max_f E_{\psi, z}\Big[2 f(z)^\top \big(\nabla \log p^*(z) -
