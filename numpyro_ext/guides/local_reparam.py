@@ -9,7 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.handlers import seed, substitute
 from numpyro.infer import init_to_uniform
-from numpyro.infer.autoguide import AutoGuide, AutoNormal
+from numpyro.infer.autoguide import AutoNormal
 from numpyro.primitives import Messenger
 
 from numpyro_ext._model.read import base_distribution, shape_trace
@@ -88,11 +88,6 @@ class LocalReparam:
     """The plain model, under the name that NumPyro's handlers have for it."""
 
     def __init__(self, model: Model, guide: Model) -> None:
-        if isinstance(guide, AutoGuide) and not isinstance(guide, AutoNormal):
-            raise ValueError(
-                f"local_reparam was given {type(guide).__name__}; use AutoNormal, whose weights are"
-                " independent."
-            )
         if isinstance(guide, AutoNormal) and isinstance(guide.model, LocalReparam):
             raise ValueError("the guide is made of the wrapped model; give it the plain one.")
         self.fn = model

@@ -353,32 +353,10 @@ class GradientChain(Chain):
         T = kernel.temperature_at(i, dtype)
         grad_fn = GradFn(chain, i, idx, key_gradient, state.gradient)
         step = self._descend if kernel.num_descent else kernel.step
-        z, (U, grad, gradient), fields = step(key_step, state, state.z, grad_fn, eps, T)
-        # What only the last step shows, and what did not change, need not be looked at in all.
-        shown = [
-            x
-            for name, x in fields.items()
-            if name not in kernel.last_step_fields and x is not getattr(state, name)
-        ]
-        finite = _all_finite((z, grad, shown))
-        new = fields | {
-            "z": z,
-            "potential_energy": U,
-            "grad_norm": jnp.sqrt(jnp.vdot(grad, grad)),
-            "gradient": gradient,
-        }
-        old = {name: getattr(state, name) for name in new}
-        new = jax.tree.map(
-            lambda a, b: b if a is b else jnp.where(finite, a, b).astype(b.dtype), new, old
-        )
+        result = step(key_step, state, state.z, grad_fn, eps, T)
+        new, finite = self._where_finite(state, result)
         if kernel.num_adapt:
-            # Far from the mode the last finite state may be anywhere: back to the best one. The
-            # potential was taken at the old z, or half a step from it.
-            warm = i < kernel.num_adapt
-            lower, back = warm & finite & (state.best[0] > U), warm & ~finite
-            new["best"] = jax.tree.map(partial(jnp.where, lower), (U, state.z), state.best)
-            new["z"] = jnp.where(back, state.best[1], new["z"])
-            new["step_scale"] = jnp.where(back, 0.5, 1.0).astype(dtype) * state.step_scale
+            new |= self._best_of_warmup(state, new["z"], result.estimate.potential, finite)
         if kernel.momentum:
             r = new[kernel.momentum]
             redraw = partial(kernel.draw_momentum, key_redraw, state.z, T)
@@ -394,6 +372,43 @@ class GradientChain(Chain):
             **new,
         )
         return state if kernel.heat_field is None else self._measure_heat(state, T)
+
+    def _where_finite(self, state: Any, result: Transition) -> tuple[dict[str, Any], Array]:
+        """The fields that a step changes, as they were if one of them or the gradient is not
+        finite, and whether all are."""
+        z, (U, grad, gradient), fields = result
+        # What only the last step shows, and what did not change, need not be looked at in all.
+        looked_at = [
+            x
+            for name, x in fields.items()
+            if name not in self.kernel.last_step_fields and x is not getattr(state, name)
+        ]
+        finite = _all_finite((z, grad, looked_at))
+        new = fields | {
+            "z": z,
+            "potential_energy": U,
+            "grad_norm": jnp.sqrt(jnp.vdot(grad, grad)),
+            "gradient": gradient,
+        }
+        old = {name: getattr(state, name) for name in new}
+        new = jax.tree.map(
+            lambda a, b: b if a is b else jnp.where(finite, a, b).astype(b.dtype), new, old
+        )
+        return new, finite
+
+    def _best_of_warmup(self, state: Any, z: Array, U: Array, finite: Array) -> dict[str, Any]:
+        """In warmup, the best state so far. After a divergence the chain goes back to it, with half
+        the step: far from the mode the last finite state may be anywhere.
+
+        :param U: the potential at the old z, or half a step from it.
+        """
+        warm = state.i < self.kernel.num_adapt
+        lower, back = warm & finite & (state.best[0] > U), warm & ~finite
+        return {
+            "best": jax.tree.map(partial(jnp.where, lower), (U, state.z), state.best),
+            "z": jnp.where(back, state.best[1], z),
+            "step_scale": jnp.where(back, 0.5, 1.0).astype(z.dtype) * state.step_scale,
+        }
 
     def _descend(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array

@@ -118,8 +118,6 @@ def _components(draws: Draws, samples: Samples) -> tuple[Array, Any]:
             f"the components have batch and event shape {shapes}; they must have {needed}, one for"
             " each weight, of vectors of all latents that do not lie in one plate."
         )
-    if not components.has_rsample:
-        raise ValueError("the components are not reparameterised; use normal ones, or VIMCO.")
     return weights, components
 
 

@@ -103,8 +103,6 @@ class PSGHMC:
         """
         self.check_field(field)
         x, r, g = jnp.asarray(x), jnp.asarray(r), jnp.asarray(grad_log_p)
-        if r.shape != x.shape:
-            raise ValueError(f"r has shape {r.shape}, but x {x.shape}; they must be the same.")
         of_momenta = field
         if self.kernel is not None:
             of_momenta = copy.copy(field)

@@ -71,13 +71,7 @@ class DenoisingScore:
 
     def init(self, rng_key: Array, d: int) -> Any:
         """Parameters of the network for samples of ``d`` dimensions."""
-        shape, params = self._pair(check_count("d", d))[0](rng_key, (-1, d))
-        if tuple(shape)[-1:] != (d,):
-            raise ValueError(
-                f"network maps {d} dimensions to the shape {tuple(shape)}; the residual must have"
-                f" {d} dimensions."
-            )
-        return params
+        return self._pair(check_count("d", d))[0](rng_key, (-1, d))[1]
 
     def loss(self, params: Any, rng_key: Array, x: ArrayLike) -> Float[Array, ""]:
         r"""Mean of :math:`|v(x + \sigma\epsilon) - x|^2` over ``(K, d)`` samples."""
