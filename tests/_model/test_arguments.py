@@ -6,16 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, SVI
-from numpyro.infer.autoguide import AutoNormal
-import optax
+from numpyro.infer import MCMC
 import pandas as pd
-import pytest
 
 from numpyro_ext._model.arguments import indexed
 from numpyro_ext.ep import EP
 from numpyro_ext.mcmc import SGLD
-from numpyro_ext.objectives import VRELBO, taylor_proxy
+from numpyro_ext.objectives import taylor_proxy
 
 Y = np.random.default_rng(0).normal(2.0, 1.0, 60).astype(np.float32)
 GROUP = np.arange(60) % 3
@@ -31,32 +28,6 @@ def groups(data, batch=None):
 
 NUMPY = {"y": Y, "group": GROUP}
 EXACT = np.array([Y[GROUP == k].sum() / (20 + 1 / 25) for k in range(3)])
-
-
-@pytest.mark.slow
-def test_ep_of_numpy_data_is_exact():
-    """A normal posterior, by the factors of rows that are normal too."""
-
-    def model(group, y):
-        loc = numpyro.sample("loc", dist.Normal(0.0, 5.0).expand([3]).to_event(1))
-        with numpyro.plate("rows", len(y)) as i:
-            numpyro.sample("y", dist.Normal(loc[group[i]], 1.0), obs=y[i])
-
-    ep = EP(model, schedule="parallel")
-    found = ep.run(random.key(0), 20, GROUP, Y, progress_bar=False)
-    np.testing.assert_allclose(found.params["auto_loc"], EXACT, rtol=1e-3)
-
-
-@pytest.mark.slow
-def test_a_proxy_and_its_loss_take_numpy_data():
-    proxy = taylor_proxy(groups, NUMPY, batch=10)
-    np.testing.assert_allclose(proxy.center["loc"], EXACT, rtol=1e-3)
-    guide = AutoNormal(groups)
-    svi = SVI(groups, guide, optax.sgd(0.0), VRELBO(1.0, 2, proxy=proxy))
-    losses = svi.run(random.key(0), 2, NUMPY, batch=10, progress_bar=False).losses
-    svi = SVI(groups, guide, optax.sgd(0.0), VRELBO(1.0, 2))
-    expected = svi.run(random.key(0), 2, NUMPY, progress_bar=False).losses
-    np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
 def test_a_kernel_takes_numpy_data():

@@ -10,12 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, SVI, Trace_ELBO
-import optax
+from numpyro.infer import MCMC
 
 from numpyro_ext._model.read import read_model
 from numpyro_ext.mcmc import SGHMC, KernelHMC
-from numpyro_ext.particles import SVGD, AutoParticles
 
 SCALES = {"tilt": 0.5, "mean": np.array([3.0, 7.0]), "curve": np.array([[0.1, 0.2], [11.0, 13.0]])}
 """Standard deviations, which tell the coordinates apart."""
@@ -28,38 +26,10 @@ def model():
         numpyro.sample(name, dist.Normal(1.0, scale).to_event(np.ndim(scale)))
 
 
-def in_order(sites, batch=0):
-    """Sites as vectors, by hand."""
-    flat = [np.reshape(sites[name], (*np.shape(sites[name])[:batch], -1)) for name in ORDER]
-    return np.concatenate(flat, axis=-1)
-
-
 def draws(num):
     """A different number for each coordinate of each draw."""
     x = 1 + FLAT * random.normal(random.key(0), (num, FLAT.size))
     return jax.vmap(read_model(model).unravel)(x), x
-
-
-def start(guide, loss=None):
-    svi = SVI(model, guide, optax.sgd(0.0), loss or Trace_ELBO())
-    return svi.get_params(svi.init(random.key(0)))
-
-
-def test_model_info_has_the_order_of_the_model():
-    info = read_model(model)
-    assert tuple(info.latents) == ORDER
-    assert ORDER != tuple(sorted(ORDER))
-    assert np.array_equal(info.ravel(jax.tree.map(jnp.asarray, SCALES)), FLAT.astype(np.float32))
-
-
-def test_particles_have_it():
-    """Numbers given as particles come back as those sites, and as those columns."""
-    guide = AutoParticles(model, 14, init_from=None)
-    (name,) = start(guide, SVGD())
-    sites, x = draws(14)
-    found = guide.particles({name: x})
-    assert all(np.allclose(found[site], sites[site]) for site in ORDER)
-    assert np.allclose(guide.sample_latent(random.key(0), {name: x}), x)
 
 
 def test_momentum_has_it():

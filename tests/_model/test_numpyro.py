@@ -15,18 +15,13 @@ import optax
 import pytest
 
 from numpyro_ext._model.handlers import every_row
-from numpyro_ext._numpyro import mask_of, mcmc_arguments, posterior_guide
+from numpyro_ext._numpyro import mcmc_arguments, posterior_guide
 
 
 def narrow(x=0.0):
     """A posterior that is Normal, with standard deviations 0.1 and 4."""
     numpyro.sample("wide", dist.Normal(x, 4.0))
     numpyro.sample("small", dist.Normal(1.0, 0.1))
-
-
-def test_masks_are_found():
-    assert mask_of(dist.Normal().mask(False)) is False
-    assert mask_of(dist.Normal()) is None
 
 
 def test_arguments_of_a_run_are_found():

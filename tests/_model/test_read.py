@@ -18,7 +18,6 @@ from numpyro_ext._model.read import (
     frames,
     is_data,
     is_delta,
-    model_info,
     not_reparameterized,
     plate_sizes,
     read_model,
@@ -200,10 +199,3 @@ def test_kinds_of_sites():
     assert [n for n, s in trace.items() if s["type"] == "sample" and is_delta(s)] == ["fixed"]
     assert frames(trace["x"]) == {"rows": -2, "columns": -1}
     assert plate_sizes(trace) == {"rows": (10, 4), "columns": (3, 3)}
-
-
-def test_a_trace_in_hand_says_the_same():
-    trace = trace_of(handlers.seed(unordered, 0), (data(),))
-    info, read = model_info(trace), read_model(unordered, (data(),))
-    assert info.slices == read.slices
-    assert (info.data, info.deterministic) == (read.data, read.deterministic)

@@ -1,16 +1,9 @@
 """Schedules: the numbers of their formulas, traced or not."""
 
-import jax
 import jax.numpy as jnp
 import pytest
 
 from numpyro_ext.mcmc import ConstantSchedule, CyclicalSchedule, PolynomialSchedule
-
-
-def test_cyclical_numbers(tol):
-    schedule = jax.vmap(CyclicalSchedule(0.4, 4))
-    expected = jnp.array([0.4, 0.341421356237, 0.2, 0.058578643763, 0.4])
-    assert jnp.allclose(schedule(jnp.arange(5)), expected, rtol=tol(1e-5, 1e-10))
 
 
 def test_polynomial_numbers(tol):
@@ -27,10 +20,6 @@ def test_exploration_is_the_first_part_of_a_cycle():
     assert schedule.sampling(jnp.arange(9)).tolist() == [False] * 4 + [True] * 4 + [False]
     everything = CyclicalSchedule(1.0, 8, exploration=0)
     assert everything.sampling(jnp.arange(8)).all()
-
-
-def test_constant_is_constant():
-    assert ConstantSchedule(0.3)(0) == ConstantSchedule(0.3)(10**9) == 0.3
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,8 @@ from numpyro_ext.particles import (
 from numpyro_ext.scores import (
     IMQ,
     RBF,
-    KDEScore,
     Linear,
     MatrixRBF,
-    SteinScore,
     _conjugate_gradients,
 )
 from tests.particles.fixture import G, X, slow_velocity, slow_whitening
@@ -101,16 +99,6 @@ def test_equals_the_slow_loop_with_and_without_preconditioning(make, eta, kernel
     expected = slow_velocity(name_of(make), resolved, y, np.asarray(g) @ root, eta) @ root.T
     v = jax.jit(make(kernel, precondition="covariance").velocity)(x, g)
     np.testing.assert_allclose(v, expected, atol=tol(2e-5, 1e-10))
-
-
-def test_wasserstein_fields_subtract_a_score_estimate(tol):
-    x, g = random.normal(random.key(0), (2, 30, 3)) + 2.0
-    for field, estimate in (
-        (GFSD(), KDEScore(RBF("median"))),
-        (GFSF(), SteinScore(1e-2, RBF("median_distance"))),
-    ):
-        expected = g - jax.jit(estimate)(x)
-        np.testing.assert_allclose(jax.jit(field.velocity)(x, g), expected, atol=tol(1e-4, 1e-11))
 
 
 def test_blob_is_downhill_and_gfsd_is_so_with_frozen_centres(tol):

@@ -4,7 +4,6 @@ import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from numpyro_ext.particles import SVGD
@@ -25,13 +24,6 @@ def test_kernel_of_ones_own_equals_the_radial_path():
             np.testing.assert_allclose(v, expected, atol=1e-6)
 
 
-def test_repulsion_sums_to_zero(tol):
-    x = random.normal(random.key(0), (30, 3)) * jnp.array([0.1, 1.0, 10.0]) + 7.0
-    repulsion = SVGD().velocity(x, jnp.zeros_like(x))
-    assert jnp.abs(repulsion).max() > 1e-3
-    np.testing.assert_allclose(repulsion.sum(0), 0.0, atol=tol(1e-5, 1e-13))
-
-
 def test_memory_is_that_of_a_block():
     x = jax.ShapeDtypeStruct((3000, 16), jnp.float32)
 
@@ -42,20 +34,6 @@ def test_memory_is_that_of_a_block():
     assert temporary_bytes(block_size=100) < 4e6 < 9e6 < temporary_bytes(block_size=3000)
     # Above 2048 particles blocks are the default.
     assert temporary_bytes() < 0.5 * temporary_bytes(block_size=3000)
-
-
-def follow(field, log_p, x, step_size, num_steps):
-    """Adagrad along the velocity, started at ``x``."""
-    optim = optax.adagrad(step_size)
-
-    def step(carry, i):
-        x, state = carry
-        updates, state = optim.update(
-            -field.tempered_velocity(x, jax.vmap(jax.grad(log_p))(x), i), state
-        )
-        return (x + updates, state), None
-
-    return jax.lax.scan(step, (x, optim.init(x)), jnp.arange(num_steps))[0][0]
 
 
 @pytest.mark.slow
