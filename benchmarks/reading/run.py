@@ -114,6 +114,12 @@ def a_run_of_ep() -> Use:
     return lambda: engine.run(random.key(0), 2, X, progress_bar=False)
 
 
+def a_sweep_of_ep() -> Use:
+    engine = EP(model)
+    state = engine.init(random.key(0), X)
+    return lambda: engine.update(state, X)
+
+
 def a_laplace() -> Use:
     guide = AutoLaplaceGGN(model)
     svi = SVI(model, guide, optax.adam(0.01), Trace_ELBO())
@@ -143,6 +149,7 @@ ROWS: dict[str, Callable[[], Use]] = {
     "`AutoRealNVPNormal`": lambda: a_fit(AutoRealNVPNormal(model), Trace_ELBO()),
     "`AutoLaplaceGGN`": a_laplace,
     "`EP`": a_run_of_ep,
+    "`EP`, a sweep": a_sweep_of_ep,
     "`GMMEP`, `SVAEGuide`, `SVAEELBO`": structured,
     "`diagnose(svi)`": a_diagnosis,
 }

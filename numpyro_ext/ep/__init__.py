@@ -8,7 +8,7 @@ from numpyro_ext.ep.pbp.epochs import PBPState
 from numpyro_ext.ep.projection import ClosedForm, Projected, Projection
 from numpyro_ext.ep.quadrature import Quadrature
 from numpyro_ext.ep.sampling import ImportanceSampling, NUTSProjection
-from numpyro_ext.ep.sites import EPRunResult, EPState, Report
+from numpyro_ext.ep.state import EPRunResult, EPState, Report
 from numpyro_ext.ep.stochastic import StochasticEP
 
 __all__ = [

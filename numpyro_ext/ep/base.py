@@ -22,7 +22,7 @@ from numpyro_ext.ep.guide import fits, guide_of, start_guide
 from numpyro_ext.ep.normal import FAMILIES, Family
 from numpyro_ext.ep.projection import Projection
 from numpyro_ext.ep.reading import ModelReading, Prior, Reader, read_prior
-from numpyro_ext.ep.sites import (
+from numpyro_ext.ep.state import (
     EPRunResult,
     EPState,
     Report,
@@ -42,7 +42,7 @@ FAR = 0.3
 
 
 class Engine(ABC):
-    """What is used in place of an ``SVI``: a run of steps, and the parameters of a guide."""
+    """The base of what stands in place of an ``SVI``: it runs steps, and has a guide."""
 
     def __repr__(self) -> str:
         return summary(self)
@@ -59,9 +59,9 @@ class Engine(ABC):
         """At most ``num_steps`` steps, fewer if the fit converges.
 
         :param args: arguments of the model.
-        :param bool progress_bar: whether to show the loss, and the residual, as the fit goes.
+        :param bool progress_bar: whether to show the loss and the residual.
         :param init_state: the state to continue; None for a new start. The prior and the factors
-            are read again. Sites are kept as a start where there are as many factors.
+            are read again, and the sites are kept where there are as many factors.
         :return: an :data:`EPRunResult` with ``params``, ``state`` and ``losses``.
         """
         check_count("num_steps", num_steps)
@@ -93,10 +93,7 @@ class Engine(ABC):
         """The parameters of the guide."""
 
     def warn(self, first: Any, state: Any, num_steps: int) -> None:  # noqa: B027
-        """Warn of a result that is not reliable, if the engine can tell.
-
-        :param first: the state before the run.
-        """
+        """Warn of a result that is not reliable, after a run that began at the state ``first``."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -105,35 +102,33 @@ class EPEngine(Engine):
 
     .. math:: p(x, y) \propto f_0(x) \prod_n f_n(x) \approx q(x) = f_0(x) \prod_n \tilde f_n(x)
 
-    with normal sites :math:`\tilde f_n` in unconstrained space. An engine is used in place of an
+    with normal sites :math:`\tilde f_n` in unconstrained space. An engine stands in place of an
     ``SVI``: ``run(rng_key, num_steps, *args)`` gives the parameters of ``engine.guide``, an
-    ``AutoMultivariateNormal`` or ``AutoDiagonalNormal``. The factors are the rows of the one plate
-    that holds the observed sites, and the terms of the prior. Terms with a constant Hessian form an
+    ``AutoMultivariateNormal`` or ``AutoDiagonalNormal``. The factors are the rows of the plate that
+    holds the observed sites, and the terms of the prior. Terms with a constant Hessian form an
     exact normal prior; every other batch element of a latent site is a factor. Latent sites inside
     the plate are integrated out of their row: discrete ones by a sum, one continuous coordinate by
     quadrature, and several by importance sampling or NUTS, at power 1. The guide draws them given
     the others and the data of their row: ``engine.guide.sample_posterior(rng_key, params, *args)``.
 
     A fit to other data of the same shapes, also by another engine of the same model, compiles
-    nothing. What a model reads from globals, closures and attributes is compared at every call, and
-    compiled anew if it has changed.
-
-    A subclass writes :meth:`sweep`.
+    nothing. If the model reads other values from globals, closures or attributes, it is compiled
+    anew. A subclass writes :meth:`sweep`.
 
     :param model: Python callable with NumPyro primitives, with continuous latent sites.
     :param str family: ``"full"`` or ``"diagonal"``, the precision of q.
     :param projection: how the tilted moments are found; None for ``Quadrature()`` where a factor
         depends on at most ``max_rank`` directions, and ``ImportanceSampling()`` otherwise, with
         2,048 points for rows with several coordinates of local sites.
-    :param int max_rank: the largest rank that is looked for, at most 3; 0 takes each factor as one
-        of all coordinates.
+    :param int max_rank: the largest number of directions, at most 3; 0 takes every factor in all
+        coordinates.
     :param str data_plate: the plate whose rows are the factors, if observed sites are in several.
     :param str prefix: prefix of the names of the guide's parameters.
     :param tuple prior: yesterday's fit, ``(engine, result)``, ``(svi, result)`` or ``(guide,
         params)`` of a normal guide, whose posterior replaces the priors of its sites: ``model``
         becomes :func:`~numpyro_ext.guides.posterior_as_prior`. None for the priors of the model.
-    :param float forgetting_factor: the power in (0, 1] of that posterior; 1 forgets nothing. On a
-        first day, without a prior, there is nothing to forget.
+    :param float forgetting_factor: the power in (0, 1] of yesterday's posterior, if there is one;
+        1 forgets nothing.
     """
 
     model: Model = field(kw_only=False)
@@ -152,7 +147,7 @@ class EPEngine(Engine):
     largest_share: ClassVar[float] = 0.05
     """The share of factors of the data without a low rank, above which all are taken whole."""
     forgets: ClassVar[bool] = False
-    """Whether the sites of the data are forgotten, so that q holds more than prior and sites."""
+    """Whether the sites of the data are forgotten, so that q is more than prior times sites."""
 
     def __post_init__(self) -> None:
         if self.prior is not None:
@@ -168,7 +163,7 @@ class EPEngine(Engine):
         self._forget()
 
     def _forget(self) -> None:
-        """Have a guide and a reader that have not seen the model."""
+        """Take a guide and a reader that have not seen the model."""
         self.guide: Any = guide_of(self.model, self.family, self.prefix)
         self._plan: EPPlan | None = None
         self._reader = Reader(self.model, self.data_plate)
@@ -274,10 +269,10 @@ class EPEngine(Engine):
         log_z, residual = self.evidence_of(*self._on(lax.stop_gradient(state), args, kwargs))
         if not is_traced((log_z, residual)) and jnp.isfinite(log_z) and not residual < FAR:
             words = (
-                "the sites are not those of these arguments: a sweep would change q by"
+                "the sites belong to other arguments: a sweep would change q by"
                 f" {float(residual):.2g} (standard deviations of a mean, or relative of a"
                 " variance), so the estimate of the evidence is off; call"
-                " run(..., init_state=state) with them first."
+                " run(..., init_state=state) with these arguments first."
             )
             warnings.warn(InferenceWarning(words), stacklevel=2)
         return log_z
@@ -287,7 +282,7 @@ class EPEngine(Engine):
         return evidence(plan, self.normals, state, arrays)
 
     def evaluate(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
-        """The loss at a state: minus :meth:`log_evidence`."""
+        """Minus :meth:`log_evidence`: the loss at a state."""
         return -self.log_evidence(state, *args, **kwargs)
 
     @property
@@ -335,16 +330,14 @@ class EPEngine(Engine):
                 " arguments first."
             )
         arguments, arrays = self._reader.split(args, kwargs)
-        same = len(state.table.groups) == len(plan.specs)
-        same = same and self._reader.serves(plan.reading, arguments, arrays)
         traced = is_traced((state, args, kwargs, indices))
-        if same:
+        same_groups = len(state.table.groups) == len(plan.specs)
+        if same_groups and self._reader.serves(plan.reading, arguments, arrays):
             move = on_arguments if traced else on_arguments_once
             new, fit = move(plan, self.normals, self.forgets, state, arrays)
             if traced:
-                lost = jnp.where(fit, 0.0, jnp.nan)
-                return plan, new._replace(shift=new.shift + lost), arrays
-            if fit:
+                new = new._replace(shift=new.shift + jnp.where(fit, 0.0, jnp.nan))
+            if traced or fit:
                 return plan, new, arrays
         if traced:
             raise ValueError(

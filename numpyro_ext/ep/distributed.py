@@ -10,24 +10,22 @@ import numpy as np
 from numpyro_ext._checks import check_choice, check_count, check_positive
 from numpyro_ext._model.factors import Factors
 from numpyro_ext.ep.ep import EP
-from numpyro_ext.ep.shared_sites import Parts, SharedSitesEngine
+from numpyro_ext.ep.shared_sites import Parts, SharedConfig, SharedSitesEngine
 from numpyro_ext.ep.stochastic import RandomRowsEngine
-from numpyro_ext.ep.sweep import SweepConfig
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class _InParts:
-    """What engines on parts of the data share.
+    """The base of engines on parts of the data.
 
     :param partition: the number J of parts, contiguous and of nearly one size, or an integer vector
-        of labels 0, ..., J - 1, one for each row.
+        with the label 0, ..., J - 1 of each row.
     """
 
     partition: Any = field(kw_only=False)
 
     def rows_of_parts(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of each of J parts of ``size`` rows, ``(J, M)`` filled up with -1, and ``(J,)``
-        how many these are."""
+        """The rows of each of J parts, ``(J, M)`` filled up with -1, and their numbers ``(J,)``."""
         if np.ndim(self.partition) == 0:
             if check_count("partition", self.partition) > size:
                 raise ValueError(
@@ -57,11 +55,10 @@ class DistributedEP(_InParts, EP):
     .. math:: f_j(x) = \exp \sum_{n \in \text{part } j} l_n(x), \qquad q(x) = f_0(x) \prod_j
         \tilde f_j(x)
 
-    and all else as in :class:`EP`. With one row to a part it is :class:`EP`, and with a single part
-    the moments of the posterior itself. Parts mostly depend on more directions than quadrature
-    takes. Then their moments are found by ``ImportanceSampling()``, or by
-    ``projection=NUTSProjection()``, which has no evidence and leaves noise in the sites, so that
-    the residual stays above ``tol``.
+    and all else as in :class:`EP`, which it is with one row to a part. With a single part q has the
+    moments of the posterior itself. Most parts depend on more directions than quadrature takes, and
+    have ``ImportanceSampling()``, or ``projection=NUTSProjection()``, which has no evidence and
+    leaves noise in the sites, so that the residual stays above ``tol``.
 
     :param str schedule: ``"parallel"``, all parts from one q, or ``"serial"``.
 
@@ -91,10 +88,11 @@ class StochasticDistributedEP(_InParts, SharedSitesEngine):
 
     with :math:`F_j = (\lambda_{\mathrm{proj}[q^{\setminus j} f_j^\alpha]} - \lambda_{q^{\setminus
     j}}) / \alpha` and the cavity :math:`\lambda_q - \alpha N_j \lambda`, for one part after the
-    other (SDEP), or from one q for all of them together (ADEP). One ``update`` is a pass over all
-    parts. Where parts differ, q is further from the posterior than by :class:`DistributedEP`.
+    other (SDEP), or from one q for all parts (ADEP). One ``update`` is a pass over all parts.
+
+    **Bias.** Where parts differ, q is further from the posterior than by :class:`DistributedEP`.
     With few parts and the default step SDEP leans towards the last part, whose share in the site
-    is :math:`N_j \epsilon`; with small steps it goes around the fixed point of ADEP.
+    is :math:`N_j \epsilon`; with small steps it moves around the fixed point of ADEP.
 
     :param str schedule: ``"serial"`` for SDEP, ``"parallel"`` for ADEP.
     :param step: epsilon in (0, 1], or a function of the number of the update; None for 1 / N.
@@ -128,9 +126,9 @@ class StochasticDistributedEP(_InParts, SharedSitesEngine):
         J = np.arange(len(sizes))
         return Parts(0 * J, sizes, np.ones(len(J), int), J[:, None])
 
-    def config(self, size: int) -> SweepConfig:
+    def config(self, size: int) -> SharedConfig:
         step = 1 / size if self.step is None else self.step
-        return SweepConfig(self.normals, self.schedule == "serial", float(self.tol), step=step)
+        return SharedConfig(self.normals, self.schedule == "serial", float(self.tol), step=step)
 
 
 class _SitePerPart(_InParts, SharedSitesEngine):
@@ -151,9 +149,10 @@ class DSEP(_SitePerPart, RandomRowsEngine):
     where n is a random row of part j, and :math:`\lambda_n = (\lambda_{\mathrm{proj}[q^{\setminus
     j} f_n^\alpha]} - \lambda_{q^{\setminus j}}) / \alpha` with the cavity :math:`\lambda_q - \alpha
     \lambda_j`. One ``update`` visits one row of every part, part after part. With a single part it
-    is stochastic EP, with one row to a part :class:`EP`. A constant step leaves noise in the sites,
-    with a variance in proportion to the step, and a bias where factors are not normal. ``run``
-    returns the mean of the states of its last half.
+    is stochastic EP, with one row to a part :class:`EP`.
+
+    **Bias.** A constant step leaves noise in the sites, with a variance in proportion to the step,
+    and a bias where factors are not normal. ``run`` returns the mean over its last half.
 
     :param step: epsilon in (0, 1], or a function of the number of the update; None for 1 / N_j.
 
@@ -167,8 +166,8 @@ class DSEP(_SitePerPart, RandomRowsEngine):
     0.3750
     """
 
-    def config(self, size: int) -> SweepConfig:
-        return SweepConfig(self.normals, serial=True, step=self.step, batch_size=1)
+    def config(self, size: int) -> SharedConfig:
+        return SharedConfig(self.normals, serial=True, step=self.step, batch_size=1)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -178,9 +177,9 @@ class DAEP(_SitePerPart):
     .. math:: \lambda_q = \lambda_0 + \sum_j N_j \lambda_j, \qquad \lambda_j \leftarrow \frac
         1{N_j} \sum_{n \in \text{part } j} \lambda_n
 
-    from one q for all rows, with :math:`\lambda_n` as in :class:`DSEP`. It is the limit of
-    :class:`DSEP` for small steps, without its noise. One ``update`` is a pass over all the data.
-    With a single part it is averaged EP, with one row to a part :class:`EP`.
+    from one q for all rows, with :math:`\lambda_n` as in :class:`DSEP`, whose limit for small steps
+    it is. One ``update`` is a pass over all rows. With a single part it is averaged EP, with one
+    row to a part :class:`EP`.
 
     **Distributed black-box alpha** is ``mean="moments"``: the new site of a part has the mean of
     the *moments* of its tilted distributions, in place of the mean of their sites. Its fixed points
@@ -225,7 +224,7 @@ class DAEP(_SitePerPart):
         check_choice("mean", self.mean, ("sites", "moments"))
         check_positive("tol", self.tol)
 
-    def config(self, size: int) -> SweepConfig:
+    def config(self, size: int) -> SharedConfig:
         moments = self.mean == "moments"
         step = 0.5 if self.step is None and moments else self.step
-        return SweepConfig(self.normals, tol=float(self.tol), moments=moments, step=step)
+        return SharedConfig(self.normals, tol=float(self.tol), moments=moments, step=step)

@@ -1,10 +1,13 @@
 """Expectation propagation, with powers, and assumed density filtering, its first pass."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 import warnings
 
-from jax import Array
+import jax
+from jax import Array, lax, random
+import jax.numpy as jnp
 
 from numpyro_ext._checks import (
     InferenceWarning,
@@ -16,8 +19,30 @@ from numpyro_ext._checks import (
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext.ep.base import EPEngine
 from numpyro_ext.ep.factors import EPPlan
-from numpyro_ext.ep.sites import EPState
-from numpyro_ext.ep.sweep import SweepConfig, sweep
+from numpyro_ext.ep.normal import (
+    Family,
+    Moments,
+    Site,
+    choose,
+    distance,
+    halved,
+    is_finite,
+    is_near,
+    plus,
+)
+from numpyro_ext.ep.state import EPState, change_of, total_of
+from numpyro_ext.ep.sweep import (
+    SweepResult,
+    Update,
+    from_one_q,
+    keys_of,
+    mix,
+    next_state,
+    site_update,
+)
+
+_LEAST = 0.02
+"""The least d of adaptive damping."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -103,10 +128,10 @@ class EP(EPEngine):
             warnings.warn(InferenceWarning(words), stacklevel=2)
 
     def sweep(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
-        serial = self.schedule == "serial"
-        adaptive = self.damping is None and not serial
-        config = SweepConfig(self.normals, serial, float(self.tol), adaptive)
-        return sweep(plan, config, state, arrays)
+        if self.schedule == "serial":
+            return serial_sweep(plan, self.normals, float(self.tol), state, arrays)
+        adaptive = self.damping is None
+        return parallel_sweep(plan, self.normals, float(self.tol), adaptive, state, arrays)
 
     def warn(self, first: EPState, state: EPState, num_steps: int) -> None:
         report = state.report
@@ -120,6 +145,78 @@ class EP(EPEngine):
             " as in projection=ImportanceSampling(num_samples=2000)."
         )
         warnings.warn(InferenceWarning(words), stacklevel=3)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def parallel_sweep(
+    plan: EPPlan,
+    family: Family,
+    tol: float,
+    adaptive: bool,
+    state: EPState,
+    arrays: list[Array],
+) -> tuple[EPState, Array]:
+    """All factors from one q: the next state, and the loss.
+
+    :param adaptive: whether d follows the residual.
+    """
+    total = state.total
+    updates, change, log_z, residual = from_one_q(plan, family, state, arrays)
+    d = state.damping
+    if adaptive:
+        grown = (residual > state.report.residual) | ~jnp.isfinite(residual)
+        d = jnp.where(grown, jnp.maximum(d / 2, _LEAST), jnp.minimum(1.1 * d, 1.0))
+        d = jnp.where(state.i == 0, state.damping, d)
+    used, halvings = halved(family, total, change, d)
+    if adaptive:
+        near = partial(is_near, family.moments(total))
+        used, shortened = halved(family, total, change, used, near, 30)
+        d = jnp.where(shortened > 0, state.damping, d)
+    sites = mix(used, state.sites, tuple(v.site for v in updates))
+    result = SweepResult(sites, updates, log_z, residual, halvings, good=used > 0)
+    return next_state(plan, family, state._replace(damping=d), result, tol), -log_z
+
+
+def _one_by_one(
+    plan: EPPlan, family: Family, state: EPState, arrays: list[Array]
+) -> tuple[list[Update], list[Site], Array, Array]:
+    """One factor after the other, each from the q that the last one has left: their updates, their
+    damped sites, the number of halvings, and the residual."""
+    factors, table = plan.reading.on(arrays), state.table
+    start = q = family.moments(state.total)
+    keys = random.split(state.rng_key, len(plan.specs))
+    updates, sites, halvings = [], [], jnp.array(0)
+    for spec, group, site, key in zip(plan.specs, table.groups, state.sites, keys, strict=True):
+
+        def visit(q: Moments, xs: Any, spec: Any = spec) -> tuple[Moments, Any]:
+            index, A, site, key = xs
+            update = site_update(family, spec, q, factors, index, A, site, key)
+            new, d, halvings = family.include(q, A, plus(update.site, site, -1.0), state.damping)
+            good = is_finite(new) & (d > 0)
+            mixed = choose(good, mix(d, site, update.site), site)
+            return choose(good, new, q), (update, mixed, halvings)
+
+        factor = group.index, group.basis, site, keys_of(spec, key, len(group.basis))
+        q, (update, new, count) = lax.scan(visit, q, factor)
+        updates.append(update)
+        sites.append(new)
+        halvings += jnp.sum(count)
+    change = change_of(family, table, [v.site for v in updates], state.sites)
+    residual = distance(start, family.moments(plus(state.total, change)), change)
+    return updates, sites, halvings, residual
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def serial_sweep(
+    plan: EPPlan, family: Family, tol: float, state: EPState, arrays: list[Array]
+) -> tuple[EPState, Array]:
+    """One factor after the other: the next state, and the loss."""
+    updates, sites, halvings, residual = _one_by_one(plan, family, state, arrays)
+    parts = sum(jnp.sum(v.log_z) for v in updates)
+    total = total_of(family, state.prior, state.table, sites)
+    log_z = state.table.constant + family.log_partition(total) + parts
+    result = SweepResult(tuple(sites), updates, log_z, residual, halvings)
+    return next_state(plan, family, state, result, tol), -log_z
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -147,7 +244,7 @@ class ADF(EPEngine):
     forgets: ClassVar[bool] = True
 
     def sweep(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
-        return sweep(plan, SweepConfig(self.normals, serial=True, forgets=True), state, arrays)
+        return filtering_pass(plan, self.normals, state, arrays)
 
     def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
         """The estimate of log p(y) that the first pass has collected; with arguments of the model,
@@ -161,3 +258,23 @@ class ADF(EPEngine):
             )
         fresh = self.init(state.rng_key, *args, **kwargs)
         return -self.update(fresh, *args, **kwargs)[1]
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def filtering_pass(
+    plan: EPPlan, family: Family, state: EPState, arrays: list[Array]
+) -> tuple[EPState, Array]:
+    """The same, after which the sites of the rows are part of q and forgotten."""
+    table, total = state.table, state.total
+    updates, sites, halvings, residual = _one_by_one(plan, family, state, arrays)
+    inside = total_of(family, jax.tree.map(jnp.zeros_like, state.prior), table, state.sites)
+    rest = plus(total, inside, -1.0)  # the prior, and the sites of earlier passes
+    for k, (spec, group) in enumerate(zip(plan.specs, table.groups, strict=True)):
+        if spec.names is None:
+            rest = plus(rest, family.total(group.basis, sites[k]))
+            sites[k] = state.sites[k]
+    parts = sum(jnp.sum(v.log_z) for v in updates)
+    first = table.constant + family.log_partition(total) + parts
+    log_z = jnp.where(state.i == 0, first, state.log_evidence)
+    result = SweepResult(tuple(sites), updates, log_z, residual, halvings, rest=rest)
+    return next_state(plan, family, state, result), -jnp.where(state.i == 0, first, parts)

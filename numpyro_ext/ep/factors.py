@@ -1,8 +1,8 @@
-"""The factors of a model as expectation propagation takes them: groups of factors of one rank."""
+"""The factors of a model in groups of one rank, each with its projection."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 import warnings
 
@@ -27,11 +27,15 @@ from numpyro_ext.ep.taylor_sites import TaylorSites
 
 _LARGEST = 2**25
 """Numbers that an array over factors and points may hold."""
+QUADRATURE, SAMPLING = Quadrature(), ImportanceSampling()
+SAMPLING_OF_LOCAL = ImportanceSampling(num_samples=2048)
+"""The projections by default, the last for rows with several local coordinates: one object for all
+engines, so that they share what is compiled."""
 
 
 @dataclass(frozen=True)
 class FactorGroupSpec:
-    """What is static in a group of factors.
+    """The static part of a group of factors.
 
     - **names** - the sites whose batch elements they are; None for rows of the data.
     - **power** - the power alpha at which they are updated.
@@ -39,8 +43,8 @@ class FactorGroupSpec:
     - **batch_size** - factors that are computed at a time.
     - **local** - coordinates of the local sites that the projection integrates over; 0 if the
       factor does so itself.
-    - **rank** - the r of rows whose directions are found when they are visited; D if they are taken
-      in all coordinates. None if the group has the bases.
+    - **rank** - the r of rows whose directions are found at each visit, or D for all coordinates;
+      None if the group has the bases.
     - **blocks** - whether each block of rows has its own factors, which are computed there.
     """
 
@@ -79,11 +83,11 @@ class FactorGroupSpec:
 
 
 def marginal(factors: Factors, x: Array, n: Array, z: Array | None = None) -> Array:
-    """The log likelihood of row ``n`` at ``x`` without the local sites: discrete ones are summed
-    out, and a continuous one of a single coordinate is integrated by quadrature.
+    """The log likelihood of row ``n`` at ``x``, with a sum over its discrete local sites and an
+    integral over a continuous one of a single coordinate.
 
-    :param z: ``(local_size,)``, values of the continuous local sites, unconstrained and flat,
-        of which the result is then a function too; None to integrate.
+    :param z: ``(local_size,)``, values of the continuous local sites, unconstrained and flat, in
+        place of the integral.
     """
     if not factors.states:
         return _in_state(factors, x, n, {}, z)
@@ -110,10 +114,8 @@ def num_points(factors: Factors) -> int:
 
 @dataclass(frozen=True)
 class EPPlan:
-    """All that is static in a fit, by which its programs are compiled.
-
-    - **normal** - the sites whose terms of the prior are normal.
-    """
+    """The static part of a fit, for which its programs are compiled; ``normal`` are the sites whose
+    terms of the prior are normal."""
 
     reading: ModelReading
     specs: tuple[FactorGroupSpec, ...]
@@ -121,8 +123,8 @@ class EPPlan:
 
 
 class FactorGroup(NamedTuple):
-    """The n factors of one group: their indices, and of each the ``(r, D)`` orthonormal rows A of
-    which :math:`u = A x` are all that it depends on."""
+    """The n factors of one group: their indices, and the ``(r, D)`` orthonormal rows A of each,
+    which depends on :math:`u = A x` alone."""
 
     index: Array
     basis: Array
@@ -134,9 +136,9 @@ class FactorTable(NamedTuple):
     - **groups** - as many as the plan has specs, the rows of the data first.
     - **constant** - log of the normal part of the prior at 0.
     - **center** - the scale of the latent vector.
-    - **times** - ``(S,)``, how often each of S sites, which the rows of the data share, stands in
-      q; None if each factor has its own.
-    - **taylor** - the Taylor sites of which a minibatch adds the difference; None without a proxy.
+    - **times** - ``(S,)``, how often q has each of S sites that the rows of the data share; None if
+      each factor has its own.
+    - **taylor** - the Taylor sites of all rows; None without a proxy.
     """
 
     groups: tuple[FactorGroup, ...]
@@ -201,13 +203,6 @@ def _bases(r: int, directions: Array, sd: Array) -> Array:
     return jax.vmap(partial(basis_of, sd=sd))(directions[:, :r])
 
 
-@cache
-def _default_projections() -> tuple[Quadrature, ImportanceSampling, ImportanceSampling]:
-    """One object for all engines, so that they share what is compiled; the last is for rows with
-    local sites."""
-    return Quadrature(), ImportanceSampling(), ImportanceSampling(num_samples=2048)
-
-
 def find_table(
     reading: ModelReading,
     arrays: list[Array],
@@ -224,49 +219,71 @@ def find_table(
     :param rows: ``(n,)`` row of each factor of the data; ``(n, m)`` if a factor has several, with
         -1 where it has fewer than m.
     """
-    quadrature, sampling, sampling_of_local = _default_projections()
-    factors, D = reading.factors, len(prior.center.mean)
-    inside = max(D, num_points(factors))  # the floats that one point of a factor needs
+    factors = reading.factors
     local = factors.local_size if factors.local_size > 1 else 0
     if local:
         _check_local(factors, power, projection, rows.size > len(rows))
-    specs, groups = [], []
     elements = jnp.arange(len(prior.owners))
-    for names, index, alpha, asked in (
-        (None, jnp.asarray(rows), power, projection),
-        (prior.names, elements, 1.0, None),
-    ):
-        rank, directions = np.full(len(index), -1), jnp.zeros((len(index), 0, D))
-        of_row = local if names is None else 0
-        whole = of_row > 0 or (asked is not None and asked.whole)
-        if len(index) and max_rank > 0 and not whole:
-            blocks = names is None and _are_in_blocks(factors, np.asarray(index))
-            size = max(1, _LARGEST // (2**7 * inside))
-            probe = FactorGroupSpec(names, alpha, quadrature, size, blocks=blocks)
-            subspaces = _subspaces(reading, probe, max_rank, arrays, index, prior.center)
-            rank, directions = np.asarray(subspaces.rank), subspaces.directions
-            if np.any(rank < 0) and (asked is None or asked.max_rank is not None):
-                _warn_of_ranks(names, rank, max_rank)
-        for places, r in _by_rank(rank, largest_share if names is None else None):
-            if r:
-                of_group = directions if len(places) == len(rank) else directions[places]
-                basis = _bases(r, of_group, prior.center.sd)
-            else:
-                eye = jnp.eye(D, dtype=prior.center.mean.dtype)
-                basis = jnp.broadcast_to(eye, (len(places), D, D))
-            chosen = quadrature if r else sampling_of_local if of_row else sampling
-            if asked is not None and (r or asked.max_rank is None):
-                chosen = asked
-            # What takes the number of a row takes it among all rows.
-            blocks = names is None and not chosen.whole
-            blocks = blocks and _are_in_blocks(factors, np.asarray(index)[places])
-            points = {1: 128, 2: 2**12, 3: 2**17}.get(r, 2**11) if chosen.max_rank else 2**11
-            size = max(1, _LARGEST // (points * inside))
-            specs.append(FactorGroupSpec(names, alpha, chosen, size, of_row, blocks=blocks))
-            group = FactorGroup(index[places], basis)
-            groups.append(placed(group, len(places), factors.sharding) if blocks else group)
-    table = FactorTable(tuple(groups), jnp.asarray(prior.constant, float), Center(*prior.center))
-    return EPPlan(reading, tuple(specs), prior.normal_names), table
+    find = partial(_groups, reading, arrays, prior.center, max_rank)
+    both = [
+        *find(None, jnp.asarray(rows), power, projection, local, largest_share),
+        *find(prior.names, elements, 1.0, None, 0, None),
+    ]
+    constant, center = jnp.asarray(prior.constant, float), Center(*prior.center)
+    table = FactorTable(tuple(group for _, group in both), constant, center)
+    return EPPlan(reading, tuple(spec for spec, _ in both), prior.normal_names), table
+
+
+def _groups(
+    reading: ModelReading,
+    arrays: list[Array],
+    center: Center,
+    max_rank: int,
+    names: tuple[str, ...] | None,
+    index: Array,
+    power: float,
+    projection: Projection | None,
+    local: int,
+    largest_share: float | None,
+) -> list[tuple[FactorGroupSpec, FactorGroup]]:
+    """The rows of the data, or the elements of the prior, in groups of one rank.
+
+    :param names: the sites of these elements; None for rows, which may have ``local`` coordinates.
+    """
+    factors, D = reading.factors, len(center.mean)
+    floats = max(D, num_points(factors))  # that one point of a factor needs
+    rank, directions = np.full(len(index), -1), jnp.zeros((len(index), 0, D))
+
+    def in_blocks(index: Array) -> bool:
+        return names is None and _are_in_blocks(factors, np.asarray(index))
+
+    whole = local > 0 or (projection is not None and projection.whole)
+    if len(index) and max_rank > 0 and not whole:
+        size = max(1, _LARGEST // (2**7 * floats))
+        probe = FactorGroupSpec(names, power, QUADRATURE, size, blocks=in_blocks(index))
+        subspaces = _subspaces(reading, probe, max_rank, arrays, index, center)
+        rank, directions = np.asarray(subspaces.rank), subspaces.directions
+        if np.any(rank < 0) and (projection is None or projection.max_rank is not None):
+            _warn_of_ranks(names, rank, max_rank)
+    groups = []
+    for places, r in _by_rank(rank, largest_share):
+        if r:
+            of_group = directions if len(places) == len(rank) else directions[places]
+            basis = _bases(r, of_group, center.sd)
+        else:
+            eye = jnp.eye(D, dtype=center.mean.dtype)
+            basis = jnp.broadcast_to(eye, (len(places), D, D))
+        chosen = QUADRATURE if r else SAMPLING_OF_LOCAL if local else SAMPLING
+        if projection is not None and (r or projection.max_rank is None):
+            chosen = projection
+        # A projection that takes the number of a row takes it among all rows.
+        blocks = not chosen.whole and in_blocks(index[places])
+        points = {1: 128, 2: 2**12, 3: 2**17}.get(r, 2**11) if chosen.max_rank else 2**11
+        size = max(1, _LARGEST // (points * floats))
+        spec = FactorGroupSpec(names, power, chosen, size, local, blocks=blocks)
+        group = FactorGroup(index[places], basis)
+        groups.append((spec, placed(group, len(places), factors.sharding) if blocks else group))
+    return groups
 
 
 def _check_local(
@@ -290,13 +307,13 @@ def _check_local(
 
 
 def _by_rank(rank: np.ndarray, largest_share: float | None) -> list[tuple[np.ndarray, int]]:
-    """Places of the factors of one group and its rank r, which is 0 for those without one.
+    """The places of the factors of each group, and its rank r, which is 0 for all coordinates.
 
-    A factor of a smaller rank is one of rank r too, whose further directions change nothing. Rows
-    are one group, so that other data of the same shapes have the same groups.
+    A factor of a smaller rank has further directions, which change nothing. Rows are one group, so
+    that other data of the same shapes have the same groups.
 
-    :param largest_share: of rows, the share without a rank above which none has one; None for
-        elements of the prior.
+    :param largest_share: the share of rows without a rank above which all are taken in all
+        coordinates; None for elements of the prior.
     """
     if largest_share is not None and np.mean(rank < 0) > largest_share:
         rank = np.full_like(rank, -1)
@@ -319,7 +336,7 @@ def _warn_of_ranks(names: Any, rank: np.ndarray, max_rank: int) -> None:
         " sampling; pass projection=ImportanceSampling(num_samples=...) to choose its draws, or"
         " NUTSProjection()."
     )
-    warnings.warn(InferenceWarning(words), stacklevel=6)
+    warnings.warn(InferenceWarning(words), stacklevel=7)
 
 
 def placed(tree: Any, size: int, sharding: NamedSharding | None) -> Any:

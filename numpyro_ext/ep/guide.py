@@ -1,4 +1,4 @@
-r"""NumPyro's normal guides, set up at a start that is known, with the local sites of the model.
+r"""NumPyro's normal guides, with the local sites of the model.
 
 .. math:: q(x, z) = q(x) \prod_n p(z_n \mid x, y_n)
 
@@ -43,16 +43,16 @@ _DRAWS = 64
 _POINTS = 2**14
 """Places of rows at which a row is evaluated at a time, for one draw."""
 _FEW = 4 * 10**7
-"""Evaluations of rows that take as long as the compiler does to optimise their program: about a
-second when it has."""
+"""Evaluations of rows, about a second of them, that take as long as the compiler does to optimise
+their program."""
 
 
 class Drawn(NamedTuple):
     """A draw of all sites.
 
     - **sites** - the latent sites and the deterministic ones, as in a trace.
-    - **log_q** - ``(N,)``, log density of the local sites of each row, given the others; None if
-      there is nothing to observe, so that they are draws of their prior.
+    - **log_q** - ``(N,)``, log density of the local sites of each row, given the others; None
+      without observations, where they are draws of their prior.
     """
 
     sites: dict[str, Site]
@@ -60,19 +60,19 @@ class Drawn(NamedTuple):
 
 
 class _NormalOfEngine(AutoContinuous):
-    """A guide of the sites outside the plate of the data, which draws those inside it given these
-    and the data of their row; a row that observes nothing has its prior."""
+    """A guide of the sites outside the plate of the data. It draws local sites, inside the plate,
+    given the others and the data of their row; a row that observes nothing has its prior."""
 
     locs: Sites | None = None
     """The start: unconstrained sites in the order in which the model samples them."""
     factors: Factors | None = None
     """The factors of the last fit."""
     projection: Projection | None = None
-    """What draws the local sites of a row with several coordinates; None if no row has them."""
+    """The projection that draws the local sites of a row, if they have several coordinates."""
     arguments: tuple[tuple, dict[str, Any]] | None = None
     """Arguments of the last fit; None if they were traced."""
     leading: tuple = ()
-    """What the factors take before the arguments of the model."""
+    """Arguments of the factors before those of the model."""
     several: bool = False
     """Whether there were fits to other arguments before."""
 
@@ -173,7 +173,7 @@ class _NormalOfEngine(AutoContinuous):
         return self._outside(super().quantiles(params, quantiles))
 
     def _outside(self, values: dict[str, Array]) -> dict[str, Array]:
-        """Without what follows from local sites, if there are any."""
+        """The values of global sites, if there are local ones."""
         if self.factors is None or not self.factors.axes:
             return values
         return {name: values[name] for name in self.factors.info.latents}
@@ -250,10 +250,7 @@ def _draw_sites(
     args: tuple,
     kwargs: dict[str, Any],
 ) -> Drawn:
-    """The local sites of all rows, drawn given the global ones at ``x``, and what follows.
-
-    :param projection: what draws several continuous coordinates of a row.
-    """
+    """The local sites of all rows, drawn given the global ones at ``x``, and what follows."""
     key_local, key_model = random.split(rng_key)
     local, log_z = {}, None
     there = _on_rows_of(factors, args, kwargs) if factors.axes else None
@@ -294,17 +291,18 @@ def _draw_rows(
     def state(k: Array) -> Sites:
         return {name: values[k] for name, values in factors.states.items()}
 
-    def of_row(n: Array, rng_key: Array) -> tuple[Sites, Array]:
+    def draw_row(n: Array, rng_key: Array) -> tuple[Sites, Array]:
         key_state, key_z = random.split(rng_key)
-
-        def log_p(k: Array, z: Array) -> Array:
-            return factors.row(x, n, {**state(k), **unravel(z.reshape(flat.shape))})
 
         def in_state(k: Array) -> tuple[Array, Array]:
             """Values of the continuous sites, and the log probability of the state."""
+
+            def log_p(z: Array) -> Array:
+                return factors.row(x, n, {**state(k), **unravel(z.reshape(flat.shape))})
+
             if size == 1:
-                return integral.draw(lambda z: log_p(k, z), random.fold_in(key_z, k))
-            return z, log_p(k, z)
+                return integral.draw(log_p, random.fold_in(key_z, k))
+            return z, log_p(z)
 
         z, log_z = flat, None
         if size > 1:
@@ -318,7 +316,7 @@ def _draw_rows(
         return local, log_z
 
     keys, most = random.split(rng_key, factors.size), max(1, _POINTS // _points_of_row(factors))
-    values, log_z = map_blocks(lambda n: of_row(n, keys[n]), factors.size, most)
+    values, log_z = map_blocks(lambda n: draw_row(n, keys[n]), factors.size, most)
     return {name: _placed(v, factors.axes[name]) for name, v in values.items()}, log_z
 
 

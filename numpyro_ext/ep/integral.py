@@ -1,4 +1,4 @@
-"""The integral of a density of one variable whose place and scale are not known."""
+"""The integral of a density of one variable at any place and of any scale."""
 
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +31,7 @@ def log_integral(h: Callable[[Array, Array], Array], x: Array) -> Array:
     def frozen(z: Array) -> Array:  # so that a search is not differentiated
         return h(z, fixed)
 
-    # Of what else h depends on, too.
+    # No derivative either by what else h depends on.
     z, log_w, _, counts = lax.stop_gradient(_at_nodes(frozen, NUM_NODES))
     # Far nodes, which weigh nothing, may have a derivative that overflows.
     there = jnp.where(counts, z, z[NUM_NODES // 2])
@@ -53,7 +53,7 @@ def draw(h: Callable[[Array], Array], rng_key: Array) -> tuple[Array, Array]:
     log_mass = jnp.maximum(low, high) + jnp.log(-jnp.expm1(-s) / s * jnp.diff(z))
     log_mass = jnp.where(inside, log_mass, -jnp.inf)
     mass, places = jnp.exp(log_mass - jnp.max(log_mass)), jnp.arange(len(s))
-    # By sums, since the random numbers of a categorical, an argmax and a gather take longer.
+    # Sums, since a categorical, an argmax and a gather take longer.
     below = jnp.matmul(_BEFORE, mass, precision="highest")
     u, v = random.uniform(rng_key, (2,), z.dtype)
     k = jnp.max(jnp.where((mass > 0) & (below <= u * jnp.sum(mass)), places, 0))

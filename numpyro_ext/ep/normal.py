@@ -23,7 +23,7 @@ from numpyro_ext.ep.projection import Projected, root, smallest, solve_any
 from numpyro_ext.expfam.linalg import cholesky, half_logdet, inverse, solve, symmetric
 
 FARTHEST, WIDEST = 3.0, 5.0
-"""How far an adaptive step may go: standard deviations of a mean, the factor of one of them."""
+"""How far an adaptive step may move a mean, in standard deviations, and stretch one of these."""
 SMALLEST = 1e-6
 """A cavity is improper if its precision is smaller, in units of the precision of q."""
 
@@ -43,7 +43,7 @@ class Moments(NamedTuple):
 
 
 class Cavity(NamedTuple):
-    """q without a site to the power alpha, in u; q itself where that has no density.
+    """q without a site to the power alpha, in u; q itself if the quotient has no density.
 
     - **gain** - :math:`(\\Phi_{cav} - \\Phi_q) / \\alpha`; at power 0 minus the mean of the log of
       the site under q.
@@ -102,16 +102,18 @@ def choose(good: Array, new: Any, old: Any) -> Any:
 
 def halved(
     family: "Family",
-    total: Callable[[Array], Site],
+    total: Site,
+    change: Site,
     d: Array,
     is_good: Callable[[Moments], Array] = is_finite,
     most: int = 10,
 ) -> tuple[Array, Array]:
-    """The largest of d, d/2, ... with which q is good, or 0; and how many halvings."""
+    """The largest of d, d/2, ... with which q after d times a change is good, or 0; and how many
+    halvings."""
 
     def bad(carry: tuple[Array, Array]) -> Array:
         d, halvings = carry
-        return (halvings <= most) & ~is_good(family.moments(total(d)))
+        return (halvings <= most) & ~is_good(family.moments(plus(total, change, d)))
 
     start = d, jnp.zeros((), jnp.int32)
     d, halvings = lax.while_loop(bad, lambda c: (c[0] / 2, c[1] + 1), start)
@@ -228,8 +230,7 @@ class Full:
 
 
 class Diagonal:
-    """The same for diagonal precisions: ``shift`` and ``precision`` are ``(D,)``, and so are those
-    of a site."""
+    """The same for diagonal precisions: ``shift`` and ``precision`` are ``(D,)``, of a site too."""
 
     def from_full(self, full: Site) -> Site:
         return Site(full.shift, jnp.diagonal(full.precision))

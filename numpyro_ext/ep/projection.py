@@ -24,7 +24,7 @@ LogFactor = Callable[[Array], Array]
 
 
 class Projected(NamedTuple):
-    """What a projection returns.
+    """The site that a projection finds, and what is known of its quality.
 
     - **site_shift, site_precision** - v ``(r,)`` and T ``(r, r)``.
     - **log_normaliser** - log Z; NaN if it is not computed. At power 0 it is the mean of l under q.
@@ -44,8 +44,8 @@ class Projected(NamedTuple):
 class Projection(ABC):
     """The base of the ways to compute the moments of a factor times its cavity.
 
-    A subclass supplies :meth:`tilted`, and :meth:`expected` if it can, in coordinates in which the
-    cavity is standard normal; one for the coordinates of the factor replaces :meth:`project`.
+    A subclass writes :meth:`tilted`, and :meth:`expected` if it can, in coordinates in which the
+    cavity is standard normal, or :meth:`project` in the coordinates of the factor.
     """
 
     needs_key = False
@@ -57,12 +57,11 @@ class Projection(ABC):
     max_rank: int | None = None
     """The largest r; None if there is no limit."""
     takes_local = False
-    """Whether it integrates over local sites too, so that ``local`` may be positive; it then has
-    :meth:`draw`."""
+    """Whether ``local`` may be positive: it integrates over local sites too, and draws them."""
 
     @abstractmethod
     def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Projected:
-        """What exp(f) adds to the natural parameters of N(0, I).
+        """The natural parameters that exp(f) adds to N(0, I).
 
         :param f: the log factor times the power, of r coordinates and of ``local`` ones after them.
         """
@@ -127,7 +126,7 @@ class Projection(ABC):
 
 @dataclass(eq=False)
 class ClosedForm(Projection):
-    r"""Moments that a function of yours computes, in all D coordinates of the model.
+    r"""Moments by a function of yours, in all D coordinates of the model.
 
     .. math:: \hat m,\ \hat S,\ \log Z \quad\text{of}\quad
         \mathcal N(\theta; m, S)\, e^{\alpha l_n(\theta)} / Z

@@ -26,8 +26,8 @@ from numpyro_ext.expfam.linalg import matmul, matvec, outer, symmetric
 REACH = 9.0
 """The nodes are within this many standard deviations of the cavity's mean."""
 SEARCH, INNER = {1: (40, 4), 2: (18, 3), 3: (12, 3)}, (24, 3)
-"""Intervals per axis of a search for the sharpest place, and the number of searches, of which each
-is in three intervals of the one before: by rank, and along an inner axis."""
+"""Intervals per axis of a search for the sharpest place, and the number of searches, each in three
+intervals of the last one: by rank, and along an inner axis."""
 STEP = 1e-3
 """From the sharpest place to where the gradient is compared, in standard deviations."""
 DIFFERENCE = 0.05
@@ -45,18 +45,18 @@ class Quadrature(Projection):
         \qquad\text{or}\qquad \hat S = \operatorname{Cov}[e]
 
     under the tilted distribution, in coordinates e in which the cavity is N(0, I). The first form
-    is right to rounding for weak factors, and the second for narrow ones. The first is taken if the
-    smallest eigenvalue of Cov[e] is above 1/2 and the two agree, which they do not at a jump or a
-    kink of l.
+    is right to rounding for weak factors, the second for narrow ones. The first is taken if the
+    smallest eigenvalue of Cov[e] is above 1/2 and the two agree, as they do not at a jump or a kink
+    of l.
 
     The centre c of the nodes is where exp(alpha l), times the density of the cavity, changes most.
     Along the axes of :math:`I + g g^\top + |H|`, with g and H the derivatives of alpha l at c, the
     nodes are :math:`c_k + b_k \sinh \tau`, with :math:`\tau` equally spaced and :math:`b_k^{-2}`
-    the eigenvalue, up to 9 standard deviations of the cavity. A factor with more than one sharp
-    place takes more points; ``inaccurate`` is true if every second node is not enough.
+    the eigenvalue, up to 9 standard deviations of the cavity. A factor with several sharp places
+    needs more points; ``inaccurate`` is true if every second node is not enough.
 
     :param int num_points: number of nodes of a factor of rank 1, at least 11. Each axis of rank 2
-        and 3 has a third of them, and one.
+        and 3 has a third of them, and one more.
 
     **Reference:** *The exponentially convergent trapezoidal rule*, Lloyd N. Trefethen and J. A. C.
     Weideman, SIAM Review 2014.
@@ -84,7 +84,7 @@ class Quadrature(Projection):
         gbar = jnp.tensordot(w, g, 1)
         K = symmetric(matmul((e - m).T, w[:, None] * (g - gbar)))
 
-        # Narrow factors are for the moments; so are jumps, which the derivatives do not see.
+        # The moments for narrow factors, and for jumps, which the derivatives do not see.
         eye = jnp.eye(r)
         noise = 100 * jnp.finfo(S.dtype).eps + 1e-8
         error = jnp.max(jnp.abs(eye + K - S)) - AGREEMENT * jnp.max(jnp.abs(S - eye))
@@ -121,7 +121,7 @@ class Quadrature(Projection):
         A node at which one of them is not finite has no weight.
         """
         e, log_w = nodes(f, r, self._per_axis(r), SEARCH[r])
-        # Each is computed once, and not again in all its uses. The normaliser is differentiated as
+        # Barriers, or each is computed again in all its uses. The normaliser is differentiated as
         # the sum at these nodes.
         e, log_w = lax.optimization_barrier(lax.stop_gradient((e, log_w)))
         log_f, g = lax.optimization_barrier(jax.vmap(gradient(f))(e))
@@ -221,7 +221,7 @@ def sharpest_place(f: Callable[[Array], Array], r: int, search: tuple[int, int])
         change, place = jnp.stack(changes), jnp.stack(places)
         sharpest = jnp.argmax(change)
         c = jnp.where(change[sharpest] > 0, place[sharpest], c)
-        # And the neighbours, of which one may hide a narrow factor.
+        # The neighbours too, since a narrow factor may hide there.
         return c, 3 * half / intervals
 
     return lax.fori_loop(0, times, narrowed, (jnp.zeros(r), jnp.asarray(REACH)))[0]

@@ -55,14 +55,14 @@ class Reader:
 
     def __init__(self, model: Model, data_plate: str | None) -> None:
         self.leading: tuple = ()
-        """What the arguments of the model that is read begin with: the numbers of a prior, which
-        change with every fit, so that no program holds them."""
+        """Arguments before those of the call: the numbers of a prior, which change with every fit,
+        so that no program holds them."""
         if isinstance(model, PosteriorAsPrior):
             self.leading, model = (model.numbers,), model.of_numbers
         self.model = model
         self.data_plate = data_plate
         self._factors: dict[Any, tuple[str, Factors]] = {}
-        self._holds = False  # whether the model looks at its data, so that programs hold them
+        self._holds = False  # whether programs hold the data, because the model looks at them
 
     def split(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Arguments, list[Array]]:
         """What is static in the arguments, and their arrays, with the floats among them."""
@@ -106,11 +106,8 @@ class Reader:
 
 
 def fingerprint(model: Model, arguments: Arguments, arrays: list[Any]) -> str:
-    """A hash of all that a compiled program of a model depends on, beside its array arguments.
-
-    These are its operations, and the numbers that it reads from globals, closures and attributes.
-    With equal fingerprints, a program compiled for one serves for the other.
-    """
+    """A hash of all that a compiled program of a model depends on, beside its array arguments: its
+    operations, and the numbers that it reads from globals, closures and attributes."""
 
     def run(arrays: list[Any], rng_key: Array) -> Any:
         program = Program(every_row(default_key(model)), *arguments.whole(arrays))
@@ -162,8 +159,8 @@ class Prior(NamedTuple):
 
 @partial(jax.jit, static_argnums=0, compiler_options=ONCE)
 def _terms_of_prior(reading: ModelReading, arrays: list[Array], rng_key: Array) -> tuple[Any, ...]:
-    """Draws, their center, and of the sum of the terms of each site value, gradient and Hessian at
-    the center, values at some draws, and Hessians at three points."""
+    """Draws and their center; of each site's sum of terms the value and the gradient at the center,
+    values at some draws, and Hessians at three points."""
     factors = reading.on(arrays)
     key_draws, key_points = random.split(rng_key)
     x = factors.draw_prior(key_draws, _DRAWS)

@@ -31,9 +31,9 @@ LARGEST_HESSIAN = 50
 FLATTEST = 1e-3
 """The least curvature in the coordinates of local sites, where a cavity has 1."""
 FEWEST = 20
-"""The least effective number of points of which one is drawn."""
+"""The least effective number of points from which a draw is taken."""
 INFLATION = 1.5
-"""The covariance of the second proposal over the one of Laplace's approximation."""
+"""The covariance of the second proposal relative to Laplace's approximation."""
 
 
 @dataclass(eq=False)
@@ -44,16 +44,16 @@ class ImportanceSampling(Projection):
         \qquad w_i \propto e^{\alpha l(e_i)} N(e_i; 0, I) / h(e_i)
 
     in coordinates e in which the cavity is N(0, I). The points are a scrambled Sobol sequence,
-    shifted at random for each key, and have the density h of the cavity. If the effective sample
-    size :math:`1 / \sum_i w_i^2` falls below ``min_ess`` times the number of points, h is normal at
-    the mode of the tilted distribution, with 1.5 times the covariance of its Laplace approximation.
-    If it is still below, ``low_ess`` is true, and the site is not to be used. The covariance of
-    weighted points is taken for a factor that leaves less than half the variance of the cavity in
-    some direction, and for ranks above 50. Local sites z of a row are drawn around their mode given
-    e. The error falls as about 1 / num_samples, and the result depends on the key.
+    shifted at random for each key, with the density h of the cavity. If the effective sample size
+    :math:`1 / \sum_i w_i^2` falls below ``min_ess`` times the number of points, h is normal at the
+    mode of the tilted distribution, with 1.5 times the covariance of its Laplace approximation. If
+    it is still below, ``low_ess`` is true, and the site is left out. A factor that leaves less than
+    half the variance of the cavity in some direction, or of a rank above 50, has the covariance of
+    the weighted points. Local sites z of a row are drawn around their mode given e. The error falls
+    as about 1 / num_samples, and the result depends on the key.
 
-    **It fails** in silence where the tilted distribution has parts that the points around one mode
-    do not reach, such as another mode or the rest of a thin ring: their weights are even.
+    **It fails** in silence where the points around one mode do not reach parts of the tilted
+    distribution, such as another mode or the rest of a thin ring: their weights are even.
 
     :param int num_samples: number of points.
     :param float min_ess: least effective sample size, as a share of the points, in (0, 1).
@@ -139,10 +139,10 @@ class NUTSProjection(Projection):
 
     .. math:: \hat S^{-1} = \frac{S - r - 2}{S - 1}\, \widehat{\operatorname{Cov}}^{-1}
 
-    from S draws, where the covariance is divided by S - 1: for independent draws of a normal
-    distribution, the mean of this precision is the true one. Draws of a chain are not independent,
-    and S should be many times r. Sites do not settle below their noise, and a factor should be a
-    part of the data, not one datum. There is no log evidence, and no form for power 0.
+    from S draws, where the covariance is divided by S - 1, which has no bias for independent draws
+    of a normal distribution. Draws of a chain depend on each other, so S should be many times r.
+    Sites do not settle below their noise, so a factor should be a part of the data, not one datum.
+    There is no log evidence, and no form for power 0.
 
     :param int num_warmup: steps of each chain that adapt the sampler.
     :param int num_samples: draws of each chain.
@@ -221,8 +221,8 @@ def at_mode(f: Callable[[Array], Array], points: Array, log_w: Array) -> tuple[A
 def with_local(
     f: Callable[[Array], Array], points: Array, mean: Array, cov: Array
 ) -> tuple[Array, Array]:
-    """Points (e, z) and their log weights: e is normal, and z around its mode given e, because the
-    joint density may have no bound where the scale of z is small."""
+    """Points (e, z) and their log weights: e is normal, and z is around its mode given e, because
+    the joint density may have no bound where the scale of z is small."""
     r = len(mean)
     L = root(cov)
     e = mean + matvec(L, points[:, :r])

@@ -28,9 +28,8 @@ from numpyro_ext.ep.base import EPEngine
 from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorTable, map_factors
 from numpyro_ext.ep.normal import Family, Site, choose, distance, halved, is_finite, plus
 from numpyro_ext.ep.reading import ModelReading, Prior
-from numpyro_ext.ep.sites import EPState, total_of
+from numpyro_ext.ep.state import EPState, total_of
 from numpyro_ext.ep.sweep import (
-    SweepConfig,
     SweepResult,
     Update,
     evidence,
@@ -45,13 +44,33 @@ _PRIOR_DAMPING = 0.8
 """The d of the factors of the prior, which are updated from one q."""
 
 
+class SharedConfig(NamedTuple):
+    """The static part of a step, beside the plan.
+
+    - **serial** - whether each group of factors is visited from the q that the last one has left.
+    - **tol** - the residual below which a fit has converged; 0 where the factors are random.
+    - **moments** - whether a shared site has the mean of the moments of its factors, in place of
+      the mean of their sites.
+    - **step** - epsilon, or a function of the number of the step; None for the share of its factors
+      that a step visits.
+    - **batch_size** - how many factors of each shared site are drawn; None for all of them.
+    """
+
+    family: Family
+    serial: bool = False
+    tol: float = 0.0
+    moments: bool = False
+    step: float | Callable[[Array], Array] | None = None
+    batch_size: int | None = None
+
+
 class Parts(NamedTuple):
-    """The factors of the data in G groups, each of which shares a site.
+    """The factors of the data in G groups that share a site each.
 
     - **slot** - ``(G,)``, the site s of each group.
     - **amount** - ``(G,)``, c.
-    - **number** - ``(G,)``, how many factors the group has.
-    - **rows** - ``(G, M)``, which factors these are, filled up with -1; None for one group of all.
+    - **number** - ``(G,)``, the number of factors in each.
+    - **rows** - ``(G, M)``, these factors, filled up with -1; None for one group of all.
     """
 
     slot: np.ndarray
@@ -61,12 +80,11 @@ class Parts(NamedTuple):
 
 
 class Items(NamedTuple):
-    """What one step visits: G cavities, and M factors from each.
+    """The visits of one step: G cavities, and M factors from each.
 
     - **slot, amount** - as in :class:`Parts`.
-    - **rate** - ``(G,)``, epsilon; it is raised where factors are left out, so that they are out of
-      the mean.
-    - **weight** - ``(G,)``, how many factors each of the M stands for in the evidence.
+    - **rate** - ``(G,)``, epsilon over the number of factors that count.
+    - **weight** - ``(G,)``, the number of factors for which each of the M counts in the evidence.
     - **index, mask** - ``(G, M)``, the factors, and which of them count.
     """
 
@@ -79,7 +97,7 @@ class Items(NamedTuple):
 
 
 def items_of(
-    config: SweepConfig, parts: Parts, size: int, i: Array, rng_key: Any, indices: Any = None
+    config: SharedConfig, parts: Parts, size: int, i: Array, rng_key: Any, indices: Any = None
 ) -> Items:
     """The factors that step i visits.
 
@@ -109,9 +127,9 @@ class SharedSitesEngine(EPEngine):
     r"""The base of engines whose factors share sites.
 
     **Evidence.** The estimate of :class:`EP` is stationary at its own sites, and off to first order
-    if a shared site stands for each of them. ``log_evidence`` therefore visits all rows once, and
-    is EP's estimate with the site :math:`F_n` of each. The loss of a step, with the shared sites,
-    is a monitor and no estimate of the evidence.
+    with a shared site in place of each. ``log_evidence`` therefore visits all rows once, and is
+    EP's estimate with the site :math:`F_n` of each row. The loss of a step is a monitor, and no
+    estimate of the evidence.
 
     :param float power: alpha, at least 0.
     :param step: epsilon in (0, 1], or a function of the number of the step; None for the inverse of
@@ -135,8 +153,8 @@ class SharedSitesEngine(EPEngine):
         """The factors of ``size`` rows by the site that they share."""
 
     @abstractmethod
-    def config(self, size: int) -> SweepConfig:
-        """What is static in a step on ``size`` rows."""
+    def config(self, size: int) -> SharedConfig:
+        """The static part of a step on ``size`` rows."""
 
     def sweep(
         self, plan: EPPlan, state: EPState, arrays: list[Array], indices: Any = None
@@ -154,14 +172,14 @@ class SharedSitesEngine(EPEngine):
 
     def evidence_of(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[Array, Array]:
         size = plan.reading.factors.size
-        items = items_of(SweepConfig(self.normals), self.parts(size), size, state.i, None)
+        items = items_of(SharedConfig(self.normals), self.parts(size), size, state.i, None)
         plan, state = with_own_sites(plan, self.normals, state, arrays, items)
         return evidence(plan, self.normals, state, arrays)
 
 
 def _update_rows(
     plan: EPPlan,
-    config: SweepConfig,
+    config: SharedConfig,
     factors: Factors,
     table: FactorTable,
     total: Site,
@@ -169,8 +187,8 @@ def _update_rows(
     item: Items,
     rng_key: Array,
 ) -> tuple[Site, Array, Update, Array]:
-    """The rows of one item, whose cavity is q without its share of a site: the sum of F over the
-    good ones, how many these are, and of each its update and its basis."""
+    """The rows of one item from its cavity, q without a share of the site: the sum of F over the
+    good rows, their number, and the updates and bases of all."""
     family, spec, group = config.family, plan.specs[0], table.groups[0]
     q, taylor = family.moments(total), table.taylor
     power = spec.power
@@ -192,7 +210,7 @@ def _update_rows(
         at_center = none
         if taylor is not None:
             at_center = site_of_row(family, here, spec, number, A, taylor.center)
-        return site_update(family, here, spec, cavity, number, A, none, key), A, at_center
+        return site_update(family, spec, cavity, here, number, A, none, key), A, at_center
 
     read = factors.read_rows(jnp.asarray(item.index)) if spec.rank is not None else None
     rows = item.index, keys_of(spec, rng_key, len(item.index)), read
@@ -224,7 +242,7 @@ def _update_rows(
 def with_own_sites(
     plan: EPPlan, family: Family, state: EPState, arrays: list[Array], items: Items
 ) -> tuple[EPPlan, EPState]:
-    """A state of EP with the site that each factor has in the cavity of the shared one."""
+    """A state of EP, in which each factor has the site that it has from the shared cavity."""
     sites, bases = _own_sites(plan, family, lax.stop_gradient(state), arrays, items)
     some, index = np.flatnonzero(items.mask), items.index
     if plan.specs[0].rank is None:
@@ -247,7 +265,7 @@ def _own_sites(
     def sites_of(xs: tuple[Items, Array]) -> tuple[Site, Array]:
         item, key = xs
         shared = jax.tree.map(lambda x: x[item.slot], state.sites[0])
-        q = SweepConfig(family), factors, state.table, state.total
+        q = SharedConfig(family), factors, state.table, state.total
         _, _, updates, bases = _update_rows(plan, *q, shared, item, key)
         return updates.site, bases
 
@@ -257,14 +275,14 @@ def _own_sites(
 @partial(jax.jit, static_argnums=(0, 1))
 def shared_step(
     plan: EPPlan,
-    config: SweepConfig,
+    config: SharedConfig,
     state: EPState,
     arrays: list[Array],
     parts: Parts,
     indices: Any = None,
 ) -> tuple[EPState, Array, Items]:
-    """One step, the sites that are shared and then the factors of the prior: the state, the loss,
-    and what was visited."""
+    """One step, first of the shared sites and then of the factors of the prior: the state, the loss
+    and the visits."""
     key_rows, rng_key = None, state.rng_key
     if config.batch_size is not None:
         key_rows, rng_key = random.split(rng_key)
@@ -290,8 +308,8 @@ def shared_step(
         item, key = xs
         change, updates = change_of(shared, total, item, key)
         in_q = jax.tree.map(lambda x: W[item.slot] * x, change)
-        d, halvings = halved(family, partial(plus, total, in_q), whole)
-        total = plus(total, change, d * W[item.slot])
+        d, halvings = halved(family, total, in_q, whole)
+        total = plus(total, in_q, d)
         shared = jax.tree.map(lambda x, c: x.at[item.slot].add(d * c), shared, change)
         return (shared, total), (updates, halvings)
 
@@ -303,7 +321,7 @@ def shared_step(
         change, of_rows = lax.map(lambda xs: change_of(shared, total, *xs), each)
         by_slot = jax.tree.map(lambda x, c: jnp.zeros_like(x).at[items.slot].add(c), shared, change)
         in_q = jax.tree.map(lambda x: jnp.tensordot(W, x, 1), by_slot)
-        d, halvings = halved(family, partial(plus, total, in_q), whole)
+        d, halvings = halved(family, total, in_q, whole)
         shared, after, base = plus(shared, by_slot, d), plus(total, in_q, d), total
     log_z = jnp.sum(items.weight[:, None] * of_rows.log_z)
 
@@ -314,7 +332,7 @@ def shared_step(
         change = plus(update.site, site, -1.0)
         change = jax.tree.map(lambda x: _PRIOR_DAMPING * x, change)
         in_q = family.total(group.basis, change)
-        d, more = halved(family, partial(plus, after, in_q), whole)
+        d, more = halved(family, after, in_q, whole)
         after, halvings = plus(after, in_q, d), halvings + more
         sites.append(plus(site, change, d))
         updates.append(update)
@@ -323,6 +341,6 @@ def shared_step(
 
     new = total_of(family, state.prior, table, sites)
     residual = distance(family.moments(total), family.moments(new))
-    result = SweepResult(tuple(sites), updates, log_z, residual, halvings, state.prior)
-    state = next_state(plan, config, state, result, early=state.i == 0)
+    result = SweepResult(tuple(sites), updates, log_z, residual, halvings)
+    state = next_state(plan, family, state, result, config.tol, early=state.i == 0)
     return state._replace(rng_key=rng_key), -log_z, items

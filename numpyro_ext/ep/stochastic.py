@@ -19,9 +19,8 @@ from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorTable
 from numpyro_ext.ep.normal import choose, plus, variances
 from numpyro_ext.ep.reading import ModelReading, Prior
-from numpyro_ext.ep.shared_sites import Parts, SharedSitesEngine, shared_step
-from numpyro_ext.ep.sites import EPState, is_positive
-from numpyro_ext.ep.sweep import SweepConfig
+from numpyro_ext.ep.shared_sites import Parts, SharedConfig, SharedSitesEngine, shared_step
+from numpyro_ext.ep.state import EPState, is_positive
 from numpyro_ext.ep.taylor_sites import sites_of_proxy
 
 _LOOKED_AT = 256
@@ -323,9 +322,9 @@ class StochasticEP(RandomRowsEngine):
     def parts(self, size: int) -> Parts:
         return Parts(np.zeros(1, int), np.ones(1), np.full(1, size), None)
 
-    def config(self, size: int) -> SweepConfig:
+    def config(self, size: int) -> SharedConfig:
         step = _STEP if self.step is None and self.proxy is not None else self.step
-        return SweepConfig(self.normals, step=step, batch_size=self.batch_size)
+        return SharedConfig(self.normals, step=step, batch_size=self.batch_size)
 
 
 def _parameters(state: EPState) -> dict[str, Any]:
@@ -349,7 +348,7 @@ class _Sums(NamedTuple):
 @partial(jax.jit, static_argnums=(0, 1))
 def _many(
     plan: EPPlan,
-    config: SweepConfig,
+    config: SharedConfig,
     state: EPState,
     arrays: list[Array],
     parts: Parts,

@@ -13,12 +13,12 @@ _TAME = 20.0
 
 
 class Subspace(NamedTuple):
-    """What the gradients of one factor say.
+    """The directions in which one factor changes.
 
     - **rank** - the smallest r for which l does not change outside r directions; 0 for a constant,
-      -1 if there is none up to the largest that is allowed.
-    - **directions** - ``(R, D)``, orthonormal in units of the prior's standard deviations, the
-      first r of which are those directions.
+      -1 above the largest that is allowed.
+    - **directions** - ``(R, D)``, of which the first r are these, orthonormal in units of the
+      prior's standard deviations.
     """
 
     rank: Array
@@ -30,9 +30,9 @@ def find_subspace(
 ) -> Subspace:
     r"""The directions of one factor :math:`l(x)`, with :math:`x = \text{mean} + \text{sd}\, z`.
 
-    The rank is the one of the matrix of gradients with respect to z at K random points, at
-    distances where l is tame, at their full distance, and at the mean. It is confirmed by steps of
-    length 1 in directions orthogonal to the first r, and raised until they do not change l.
+    It is the rank of the matrix of gradients with respect to z at the mean, and at K random points
+    at their full distance and where l is tame. Steps of length 1 orthogonal to the first r
+    directions confirm it, and raise it until they do not change l.
 
     :param mean: ``(D,)``, the centre of the prior.
     :param sd: ``(D,)``, its scale.

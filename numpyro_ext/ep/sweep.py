@@ -1,9 +1,8 @@
-r"""One step of expectation propagation: a factor's new site, and sweeps over all factors.
+r"""The parts of a sweep: a factor's new site, all factors from one q, and the next state.
 
-A sweep over sites that factors share is in ``shared_sites.py``.
+The sweeps are in ``ep.py``, and the steps with sites that factors share in ``shared_sites.py``.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,40 +18,11 @@ from numpyro_ext.ep.normal import (
     Site,
     choose,
     distance,
-    halved,
     is_finite,
-    is_near,
     plus,
 )
 from numpyro_ext.ep.projection import are_finite
-from numpyro_ext.ep.sites import EPState, change_of, limit_of, total_of
-
-_LEAST = 0.02
-"""The least d of adaptive damping."""
-
-
-class SweepConfig(NamedTuple):
-    """What is static in a step, beside the plan.
-
-    - **serial** - whether each factor is visited from the q that the one before has left.
-    - **tol** - the residual below which a fit has converged; 0 where the factors are random.
-    - **adaptive** - whether d follows the residual.
-    - **forgets** - whether sites of the data are included and forgotten.
-    - **moments** - whether a shared site has the mean of the moments of its factors, in place of
-      the mean of their sites.
-    - **step** - epsilon of shared sites, or a function of the number of the step; None for the
-      share of its factors that a step visits.
-    - **batch_size** - how many factors of each shared site are drawn; None for all of them.
-    """
-
-    family: Family
-    serial: bool = False
-    tol: float = 0.0
-    adaptive: bool = False
-    forgets: bool = False
-    moments: bool = False
-    step: float | Callable[[Array], Array] | None = None
-    batch_size: int | None = None
+from numpyro_ext.ep.state import EPState, change_of, limit_of, total_of
 
 
 class Update(NamedTuple):
@@ -76,9 +46,9 @@ class Update(NamedTuple):
 
 def site_update(
     family: Family,
-    factors: Factors,
     spec: FactorGroupSpec,
     q: Moments,
+    factors: Factors,
     index: Array,
     A: Array,
     site: Site,
@@ -86,8 +56,8 @@ def site_update(
 ) -> Update:
     """One factor, given q and the site that is in q.
 
-    A point u is looked at where the cavity's mean of x given u is, so that units do not matter, and
-    derivatives by arguments that change the directions A have the right mean.
+    l(u) is taken at the cavity's mean of x given u, so that units do not matter, and derivatives by
+    arguments that change the directions A have the right mean.
     """
     power, projection = spec.power, spec.projection
     cavity = family.cavity(q, A, site, power)
@@ -129,8 +99,8 @@ def _lift(family: Family, q: Moments, A: Array) -> tuple[Array, Array]:
     sd = jnp.sqrt(jnp.diagonal(S))[:, None]
     C = (A * q.cov if q.cov.ndim == 1 else A @ q.cov) / sd
     C = (C if len(m) == 1 else jnp.linalg.solve(S / sd.T / sd, C)) / sd
-    # What the solution lacks, in units of u; rows without directions, and nearly dependent ones,
-    # are moved by A itself.
+    # The error of the solution, in units of u. For rows without directions, and nearly dependent
+    # ones, B is A itself.
     left = jnp.eye(len(m), dtype=S.dtype) - C @ A.T
     near = jnp.max(jnp.abs(left * sd / sd.T)) < 0.1
     return m, jnp.where(near, C + left @ C, A)
@@ -146,12 +116,8 @@ def update_group(
     rng_key: Array,
 ) -> Update:
     """All factors of a group, from one q."""
-
-    def update(factors: Factors, index: Array, A: Array, site: Site, key: Array | None) -> Update:
-        return site_update(family, factors, spec, q, index, A, site, key)
-
     arrays = group.basis, sites, keys_of(spec, rng_key, len(group.basis))
-    return map_rows(update, factors, spec, group.index, arrays)
+    return map_rows(partial(site_update, family, spec, q), factors, spec, group.index, arrays)
 
 
 def keys_of(spec: FactorGroupSpec, rng_key: Array, n: int) -> Array | None:
@@ -159,7 +125,7 @@ def keys_of(spec: FactorGroupSpec, rng_key: Array, n: int) -> Array | None:
     return random.split(rng_key, n) if spec.projection.needs_key else None
 
 
-def _from_one_q(
+def from_one_q(
     plan: EPPlan, family: Family, state: EPState, arrays: list[Array]
 ) -> tuple[list[Update], Site, Array, Array]:
     """All factors from one q: their updates, the change of q, the evidence and the residual."""
@@ -182,118 +148,43 @@ def evidence(
     plan: EPPlan, family: Family, state: EPState, arrays: list[Array]
 ) -> tuple[Array, Array]:
     """The estimate of log p(y) with the sites of a state, and the residual of a sweep from it."""
-    *_, log_z, residual = _from_one_q(plan, family, state, arrays)
+    *_, log_z, residual = from_one_q(plan, family, state, arrays)
     return log_z, lax.stop_gradient(residual)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def sweep(
-    plan: EPPlan, config: SweepConfig, state: EPState, arrays: list[Array]
-) -> tuple[EPState, Array]:
-    """All factors once, each with its own site: the next state, and the loss."""
-    return (_serial if config.serial else _parallel)(plan, config, state, arrays)
-
-
-def _parallel(
-    plan: EPPlan, config: SweepConfig, state: EPState, arrays: list[Array]
-) -> tuple[EPState, Array]:
-    """All factors from one q."""
-    family, total = config.family, state.total
-    updates, change, log_z, residual = _from_one_q(plan, family, state, arrays)
-    d = state.damping
-    if config.adaptive:
-        grown = (residual > state.report.residual) | ~jnp.isfinite(residual)
-        d = jnp.where(grown, jnp.maximum(d / 2, _LEAST), jnp.minimum(1.1 * d, 1.0))
-        d = jnp.where(state.i == 0, state.damping, d)
-    after = partial(plus, total, change)
-    used, halvings = halved(family, after, d)
-    if config.adaptive:
-        near = partial(is_near, family.moments(total))
-        used, shortened = halved(family, after, used, near, 30)
-        d = jnp.where(shortened > 0, state.damping, d)
-    sites = _mix(used, state.sites, tuple(v.site for v in updates))
-    result = SweepResult(sites, updates, log_z, residual, halvings, state.prior, used > 0)
-    return next_state(plan, config, state._replace(damping=d), result), -log_z
-
-
-def _serial(
-    plan: EPPlan, config: SweepConfig, state: EPState, arrays: list[Array]
-) -> tuple[EPState, Array]:
-    """One factor after the other, each from the q that the last one has left."""
-    family, factors = config.family, plan.reading.on(arrays)
-    table, total = state.table, state.total
-    start = q = family.moments(total)
-    keys = random.split(state.rng_key, len(plan.specs))
-    # What is not in the sites: the prior and, if they are forgotten, sites of earlier passes.
-    rest = state.prior
-    if config.forgets:
-        inside = total_of(family, jax.tree.map(jnp.zeros_like, rest), table, state.sites)
-        rest = plus(total, inside, -1.0)
-    updates, sites, halvings = [], [], jnp.array(0)
-    for spec, group, site, key in zip(plan.specs, table.groups, state.sites, keys, strict=True):
-
-        def visit(q: Moments, xs: Any, spec: Any = spec) -> tuple[Moments, Any]:
-            index, A, site, key = xs
-            update = site_update(family, factors, spec, q, index, A, site, key)
-            new, d, halvings = family.include(q, A, plus(update.site, site, -1.0), state.damping)
-            good = is_finite(new) & (d > 0)
-            mixed = choose(good, _mix(d, site, update.site), site)
-            return choose(good, new, q), (update, mixed, halvings)
-
-        factor = group.index, group.basis, site, keys_of(spec, key, len(group.basis))
-        q, (update, new, count) = lax.scan(visit, q, factor)
-        updates.append(update)
-        halvings += jnp.sum(count)
-        if config.forgets and spec.names is None:
-            rest = plus(rest, family.total(group.basis, new))
-            new = site
-        sites.append(new)
-
-    change = change_of(family, table, [v.site for v in updates], state.sites)
-    residual = distance(start, family.moments(plus(total, change)), change)
-    parts = sum(jnp.sum(v.log_z) for v in updates)
-    if config.forgets:
-        first = table.constant + family.log_partition(total) + parts
-        log_z = jnp.where(state.i == 0, first, state.log_evidence)
-        loss = -jnp.where(state.i == 0, first, parts)
-    else:
-        log_z = table.constant + family.log_partition(total_of(family, rest, table, sites)) + parts
-        loss = -log_z
-    result = SweepResult(tuple(sites), updates, log_z, residual, halvings, rest)
-    return next_state(plan, config, state, result), loss
-
-
-def _mix(d: Array, old: Any, new: Any) -> Any:
+def mix(d: Array, old: Any, new: Any) -> Any:
     return jax.tree.map(lambda a, b: (1 - d) * a + d * b, old, new)
 
 
 class SweepResult(NamedTuple):
     """New sites, the update of each factor, the evidence, the residual, the number of halvings,
-    what q has beside its sites, and whether the step was not halved away."""
+    whether the step was not halved away, and what q has beside the sites; None for the prior."""
 
     sites: tuple[Site, ...]
     updates: list[Update]
     log_z: Array
     residual: Array
     halvings: Array
-    rest: Site
     good: Array | bool = True
+    rest: Site | None = None
 
 
 def next_state(
     plan: EPPlan,
-    config: SweepConfig,
+    family: Family,
     state: EPState,
     result: SweepResult,
+    tol: float = 0.0,
     early: Array | None = None,
 ) -> EPState:
     """The state after a step: with its sites, if they are good and their q is a distribution.
 
-    :param early: while the cavities of what makes q proper are flat, because the other factors have
-        not been updated; None for as long as factors are skipped.
+    :param tol: the residual below which a fit has converged; 0 where the factors are random.
+    :param early: whether improper cavities of the prior are expected, because other factors have
+        not been updated yet; None for as long as factors are skipped.
     """
-    family, report = config.family, state.report
-    total = total_of(family, result.rest, state.table, result.sites)
+    report, rest = state.report, state.prior if result.rest is None else result.rest
+    total = total_of(family, rest, state.table, result.sites)
     good = result.good & is_finite(family.moments(total))
     early = (state.i == 0) | (report.skipped > 0) if early is None else early
     names = "improper", "skipped", "low_ess", "inaccurate"
@@ -306,7 +197,7 @@ def next_state(
             count = jnp.sum(getattr(update, name), dtype=jnp.int32)
             flat = name == "improper" and spec.names is not None
             counts[name] += jnp.where(early, 0, count) if flat else count
-    limit = limit_of(config.tol, family.moments(state.total))
+    limit = limit_of(tol, family.moments(state.total))
     report = report._replace(
         residual=result.residual,
         skipped=left,

@@ -23,18 +23,6 @@ def fitted():
     return ep, ep.run(random.key(0), 40, Y_SCALE, progress_bar=False)
 
 
-@pytest.mark.slow
-def test_draws_of_the_guide_have_the_moments_of_q(fitted):
-    """20,000 draws: standard errors of sd / 140 of a mean and of a standard deviation."""
-    ep, result = fitted
-    draws = ep.guide.sample_posterior(random.key(1), result.params, sample_shape=(20_000,))
-    L = np.asarray(result.params["auto_scale_tril"])
-    sd = np.sqrt(np.diag(L @ L.T))
-    for k, values in enumerate([draws["mu"], jnp.log(draws["a_sigma"])]):
-        assert abs(values.mean() - result.params["auto_loc"][k]) < 0.04 * sd[k]
-        assert abs(values.std() / sd[k] - 1) < 0.04
-
-
 def test_the_parameters_fit_numpyros_guide(fitted):
     ep, result = fitted
     guide = AutoMultivariateNormal(unknown_scale)

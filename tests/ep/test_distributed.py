@@ -15,11 +15,7 @@ from numpyro_ext.ep import (
 )
 from tests.ep.models import (
     LOGISTIC,
-    X_LINEAR,
-    Y_LINEAR,
-    exact_linear,
     fit,
-    linear,
     logistic,
     moments_of,
 )
@@ -55,6 +51,11 @@ FIXED_POINTS = {
         [0.57131632, 0.30282359],
         [0.56370641, -0.10616179, 0.72923217],
     ),
+    "DAEP, a part to each row, as EP": (
+        DAEP(logistic, len(PARTS), tol=1e-9),
+        [0.5992165598, 0.3129476696],
+        [0.6022079936, -0.1191776423, 0.7163568844],
+    ),
     "AEP": (
         DAEP(logistic, 1, tol=1e-9),
         [0.5584846227, 0.3097543779],
@@ -87,36 +88,6 @@ def test_two_updates_of_dsep(needs_x64):
     np.testing.assert_allclose(m, [0.0963010751, -0.0696259003], atol=1e-9)
     expected = [0.8418443301, -0.0486572143, 1.1882411645]
     np.testing.assert_allclose(V, expected, atol=1e-9)
-
-
-@pytest.mark.x64
-def test_daep_with_a_part_to_each_row_has_the_fixed_point_of_ep(needs_x64):
-    m, V = moments_of(fit(DAEP(logistic, len(PARTS), tol=1e-9), *LOGISTIC).params)
-    np.testing.assert_allclose(m, [0.5992165598, 0.3129476696], atol=1e-8)
-    np.testing.assert_allclose(V, [0.6022079936, -0.1191776423, 0.7163568844], atol=1e-8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "engine",
-    [
-        DistributedEP(linear, 2, damping=1.0, power=0.7),
-        pytest.param(StochasticDistributedEP(linear, [0, 1, 0, 1, 1]), marks=pytest.mark.nightly),
-        pytest.param(DAEP(linear, 2, power=0.7), marks=pytest.mark.nightly),
-    ],
-    ids=lambda engine: type(engine).__name__,
-)
-def test_normal_likelihood_is_exact_in_one_update(engine):
-    args = X_LINEAR, Y_LINEAR
-    state, _ = engine.update(engine.init(random.key(0), *args), *args)
-    mean, V, log_z = exact_linear()
-    # The part is a factor of rank 2, of which 31 nodes in each direction have four digits.
-    limit = {"rtol": 2e-3, "atol": 5e-3}
-    np.testing.assert_allclose(state.precision, np.linalg.inv(V), **limit)
-    np.testing.assert_allclose(state.shift, np.linalg.solve(V, mean), **limit)
-    if isinstance(engine, DistributedEP):
-        computed = engine.log_evidence(state, *args)
-        np.testing.assert_allclose(computed, log_z, rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -57,15 +57,6 @@ def exact(y, v, m=0.4):
     return (m / 4 + y.sum() / v) / precision, precision**-0.5, log_z
 
 
-@pytest.mark.slow
-def test_a_continuous_local_site_is_integrated_out():
-    result = EP(effects).run(random.key(0), 20, Y, progress_bar=False)
-    mean, sd, log_z = exact(Y, 1.5**2 + 0.6**2)
-    np.testing.assert_allclose(result.params["auto_loc"], mean, rtol=1e-3)
-    np.testing.assert_allclose(result.params["auto_scale_tril"][0, 0], sd, rtol=1e-3)
-    np.testing.assert_allclose(-result.losses[-1], log_z, rtol=1e-4)
-
-
 def masked(y, mask, whole=True):
     """Local effects and their observations, or the effects alone, in the rows of a mask."""
     theta = numpyro.sample("theta", dist.Normal(0.4, 2.0))
@@ -80,7 +71,7 @@ SEEN = jnp.array([True, True, False, True])
 
 
 @pytest.mark.slow
-def test_rows_that_are_not_seen_are_not_in_the_evidence():
+def test_a_continuous_local_site_is_integrated_out_of_the_rows_that_are_seen():
     ep = EP(masked, schedule="parallel")
     result = ep.run(random.key(0), 40, Y, SEEN, progress_bar=False)
     mean, sd, log_z = exact(Y[SEEN], 1.5**2)

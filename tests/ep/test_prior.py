@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer.autoguide import AutoMultivariateNormal
 import pytest
 
 from numpyro_ext.ep import ADF, EP, StochasticEP
-from numpyro_ext.ep.sweep import sweep
-from tests.ep.models import LOGISTIC, Y_SCALE, logistic, unknown_scale
+from numpyro_ext.ep.ep import serial_sweep
+from tests.ep.models import Y_SCALE, unknown_scale
 
 X = random.normal(random.key(0), (12, 2))
 Y = X @ jnp.array([1.0, 2.0]) + 0.8 * random.normal(random.key(1), (12,))
@@ -104,9 +103,9 @@ def test_a_constrained_site_is_normal_where_it_is_unconstrained():
 
 def test_a_third_day_compiles_nothing():
     of_ep()
-    before = sweep._cache_size()
+    before = serial_sweep._cache_size()
     stream(EP, 0.7, 2)
-    assert sweep._cache_size() == before
+    assert serial_sweep._cache_size() == before
 
 
 @pytest.mark.nightly
@@ -132,14 +131,3 @@ def test_local_sites_of_today_are_drawn_with_the_prior_of_today():
     share = 1.5**2 / (1.5**2 + 0.6**2)
     expected = share * y + (1 - share) * mean  # sd .6, so that a standard error is .01
     np.testing.assert_allclose(draws["z"].mean(0), expected, atol=0.05)
-
-
-@pytest.mark.slow
-def test_a_fit_of_svi_is_a_prior_too():
-    """Given parameters in place of a training: the prior is their normal."""
-    guide = AutoMultivariateNormal(logistic)
-    numpyro.handlers.seed(guide, 0)(*LOGISTIC)
-    tril = jnp.array([[0.9, 0.0], [0.3, 0.5]])
-    params = {"auto_loc": jnp.array([0.1, -0.4]), "auto_scale_tril": tril}
-    state = EP(logistic, prior=(guide, params)).init(random.key(0), *LOGISTIC)
-    np.testing.assert_allclose(state.prior_precision, jnp.linalg.inv(tril @ tril.T), rtol=1e-4)

@@ -27,7 +27,7 @@ WEIGHTS = jnp.array([[[0.8, 0.2], [-0.1, 0.6]], [[-0.5, 0.0], [0.3, 0.9]]])
 NOISE = jnp.array([[[0.3, 0.1], [0.1, 0.4]], [[0.9, 0.0], [0.0, 0.2]]])
 
 
-def known_hmm():
+def hmm_statistics():
     return {
         "initial": Dirichlet.statistics(PI),
         "transition": Dirichlet.statistics(P),
@@ -35,7 +35,7 @@ def known_hmm():
     }
 
 
-def known_slds():
+def slds_statistics():
     loc, covariance = INITIAL_X
     return {
         "initial": Dirichlet.statistics(PI),
@@ -47,10 +47,10 @@ def known_slds():
 
 def system(k):
     """The linear system of one state."""
-    known = known_slds()
+    mean = slds_statistics()
     return {
-        "initial": jax.tree.map(lambda leaf: leaf[k], known["initial_x"]),
-        "dynamics": jax.tree.map(lambda leaf: leaf[k], known["dynamics"]),
+        "initial": jax.tree.map(lambda leaf: leaf[k], mean["initial_x"]),
+        "dynamics": jax.tree.map(lambda leaf: leaf[k], mean["dynamics"]),
     }
 
 
@@ -63,14 +63,14 @@ def potential(T, d, batch=2):
 
 
 @partial(jax.jit, static_argnums=0)
-def inferred(rule, known, psi):
-    local = rule.infer(known, psi)
-    return local, surrogate_elbo(rule, known, psi, local)
+def inferred(rule, mean, psi):
+    local = rule.infer(mean, psi)
+    return local, surrogate_elbo(rule, mean, psi, local)
 
 
 def exact_slds(psi):
     """Log normaliser of one datum: the sum over all sequences of states."""
-    initial, dynamics = known_slds()["initial_x"], known_slds()["dynamics"]
+    initial, dynamics = slds_statistics()["initial_x"], slds_statistics()["dynamics"]
 
     def log_weight(states):
         chain = chain_given(initial, dynamics, psi, jax.nn.one_hot(states, 2))
@@ -96,20 +96,20 @@ def _gaussians():
 
 
 MEAN_FIELD = {
-    "HMM": (HMMMeanField, known_hmm, 1, exact_hmm),
-    "SLDS": (SLDSMeanField, known_slds, 2, exact_slds),
+    "HMM": (HMMMeanField, hmm_statistics, 1, exact_hmm),
+    "SLDS": (SLDSMeanField, slds_statistics, 2, exact_slds),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["HMM", pytest.param("SLDS", marks=pytest.mark.nightly)])
 def test_sweeps_of_mean_field_raise_the_bound_towards_the_log_normaliser(name):
-    rule, known, d, exact = MEAN_FIELD[name]
-    psi, known = potential(3, d), known()
+    rule, make, d, exact = MEAN_FIELD[name]
+    psi, mean = potential(3, d), make()
     bounds = []
     for sweeps in (1, 100):
         one = rule(max_iter=sweeps)
-        local, bound = inferred(one, known, psi)
+        local, bound = inferred(one, mean, psi)
         bounds.append(bound)
     assert local.info.converged.all()
     assert (bounds[0] <= bounds[1] + F32).all()
@@ -119,21 +119,24 @@ def test_sweeps_of_mean_field_raise_the_bound_towards_the_log_normaliser(name):
 
 @pytest.mark.nightly
 def test_a_switching_system_whose_states_are_alike_is_the_linear_system():
-    psi, known = potential(4, 2), known_slds()
+    psi, mean = potential(4, 2), slds_statistics()
     for name in ("initial_x", "dynamics"):
-        known[name] = jax.tree.map(lambda leaf: leaf[jnp.array([0, 0])], known[name])
+        mean[name] = jax.tree.map(lambda leaf: leaf[jnp.array([0, 0])], mean[name])
     switching, linear = SLDSMeanField(), LDS()
-    (local, bound), (other, top) = inferred(switching, known, psi), inferred(linear, system(0), psi)
+    (local, bound), (other, top) = (
+        inferred(switching, mean, psi),
+        inferred(linear, system(0), psi),
+    )
     assert jnp.allclose(local.mean["x"].xx_next, other.mean["x"].xx_next, rtol=F32, atol=F32)
     assert jnp.allclose(bound, top, rtol=F32, atol=F32)
 
 
 def test_states_and_starts_of_the_wrong_shape_are_refused():
-    flat = {**known_hmm(), "transition": Dirichlet.statistics(PI)}
+    flat = {**hmm_statistics(), "transition": Dirichlet.statistics(PI)}
     with pytest.raises(ValueError, match=r"'transition' has batch shape \(\); it must be \(2,\)"):
         HMMEP().infer(flat, potential(3, 1))
     with pytest.raises(ValueError, match=r"must be \(3, 2\) or \(2, 3, 2\)"):
-        HMMMeanField(np.ones(2)).infer(known_hmm(), potential(3, 1))
+        HMMMeanField(np.ones(2)).infer(hmm_statistics(), potential(3, 1))
     with pytest.raises(ValueError, match="init is 'potential'; it must be 'prior', or an array"):
         SLDSMeanField("potential")
 

@@ -61,7 +61,7 @@ def kalman(y):
 
 @pytest.mark.x64
 def test_with_exact_potentials_lds_is_the_kalman_smoother_and_its_bound_the_log_likelihood(tol):
-    known = {
+    mean = {
         "initial": NIW.statistics((jnp.asarray(LOC), jnp.asarray(COVARIANCE))),
         "dynamics": MNIW.statistics((jnp.asarray(A), jnp.asarray(Q))),
     }
@@ -73,8 +73,8 @@ def test_with_exact_potentials_lds_is_the_kalman_smoother_and_its_bound_the_log_
 
     @jax.jit
     def infer(psi):
-        local = LDS().infer(known, psi)
-        return local.mean["x"], surrogate_elbo(LDS(), known, psi, local)
+        local = LDS().infer(mean, psi)
+        return local.mean["x"], surrogate_elbo(LDS(), mean, psi, local)
 
     (x, xx, xx_next), bound = jax.tree.map(np.asarray, infer(psi))
     # What the potential leaves out of the log density of the data that were seen.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.expfam import NIW, Beta, Dirichlet, Gaussian, GaussianNatural
+from numpyro_ext.expfam import NIW, Beta, Dirichlet, Gaussian
 from numpyro_ext.svae import (
     GMMEP,
     CycleEP,
@@ -21,6 +21,7 @@ from numpyro_ext.svae import (
     cycle_bp,
     surrogate_elbo,
 )
+from numpyro_ext.svae.local_inference.base import plug_in
 from tests.svae.models import BETA, CONCENTRATION, PARTS, PARTS_CYCLE, PLAIN
 
 GMM = (jnp.array([0.3, 0.7]), jnp.array([[-1.0], [2.0]]), jnp.array([[[1.0]], [[0.5]]]))
@@ -35,7 +36,7 @@ RULES = {
 }
 
 
-def known_mixture(pi, loc, covariance):
+def statistics_of_mixture(pi, loc, covariance):
     return {"pi": Dirichlet.statistics(pi), "components": NIW.statistics((loc, covariance))}
 
 
@@ -47,7 +48,7 @@ def inferred(rule, global_mean, potential):
 
 @cache
 def uncertain(rule):
-    """Expected statistics of uncertain global variables, and potentials of 3 data."""
+    """Expected mean of uncertain global variables, and potentials of 3 data."""
     h = jnp.array([[0.8, -1.0], [2.0, 0.3], [-0.5, 0.6]])
     precision = jnp.array([[1.0, 0.4], [0.7, 2.0], [1.5, 0.9]])
     if isinstance(rule, CycleEP | CycleMeanField):
@@ -67,16 +68,16 @@ def uncertain(rule):
 
 @pytest.mark.x64
 def test_mixture_reference_values(tol):
-    known, psi = known_mixture(*GMM), GaussianPotential(*LINE)
+    mean, psi = statistics_of_mixture(*GMM), GaussianPotential(*LINE)
     close = partial(np.testing.assert_allclose, atol=tol(2e-5, 1e-8))
-    ep, bound = inferred(GMMEP(), known, psi)
+    ep, bound = inferred(GMMEP(), mean, psi)
     close(ep.mean["z"].probs[0], [0.3957121157, 0.6042878843])
     close(ep.mean["x"].x, [[0.6987646535]])
     close(ep.mean["x"].xx[0, 0, 0] - ep.mean["x"].x[0, 0] ** 2, 0.6666372426)
     close(jax.nn.logsumexp(ep.natural["z"].logits), -1.3195439693)
     close(bound, [-2.2388488691])
     assert ep.info.num_iter[0] == 0 and ep.info.converged[0]
-    mf, bound = inferred(GMMMeanField(), known, psi)
+    mf, bound = inferred(GMMMeanField(), mean, psi)
     close(mf.mean["z"].probs[0], [0.0699597419, 0.9300402581])
     close(mf.mean["x"].x, [[1.132355141]])
     close(mf.mean["x"].xx[0, 0, 0] - mf.mean["x"].x[0, 0] ** 2, 0.2544503197)
@@ -204,29 +205,29 @@ LONG, FLAT = jnp.diag(jnp.array([0.1125, 0.0075])), jnp.diag(jnp.array([0.0075, 
 def crosshair():
     cov = jnp.stack([jnp.stack([LONG, FLAT]), jnp.stack([FLAT, LONG])])
     odds = jnp.array([0.2, -0.1, 0.3])
-    known = {
+    mean = {
         "pi": Beta.statistics(jax.nn.sigmoid(odds)),
         "components": NIW.statistics((CROSSHAIR, cov)),
     }
     y = jnp.array([[[0.6, 0.3], [-0.2, 0.5], [0.1, -0.7]]])
-    return known, GaussianPotential.from_diagonal(2 * y, jnp.full_like(y, 2.0))
+    return mean, GaussianPotential.from_diagonal(2 * y, jnp.full_like(y, 2.0))
 
 
 @pytest.mark.slow
 @pytest.mark.x64
 def test_cycle_reference_values(tol):
-    known, psi = crosshair()
-    eta = GaussianNatural(known["components"].precision_loc, known["components"].neg_half_precision)
+    mean, psi = crosshair()
+    eta = plug_in(mean["components"])
     phi = psi.log_partition_ratio(eta)[0]
     expected = [[0.1218030761, -0.4135945312], [-1.3931863679, -1.8373805974]]
     np.testing.assert_allclose(phi[0], expected, atol=tol(1e-5, 1e-9))
-    ep, _ = inferred(CycleEP(), known, psi)
+    ep, _ = inferred(CycleEP(), mean, psi)
     q = [[0.0649755863, 0.2406380313, 0.924859852]]
     np.testing.assert_allclose(ep.mean["z"].prob, q, atol=tol(2e-5, 1e-8))
     np.testing.assert_allclose(
         cycle_bp(jnp.array([0.2, -0.1, 0.3]), phi).log_z, 1.0841383334396, atol=tol(1e-5, 1e-9)
     )
-    mf, bound = inferred(CycleMeanField(), known, psi)
+    mf, bound = inferred(CycleMeanField(), mean, psi)
     np.testing.assert_allclose(mf.mean["z"].prob, [[0, 0, 1]], atol=1e-4)
     np.testing.assert_allclose(bound, [-1.6297292584482], atol=tol(1e-4, 1e-8))
 
@@ -234,10 +235,10 @@ def test_cycle_reference_values(tol):
 @pytest.mark.slow
 def test_cycle_moments_are_those_of_the_beliefs():
     """q(x_i) has the moments of the exact mixture over pairs, with the beliefs as weights."""
-    known, psi = crosshair()
-    ep, _ = inferred(CycleEP(), known, psi)
-    eta = GaussianNatural(known["components"].precision_loc, known["components"].neg_half_precision)
-    odds = known["pi"].log_p - known["pi"].log_1mp
+    mean, psi = crosshair()
+    ep, _ = inferred(CycleEP(), mean, psi)
+    eta = plug_in(mean["components"])
+    odds = mean["pi"].log_p - mean["pi"].log_1mp
     pair = cycle_bp(odds, psi.log_partition_ratio(eta)[0]).pair
     moments = psi.tilted_moments(eta)
     expected = jnp.einsum("ilr,ilrd->id", pair, moments.x[0])
@@ -247,15 +248,21 @@ def test_cycle_moments_are_those_of_the_beliefs():
 
 
 def short_cycle():
-    known, psi = crosshair()
-    return known, GaussianPotential(psi.h[:, :2], psi.W[:, :2])
+    mean, psi = crosshair()
+    return mean, GaussianPotential(psi.h[:, :2], psi.W[:, :2])
 
 
 def test_bad_arguments_are_refused():
-    known, psi = known_mixture(*GMM), GaussianPotential(*LINE)
-    single = {**known, "components": jax.tree.map(lambda leaf: leaf[0], known["components"])}
+    mean, psi = statistics_of_mixture(*GMM), GaussianPotential(*LINE)
+    single = {
+        **mean,
+        "components": jax.tree.map(lambda leaf: leaf[0], mean["components"]),
+    }
     for call, words in [
-        (lambda: GMMMeanField(jnp.ones(3) / 3).infer(known, psi), r"must be \(2,\) or \(1, 2\)"),
+        (
+            lambda: GMMMeanField(jnp.ones(3) / 3).infer(mean, psi),
+            r"must be \(2,\) or \(1, 2\)",
+        ),
         (lambda: GMMEP().infer(single, psi), "'components' has batch shape"),
         (lambda: CycleEP().infer(crosshair()[0], psi), r"CycleEP has h of shape \(1, 1\)"),
         (lambda: CycleEP().infer(*short_cycle()), "a cycle needs"),

@@ -254,8 +254,8 @@ def test_marginals_of_ep_are_integrals_and_sums_over_all_states(name):
 
     r = np.exp(log_pi) * Z
     r /= r.sum(1, keepdims=True)
-    known = {"pi": Dirichlet.Mean(log_pi), "components": components}
-    local = jax.jit(GMMEP().infer)(known, psi)
+    statistics = {"pi": Dirichlet.Mean(log_pi), "components": components}
+    local = jax.jit(GMMEP().infer)(statistics, psi)
     _check_marginals(local, r, mean, second)
 
     states = np.array(list(product(range(3), repeat=3)))
@@ -267,13 +267,13 @@ def test_marginals_of_ep_are_integrals_and_sums_over_all_states(name):
     )
     p = np.exp(log_p - log_p.max())
     r = np.einsum("n,ntk->tk", p / p.sum(), np.eye(3)[states])
-    known = {
+    statistics = {
         "initial": Dirichlet.Mean(log_pi),
         "transition": Dirichlet.Mean(log_P),
         "emission": components,
     }
     series = jax.tree.map(lambda leaf: leaf[None], psi)
-    local = jax.jit(HMMEP().infer)(known, series)
+    local = jax.jit(HMMEP().infer)(statistics, series)
     _check_marginals(jax.tree.map(lambda leaf: leaf[0], local), r, mean, second)
 
 

@@ -35,7 +35,7 @@ from numpyro_ext.ep.pbp.epochs import (
 )
 from numpyro_ext.ep.pbp.moments import forward_moments
 from numpyro_ext.ep.pbp.network import SCALING, Network, NetworkGuide, network_guide
-from numpyro_ext.ep.sites import EPRunResult
+from numpyro_ext.ep.state import EPRunResult
 
 PBPRunResult = EPRunResult
 """What a run of :class:`PBP` returns; its state is a :class:`PBPState`."""
@@ -67,27 +67,26 @@ class PBP(Engine):
     One step is an epoch: each row once, in random order, then each weight's prior. Its loss is
     minus the sum of log Z over the rows, in standardised units.
 
-    **Methods.** ``"adf"``, the one to start with, absorbs every row again in every epoch. ``"ep"``
-    divides q by the site of the row first, and has a site for each; ``"sep"`` has one site that all
-    rows share, so that the state does not grow with N.
+    **Methods.** ``"adf"``, with which to start, absorbs every row again in every epoch. ``"ep"``
+    has a site for each row and divides q by it first; ``"sep"`` has one site that all rows share,
+    so that the state does not grow with N.
 
-    **Bias.** The units of a layer are taken as normal and independent. ADF counts each row as often
-    as there are epochs, so that the variance of the weights falls with them and the noise precision
-    is too sure of itself: held-out rows tell how many epochs to take. EP and SEP have too large
-    standard deviations of f on few rows, and ADF too small ones (``benchmarks/ep/calibration.py``).
-    Weights of a network are not identified, and q is one mode of their posterior: judge the
-    predictions (:meth:`predict`), not the weights. A row tens of standard deviations from the rest
-    draws the fit to itself and, with EP and SEP, leaves no cavity for others, which the run warns
-    of.
+    **Bias.** The units of a layer are treated as normal and independent. ADF counts each row as
+    often as there are epochs, so that the variance of the weights falls with them and the noise
+    precision is too certain: choose the number of epochs by held-out rows. On few rows EP and SEP
+    have too large standard deviations of f, and ADF too small ones
+    (``benchmarks/ep/calibration.py``). Weights of a network are not identified, and q is one mode
+    of their posterior: judge the predictions (:meth:`predict`), not the weights. A row tens of
+    standard deviations from the rest draws the fit to itself and, with EP and SEP, leaves no cavity
+    for others; the run then warns.
 
-    **What differs from the paper:** the constant of each layer has no variance. X and y are
-    standardised inside; what goes in or out is in the units of the user. The sites of EP and SEP
-    begin with the random means of the start, and forget them.
+    **Other than in the paper,** the constant of each layer has no variance, and X and y are
+    standardised inside. The sites of EP and SEP begin with the random means of the start, and
+    forget them.
 
     ``result.params`` has the parameters of ``pbp.guide``, an ``AutoDiagonalNormal`` on the weights
-    and a Gamma for each precision, and the scaling, which ``pbp.model`` reads:
-    ``Predictive(pbp.model, guide=pbp.guide, params=result.params, num_samples=100)`` takes new X
-    without change.
+    and a Gamma for each precision, and the scaling, which ``pbp.model`` reads, so that
+    ``Predictive(pbp.model, guide=pbp.guide, params=result.params, num_samples=100)`` takes new X.
 
     :param layer_sizes: inputs, hidden units of each layer, and 1.
     :param str method: ``"adf"``, ``"ep"`` or ``"sep"``.
@@ -96,7 +95,7 @@ class PBP(Engine):
     :param float weight_precision, noise_precision: a precision that is known, in place of a prior.
     :param bool use_bias: whether a constant 1 is among the inputs of each layer.
     :param bool normalise: whether X and y are standardised; a constant column is only shifted.
-    :param bool refine_prior: whether an epoch ends with the priors; if not, q keeps the prior
+    :param bool refine_prior: whether an epoch ends with the priors; otherwise q keeps the prior
         N(0, b / (a - 1)) of the start, and the weight precision its Gamma.
     :param float damping: d in (0, 1] for EP and SEP, where 1 replaces a site by the new one.
     :param float init_scale: times :math:`1 / \sqrt{d_l}`, the standard deviation of the means at
@@ -191,7 +190,7 @@ class PBP(Engine):
 
     def init(self, rng_key: Array, X: Any, y: Any) -> PBPState:
         """The state before the first epoch: each weight is N(m, E[1 / precision]), with m from N(0,
-        1 / fan-in) times ``init_scale``, and the site of its prior is inside.
+        1 / fan-in) times ``init_scale``.
 
         :param rng_key: a random number generator key.
         :param X: ``(N, inputs)`` numbers.
@@ -249,8 +248,8 @@ class PBP(Engine):
             yield state, loss, ""
 
     def get_params(self, state: PBPState) -> Params:
-        """The parameters of the guide, as of ``AutoDiagonalNormal``; concentration and rate of each
-        precision that is not known; and ``{prefix}_X_mean``, ``_X_sd``, ``_y_mean``, ``_y_sd``."""
+        """The parameters of an ``AutoDiagonalNormal``, concentration and rate of each precision
+        that is not known, and ``{prefix}_X_mean``, ``_X_sd``, ``_y_mean``, ``_y_sd``."""
         order = np.concatenate([place.ravel() for place in self._places])
         m, v = (jnp.concatenate([jnp.ravel(x) for x in xs]) for xs in state.q[:2])
         params = {"loc": jnp.zeros_like(m).at[order].set(m)}
@@ -261,8 +260,8 @@ class PBP(Engine):
         return {f"{self.prefix}_{name}": x for name, x in (params | state.scaling).items()}
 
     def convergence(self, state: PBPState) -> dict[str, float]:
-        """What :func:`~numpyro_ext.diagnostics.diagnose` shows: the rows that the last epoch left
-        out. There is no residual, because ADF has no fixed point."""
+        """For :func:`~numpyro_ext.diagnostics.diagnose`: the rows that the last epoch left out.
+        There is no residual, because ADF has no fixed point."""
         return {"residual": 0.0, "limit": 0.0, "skipped": int(state.skipped), "inaccurate": 0}
 
     def predict(self, params: Params, X: Any) -> tuple[Array, Array]:
@@ -270,7 +269,7 @@ class PBP(Engine):
 
         :param params: the parameters of a run.
         :param X: ``(n, inputs)`` numbers, in the units of the data.
-        :return: two arrays ``(n,)``; y is taken as normal with these moments.
+        :return: two arrays ``(n,)``.
         """
         X = _inputs_of(X, self.model.layer_sizes[0])
         loc, scale = (jnp.asarray(params[f"{self.prefix}_{name}"]) for name in ("loc", "scale"))
@@ -302,7 +301,7 @@ class PBP(Engine):
         return X, y
 
     def warn(self, first: PBPState, state: PBPState, num_steps: int) -> None:
-        """Say which kinds of updates were left out in more than 1 % of the visits."""
+        """Warn of kinds of updates that were left out in more than 1 % of the visits."""
         left = jax.tree.map(lambda a, b: int(a) - int(b), state.counts, first.counts)
         visits = num_steps * int(state.num_data)
         shares = {

@@ -36,8 +36,8 @@ class Site(NamedTuple):
 
 
 class PriorSites(NamedTuple):
-    """The factors of q that stand for the weights' priors, ``(num_weights,)`` each: their means are
-    zero, and each has a part of the weight precision."""
+    """The sites of the weights' priors, ``(num_weights,)``: their means are zero, and each has a
+    part of the Gamma of the weight precision."""
 
     precision: Array
     weight: Gamma
@@ -86,14 +86,14 @@ class PBPState(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """Numbers that a pass reads and leaves alone; None is part of the compiled program."""
+    """Numbers that stay; None is static in the compiled program."""
 
     noise_precision: Array | None
     damping: Array | None
 
 
 def start_sites(method: str, q: Belief, num_data: int) -> Site | None:
-    """Sites that hold the random means, which are forgotten as the sites are replaced."""
+    """Sites with the random means, which are forgotten as the sites are replaced."""
     if method == "adf":
         return None
     shift = [m / v for m, v in zip(q.means, q.variances, strict=True)]
@@ -115,7 +115,7 @@ def _standard(total: Site) -> Belief:
 
 
 def _cavity(q: Belief, site: Site) -> tuple[Belief, Array]:
-    """q without a site, and whether that is a distribution; if not, its numbers mean nothing."""
+    """q without a site, and whether this is a distribution."""
     rest = plus(_natural(q), site, -1.0)
     proper = jnp.all(jnp.stack([jnp.all(x > 0) for x in rest.precision]))
     if rest.noise is not None:
@@ -124,7 +124,7 @@ def _cavity(q: Belief, site: Site) -> tuple[Belief, Array]:
 
 
 def _absorb(q: Belief, constants: Constants, x: Array, y: Array) -> tuple[Belief, Belief, Array]:
-    """q after a row, which of its entries are sound (a tree of the same form), and log Z."""
+    """q after a row; a tree of the same form, true where an entry is sound; and log Z."""
     if q.noise is not None:
         noise_variance = q.noise.rate / (q.noise.shape - 1)
     else:
@@ -185,7 +185,7 @@ def _pass(
 ) -> tuple[Belief, Site | None, Array, Counts]:
     """All rows in this order: new q and sites, the sum of log Z, and what was left out.
 
-    A row has a site of its own (EP), one of N equal parts of the shared one (SEP), or none (ADF).
+    A row has its own site (EP), one of N equal parts of the shared site (SEP), or none (ADF).
     """
     shared, own = (sites, None) if method == "sep" else (None, sites)
 

@@ -62,7 +62,7 @@ def forward_moments(means: Layers, variances: Layers, x: Array) -> tuple[Array, 
         + \sigma^2) \right] / d
 
     in a layer of d inputs, the constant among them, and the exact moments of the rectifier between
-    layers, with every layer's units taken as independent normal.
+    layers, with the units of every layer treated as independent normal.
 
     :param means: a matrix of means for each layer; the last has one row.
     :param variances: matrices of the same shapes.
@@ -95,10 +95,9 @@ def gamma_update(a: Array, b: Array, r2: Array, s2: Array) -> tuple[Array, Array
         a' = \left( K_0 K_2 K_1^{-2} (a + 1) / a - 1 \right)^{-1}, \qquad
         b' = \left( K_2 K_1^{-1} (a + 1) / b - K_1 K_0^{-1} a / b \right)^{-1}
 
-    subtracts numbers that agree to all digits of single precision once a is some thousands. Here
-    :math:`a' - a` and :math:`\log(K_1 / K_0)` are computed by themselves, from differences of
-    :math:`V_s` in closed form. Where a' is at most 1, b' at most 0 or either is not finite, (a, b)
-    is left alone.
+    subtracts numbers that agree to all digits of single precision once a is some thousands. So
+    :math:`a' - a` and :math:`\log(K_1 / K_0)` come from differences of :math:`V_s` in closed form.
+    Where a' is at most 1, b' at most 0 or either is not finite, (a, b) stays.
     """
     d0, d1 = b / ((a - 1) * a), b / (a * (a + 1))
     difference = 2 * b / (a * (a * a - 1))  # of d0 and d1
@@ -131,8 +130,8 @@ def normal_update(
     """The weights after one datum of known noise variance.
 
     :return: new means and variances, the log evidence log N(y; mean, variance + noise variance),
-        the squared residual, and the variance of the network's output before. A variance may come
-        out negative; who calls it decides what then stays as it was.
+        the squared residual, and the variance of the network's output before. New variances may
+        be negative.
     """
 
     def log_evidence(means: Layers, variances: Layers) -> tuple[Array, tuple[Array, Array]]:

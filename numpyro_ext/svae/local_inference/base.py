@@ -243,11 +243,11 @@ def global_statistics(
     >>> from numpyro_ext.expfam import NIW, Dirichlet
     >>> from numpyro_ext.svae import GMMEP, GaussianPotential, global_statistics
     >>> components = (jnp.array([[-1.0], [1.0]]), jnp.ones((2, 1, 1)))
-    >>> known = {
+    >>> statistics = {
     ...     "pi": Dirichlet.statistics(jnp.array([0.5, 0.5])),
     ...     "components": NIW.statistics(components)}
     >>> psi = GaussianPotential(jnp.zeros((3, 1)), -jnp.ones((3, 1, 1)))  # three data
-    >>> added = global_statistics(GMMEP(), known, GMMEP().infer(known, psi))["pi"].a
+    >>> added = global_statistics(GMMEP(), statistics, GMMEP().infer(statistics, psi))["pi"].a
     >>> print([f"{count:.3f}" for count in added])
     ['1.500', '1.500']
     """

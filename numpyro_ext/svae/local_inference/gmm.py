@@ -59,13 +59,13 @@ class GMMEP(OnePassEP, _GMM):
 
     >>> from numpyro_ext.expfam import NIW, Dirichlet
     >>> from numpyro_ext.svae import GMMEP, GaussianPotential
-    >>> known = {
+    >>> statistics = {
     ...     "pi": Dirichlet.statistics(jnp.array([0.3, 0.7])),
     ...     "components": NIW.statistics(
     ...         (jnp.array([[-1.0], [2.0]]), jnp.array([[[1.0]], [[0.5]]]))),
     ... }
     >>> psi = GaussianPotential(jnp.array([[0.8]]), jnp.array([[[-1.0]]]))
-    >>> print([f"{r:.3f}" for r in GMMEP().infer(known, psi).mean["z"].probs[0]])
+    >>> print([f"{r:.3f}" for r in GMMEP().infer(statistics, psi).mean["z"].probs[0]])
     ['0.396', '0.604']
     """
 

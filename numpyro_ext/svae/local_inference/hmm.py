@@ -71,7 +71,7 @@ class HMMEP(OnePassEP, _HMM):
 
     >>> from numpyro_ext.expfam import NIW, Dirichlet
     >>> from numpyro_ext.svae import HMMEP, GaussianPotential
-    >>> known = {
+    >>> statistics = {
     ...     "initial": Dirichlet.statistics(jnp.array([0.6, 0.4])),
     ...     "transition": Dirichlet.statistics(jnp.array([[0.9, 0.1], [0.2, 0.8]])),
     ...     "emission": NIW.statistics(
@@ -79,7 +79,7 @@ class HMMEP(OnePassEP, _HMM):
     ... }
     >>> h = jnp.array([-1.0, 0.8, 2.0])[None, :, None]
     >>> psi = GaussianPotential(h, -jnp.ones((1, 3, 1, 1)))
-    >>> probs = HMMEP().infer(known, psi).mean["z"].probs[0, :, 0]
+    >>> probs = HMMEP().infer(statistics, psi).mean["z"].probs[0, :, 0]
     >>> print([f"{p:.3f}" for p in probs])
     ['0.954', '0.836', '0.650']
     """

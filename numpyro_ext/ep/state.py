@@ -1,4 +1,4 @@
-"""The state of a fit: q as the product of sites and the prior, on the data of a call."""
+"""The state of a fit: q as the product of the prior and the sites, on the data of a call."""
 
 from collections import namedtuple
 from collections.abc import Sequence
@@ -39,23 +39,21 @@ A :func:`~collections.namedtuple` with the entries of ``SVIRunResult``:
 class Report(NamedTuple):
     """How a fit goes; counts with ``num_`` are over all steps.
 
-    - **residual** - the change of q by one full undamped sweep: the largest over the coordinates of
-      the change of the mean in standard deviations and of the relative change of the variance; inf
-      before the first sweep and where the undamped q is improper.
-    - **skipped** - factors that the last step left out.
+    - **residual** - the change of q by one full undamped sweep, the largest over the coordinates: a
+      change of the mean in standard deviations, or a relative change of the variance; inf before
+      the first sweep and where the undamped q is improper.
+    - **skipped, visited** - factors that the last step left out, of those that it visited.
     - **converged** - whether the residual is below ``tol``, or what rounding leaves of it, and no
       factor was skipped.
-    - **num_improper** - factors left out because their cavity was improper; factors of the
-      prior, whose cavities are flat at first, are counted once there was a step without.
+    - **num_improper** - factors left out because their cavity was improper. The prior's, whose
+      cavities are flat at first, count once there was a step without such.
     - **num_skipped** - factors left out because the moments were not finite, not positive definite,
       or not reached by the nodes.
     - **num_low_ess** - factors left out because the importance weights were uneven.
     - **num_inaccurate** - factors that the nodes of the quadrature do not resolve.
-    - **num_halvings** - how many times a step was halved so that q stays a distribution.
-    - **visited** - factors visited in the last step.
-    - **noise** - of the last run of an engine with random rows: the largest standard error of the
-      result, in standard deviations for the mean and relative for a standard deviation; NaN
-      elsewhere.
+    - **num_halvings** - how often a step was halved so that q stays a distribution.
+    - **noise** - after a run on random rows, the largest standard error of the result: in standard
+      deviations for a mean, relative for a standard deviation; NaN elsewhere.
     """
 
     residual: Array
@@ -76,13 +74,12 @@ class EPState(NamedTuple):
     - **i** - number of steps so far.
     - **shift, precision** - natural parameters of q in the flat order: ``(D,)`` and ``(D, D)``, or
       ``(D,)`` for the diagonal family; ``shift = precision @ mean``.
-    - **site_shift, site_precision** - of the sites, with an entry for each group of factors, the
-      rows of the data first: ``(n, r)`` and ``(n, r, r)`` in the r coordinates ``basis @ x`` of
-      each factor, or ``(n, D)`` for the diagonal family.
-    - **prior_shift, prior_precision** - of the normal terms of the prior, for the arguments of the
-      last call.
+    - **site_shift, site_precision** - of the sites, by groups of factors, the rows of the data
+      first: ``(n, r)`` and ``(n, r, r)`` in the r coordinates ``basis @ x`` of each factor, or
+      ``(n, D)`` for the diagonal family.
+    - **prior_shift, prior_precision** - of the normal terms of the prior.
     - **report** - a :class:`Report`.
-    - **log_evidence** - the estimate that went with the last step.
+    - **log_evidence** - the estimate of the last step.
     - **damping** - the d of the next step.
     - **table** - the factors: ``groups``, each with the ``index`` of its factors and their
       ``basis`` ``(n, r, D)``, and the constant of the prior.
@@ -144,8 +141,7 @@ def limit_of(tol: float, q: Moments) -> Array:
 
 
 def zeros_of(family: Family, table: FactorTable) -> tuple[Site, ...]:
-    """Sites of zero, those that are shared in all coordinates; with a proxy the mean of its Taylor
-    sites for all rows."""
+    """Sites of zero, in all coordinates if rows share them; with a proxy, its mean Taylor site."""
     sites = [family.zeros(group.basis) for group in table.groups]
     if table.times is not None:
         whole = jnp.eye(len(table.center.mean), dtype=table.groups[0].basis.dtype)
@@ -166,7 +162,7 @@ def total_of(family: Family, prior: Site, table: FactorTable, sites: Sequence[Si
 
 
 def change_of(family: Family, table: FactorTable, new: Sequence[Site], old: Sequence[Site]) -> Site:
-    """The change of q's natural parameters by new sites, for which no large sums are subtracted."""
+    """The change of q's natural parameters by new sites, without a difference of large sums."""
     parts = [
         family.total(group.basis, plus(a, b, -1.0))
         for group, a, b in zip(table.groups, new, old, strict=True)
@@ -175,7 +171,7 @@ def change_of(family: Family, table: FactorTable, new: Sequence[Site], old: Sequ
 
 
 def is_positive(total: Site) -> bool:
-    """Return whether a precision is positive definite beyond rounding."""
+    """Whether a precision is positive definite beyond rounding."""
     P = total.precision
     return bool(jnp.all(P > 0) if P.ndim == 1 else positive(P, jnp.diagonal(P)))
 
@@ -200,7 +196,7 @@ def start_state(
                 "some direction of the latent sites has no proper prior; give each latent site a"
                 " proper prior."
             )
-    # Types are given: a weak one would have the next step compiled anew.
+    # With their types: a weak one would have the next step compiled anew.
     zero, nan = jnp.zeros((), jnp.int32), jnp.asarray(jnp.nan, float)
     counts = [zero] * 6
     state = EPState(
@@ -217,7 +213,7 @@ def start_state(
         table=table,
         rng_key=rng_key,
     ).holding(total_of(family, normal, table, sites), sites)
-    # A site where the rows of its factor are.
+    # A site is where the rows of its factor are.
     size = len(table.groups[0].index) if plan.specs[0].blocks else -1
     return placed(state, size, plan.reading.factors.sharding)
 
@@ -250,10 +246,7 @@ def _start_diagonal(A: Array, owners: Array, draws: Array) -> Site:
 def on_arguments(
     plan: EPPlan, family: Family, forgets: bool, state: EPState, arrays: list[Array]
 ) -> tuple[EPState, Array]:
-    """The state with the prior of these arguments, and whether its bases fit the data.
-
-    :param bool forgets: whether q holds more than the prior and the sites.
-    """
+    """The state with the prior of these arguments, and whether its bases fit the data."""
     prior, constant = normal_part(plan.reading, plan.normal, arrays, state.table.center.mean)
     prior, table = family.from_full(prior), state.table._replace(constant=constant)
     total = total_of(family, prior, table, state.sites)
@@ -268,7 +261,7 @@ on_arguments_once = jax.jit(on_arguments, static_argnums=(0, 1, 2), compiler_opt
 
 
 def with_forgotten(family: Family, state: EPState, total: Site) -> Site:
-    """Prior and sites with what q of a state holds beside its own."""
+    """A total with what q of a state has beside its own prior and sites."""
     inside = total_of(family, state.prior, state.table, state.sites)
     return jax.tree.map(lambda a, q, b: q + (a - b), total, state.total, inside)
 
@@ -298,7 +291,7 @@ def _bases_fit(plan: EPPlan, q: Moments, table: FactorTable, arrays: list[Array]
 
 
 def carried(old: EPState, new: EPState) -> tuple[Site, ...]:
-    """The sites of an old state in the bases of a new one; new ones for other factors."""
+    """The sites of an old state in the bases of a new one; the new sites for other factors."""
     if len(old.sites) != len(new.sites):
         return new.sites
     sites = []
@@ -313,7 +306,7 @@ def carried(old: EPState, new: EPState) -> tuple[Site, ...]:
 
 
 def _moved(a: FactorGroup, b: FactorGroup, site: Site) -> Site:
-    """Sites in other bases, which are the same sites where these span the same."""
+    """Sites of group a in the bases of group b: the same sites if both span the same."""
     if site.precision.ndim == 2:  # diagonal sites are in x
         return site
     M = jnp.einsum("nsd,nrd->nsr", b.basis, a.basis)
