@@ -18,7 +18,7 @@ from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.posterior_as_prior import posterior_as_prior
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.ep.factors import EPPlan, FactorTable, find_table
-from numpyro_ext.ep.guide import fits, guide_of, start_guide
+from numpyro_ext.ep.guide import guide_of, has_sites, start_guide
 from numpyro_ext.ep.normal import FAMILIES, Family
 from numpyro_ext.ep.projection import Projection
 from numpyro_ext.ep.reading import ModelReading, Prior, Reader, read_prior
@@ -26,13 +26,13 @@ from numpyro_ext.ep.state import (
     EPRunResult,
     EPState,
     Report,
-    carried,
     is_positive,
     limit_of,
     on_arguments,
     on_arguments_once,
     start_state,
     total_of,
+    transfer_sites,
     with_forgotten,
 )
 from numpyro_ext.ep.sweep import evidence
@@ -145,7 +145,7 @@ class EPEngine(Engine):
     damping: ClassVar[float | None] = None
     """The d of the first step; None for 1."""
     largest_share: ClassVar[float] = 0.05
-    """The share of factors of the data without a low rank, above which all are taken whole."""
+    """The share of rows without a low rank above which all are treated in all coordinates."""
     forgets: ClassVar[bool] = False
     """Whether the sites of the data are forgotten, so that q is more than prior times sites."""
 
@@ -210,12 +210,12 @@ class EPEngine(Engine):
         prior = read_prior(reading, arrays, key_prior, self.family == "diagonal")
         self._plan, table = self.table_of(reading, arrays, prior)
         locs = reading.factors.info.unravel(prior.center.mean)
-        if not fits(self.guide, locs):
+        if not has_sites(self.guide, locs):
             self.guide = guide_of(self.model, self.family, self.prefix)
         start_guide(self.guide, locs, list(self.local_sites), args, kwargs)
         rows = self._plan.specs[0]
         projection = rows.projection if rows.local else None
-        self.guide.of_fit(reading.factors, projection, self._reader.leading, args, kwargs)
+        self.guide.take_fit(reading.factors, projection, self._reader.leading, args, kwargs)
         damping = 1.0 if self.damping is None else float(self.damping)
         return start_state(self.normals, self._plan, table, prior, damping, key_state)
 
@@ -225,7 +225,7 @@ class EPEngine(Engine):
         A state of other data is a start, as in :meth:`run`. Under ``jax.jit`` it cannot be made one
         where rows depend on other directions: the loss is NaN then, and no factor is updated.
         """
-        return self.sweep(*self._on(state, args, kwargs))
+        return self.sweep(*self._for_call(state, args, kwargs))
 
     def steps(
         self, plan: EPPlan, state: EPState, arrays: list[Array], num_steps: int
@@ -266,7 +266,7 @@ class EPEngine(Engine):
         Sites that are far from their fixed point for these arguments give a warning. NaN under
         ``jax.jit`` means that rows depend on other directions than the state knows.
         """
-        log_z, residual = self.evidence_of(*self._on(lax.stop_gradient(state), args, kwargs))
+        log_z, residual = self.evidence_of(*self._for_call(lax.stop_gradient(state), args, kwargs))
         if not is_traced((log_z, residual)) and jnp.isfinite(log_z) and not residual < FAR:
             words = (
                 "the sites belong to other arguments: a sweep would change q by"
@@ -294,7 +294,7 @@ class EPEngine(Engine):
         return (*factors.local, *factors.states)
 
     def convergence(self, state: EPState) -> dict[str, float]:
-        """What :func:`~numpyro_ext.diagnostics.diagnose` shows of the report of a state."""
+        """For :func:`~numpyro_ext.diagnostics.diagnose`: parts of the report of a state."""
         report = jax.device_get(state.report)
         q = self.normals.moments(state.total)
         return {
@@ -310,15 +310,15 @@ class EPEngine(Engine):
         state = self.init(rng_key, *args, **kwargs)
         assert self._plan is not None
         if init_state is not None:
-            sites = carried(init_state, state)
+            sites = transfer_sites(init_state, state)
             total = total_of(self.normals, state.prior, state.table, sites)
             if self.forgets:
                 total = with_forgotten(self.normals, init_state, total)
             if is_positive(total):
-                state = init_state.holding(total, sites, state.prior, table=state.table)
+                state = init_state.with_sites(total, sites, state.prior, table=state.table)
         return self._plan, state, self._reader.split(args, kwargs)[1]
 
-    def _on(
+    def _for_call(
         self, state: EPState, args: tuple, kwargs: dict[str, Any], indices: Any = None
     ) -> tuple[EPPlan, EPState, list[Array]]:
         """The plan, the state on the data of a call, and the arrays among its arguments; under a

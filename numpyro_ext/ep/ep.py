@@ -27,8 +27,8 @@ from numpyro_ext.ep.normal import (
     distance,
     halved,
     is_finite,
-    is_near,
     plus,
+    within_trust_region,
 )
 from numpyro_ext.ep.state import EPState, change_of, total_of
 from numpyro_ext.ep.sweep import (
@@ -169,7 +169,7 @@ def parallel_sweep(
         d = jnp.where(state.i == 0, state.damping, d)
     used, halvings = halved(family, total, change, d)
     if adaptive:
-        near = partial(is_near, family.moments(total))
+        near = partial(within_trust_region, family.moments(total))
         used, shortened = halved(family, total, change, used, near, 30)
         d = jnp.where(shortened > 0, state.damping, d)
     sites = mix(used, state.sites, tuple(v.site for v in updates))
@@ -182,7 +182,7 @@ def _one_by_one(
 ) -> tuple[list[Update], list[Site], Array, Array]:
     """One factor after the other, each from the q that the last one has left: their updates, their
     damped sites, the number of halvings, and the residual."""
-    factors, table = plan.reading.on(arrays), state.table
+    factors, table = plan.reading.factors_of(arrays), state.table
     start = q = family.moments(state.total)
     keys = random.split(state.rng_key, len(plan.specs))
     updates, sites, halvings = [], [], jnp.array(0)

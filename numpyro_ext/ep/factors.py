@@ -195,7 +195,7 @@ def _subspaces(
         log_factor = partial(spec.log_factor, factors, n)
         return find_subspace(log_factor, *center, rng_key=random.key(1), max_rank=max_rank)
 
-    return map_rows(find, reading.on(arrays), spec, index, ())
+    return map_rows(find, reading.factors_of(arrays), spec, index, ())
 
 
 @partial(jax.jit, static_argnums=0)
@@ -282,7 +282,9 @@ def _groups(
         size = max(1, _LARGEST // (points * floats))
         spec = FactorGroupSpec(names, power, chosen, size, local, blocks=blocks)
         group = FactorGroup(index[places], basis)
-        groups.append((spec, placed(group, len(places), factors.sharding) if blocks else group))
+        groups.append(
+            (spec, device_put_rows(group, len(places), factors.sharding) if blocks else group)
+        )
     return groups
 
 
@@ -339,7 +341,7 @@ def _warn_of_ranks(names: Any, rank: np.ndarray, max_rank: int) -> None:
     warnings.warn(InferenceWarning(words), stacklevel=7)
 
 
-def placed(tree: Any, size: int, sharding: NamedSharding | None) -> Any:
+def device_put_rows(tree: Any, size: int, sharding: NamedSharding | None) -> Any:
     """The arrays of so many rows on their devices, and the others on all of them."""
     if sharding is None:
         return tree

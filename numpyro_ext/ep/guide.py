@@ -72,14 +72,14 @@ class _NormalOfEngine(AutoContinuous):
     arguments: tuple[tuple, dict[str, Any]] | None = None
     """Arguments of the last fit; None if they were traced."""
     leading: tuple = ()
-    """Arguments of the factors before those of the model."""
+    """Arguments of the factors that come before the model's."""
     several: bool = False
     """Whether there were fits to other arguments before."""
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         return None if self.locs is None else (random.key(0), self.locs)
 
-    def of_fit(
+    def take_fit(
         self,
         factors: Factors,
         projection: Projection | None,
@@ -193,7 +193,7 @@ def guide_of(model: Model, family: str, prefix: str) -> Any:
     return cls(model, prefix=prefix, init_loc_fn=init_to_median)
 
 
-def fits(guide: Any, locs: Sites) -> bool:
+def has_sites(guide: Any, locs: Sites) -> bool:
     """Whether a guide has not seen its model, or is set up on sites of these shapes."""
     before = guide.locs or locs
     return {n: x.shape for n, x in before.items()} == {n: x.shape for n, x in locs.items()}
@@ -227,8 +227,8 @@ def _on_rows_of(factors: Factors, args: tuple, kwargs: dict[str, Any]) -> Factor
     inside = [site for site in sample_sites(trace) if factors.plate in frames(site)]
     if not any(site["is_observed"] for site in inside):
         return None
-    of_fit = {*factors.info.latents, *factors.axes}
-    predicted = [site["name"] for site in latent_sites(trace) if site["name"] not in of_fit]
+    fitted = {*factors.info.latents, *factors.axes}
+    predicted = [site["name"] for site in latent_sites(trace) if site["name"] not in fitted]
     size = plate_sizes(trace)[factors.plate][0]
     if size == factors.size and not predicted:
         return there
@@ -250,7 +250,7 @@ def _draw_sites(
     args: tuple,
     kwargs: dict[str, Any],
 ) -> Drawn:
-    """The local sites of all rows, drawn given the global ones at ``x``, and what follows."""
+    """Draws of the local sites of all rows given the global ones at ``x``, and all that follows."""
     key_local, key_model = random.split(rng_key)
     local, log_z = {}, None
     there = _on_rows_of(factors, args, kwargs) if factors.axes else None

@@ -83,7 +83,7 @@ def distance(q: Moments, new: Moments, change: Site | None = None) -> Array:
     return jnp.where(is_finite(new), jnp.max(change_of_both), jnp.inf)
 
 
-def is_near(q: Moments, new: Moments) -> Array:
+def within_trust_region(q: Moments, new: Moments) -> Array:
     """Whether a step stays where sites that were computed at q are a valid approximation."""
     ratio = variances(new) / variances(q)
     moved = jnp.max(jnp.abs(new.mean - q.mean) / jnp.sqrt(variances(q)))
@@ -192,7 +192,7 @@ class Full:
         rows = A.reshape(-1, D)
         return Site(rows.T @ site.shift.reshape(-1), symmetric(rows.T @ left))
 
-    def of_mean(self, q: Moments, A: Array, sites: Site, share: Array, power: float) -> Site:
+    def site_of_mean(self, q: Moments, A: Array, sites: Site, share: Array, power: float) -> Site:
         """The site whose tilted distribution has the mean of the moments that n sites give.
 
         :param share: ``(n,)`` weights of the mean.
@@ -280,7 +280,7 @@ class Diagonal:
     def total(self, A: Array, site: Site) -> Site:
         return Site(jnp.sum(site.shift, 0), jnp.sum(site.precision, 0))
 
-    def of_mean(self, q: Moments, A: Array, sites: Site, share: Array, power: float) -> Site:
+    def site_of_mean(self, q: Moments, A: Array, sites: Site, share: Array, power: float) -> Site:
         m, V = q
         s, t = power * sites.shift, power * sites.precision
         V_n = V / (1 + V * t)

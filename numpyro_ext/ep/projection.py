@@ -24,7 +24,7 @@ LogFactor = Callable[[Array], Array]
 
 
 class Projected(NamedTuple):
-    """The site that a projection finds, and what is known of its quality.
+    """The site that a projection finds, and signs of trouble.
 
     - **site_shift, site_precision** - v ``(r,)`` and T ``(r, r)``.
     - **log_normaliser** - log Z; NaN if it is not computed. At power 0 it is the mean of l under q.

@@ -133,7 +133,7 @@ class Quadrature(Projection):
         return self.num_points if r == 1 else self.num_points // 3 + 1
 
     def _every_second(self, r: int) -> np.ndarray:
-        """What to add to log weights for the rule on every second node of each axis."""
+        """Added to log weights, it leaves the rule on every second node of each axis."""
         even = np.arange(self._per_axis(r)) % 2 == 0
         grid = np.stack(np.meshgrid(*[even] * r, indexing="ij"), -1).reshape(-1, r)
         return np.where(grid.all(-1), r * np.log(2.0), -np.inf).astype(np.float32)

@@ -41,7 +41,7 @@ class ModelReading:
     arguments: Arguments
     factors: Factors = field(compare=False)
 
-    def on(self, arrays: list[Array]) -> Factors:
+    def factors_of(self, arrays: list[Array]) -> Factors:
         """The factors on these arrays, which may be traced."""
         return self.factors.on(*self.arguments.whole(arrays))
 
@@ -55,8 +55,8 @@ class Reader:
 
     def __init__(self, model: Model, data_plate: str | None) -> None:
         self.leading: tuple = ()
-        """Arguments before those of the call: the numbers of a prior, which change with every fit,
-        so that no program holds them."""
+        """The numbers of a prior, arguments that change with every fit, so that no program holds
+        them."""
         if isinstance(model, PosteriorAsPrior):
             self.leading, model = (model.numbers,), model.of_numbers
         self.model = model
@@ -65,7 +65,7 @@ class Reader:
         self._holds = False  # whether programs hold the data, because the model looks at them
 
     def split(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Arguments, list[Array]]:
-        """What is static in the arguments, and their arrays, with the floats among them."""
+        """The static part of the arguments, and their arrays, with the floats among them."""
 
         def is_float(x: Any) -> bool:
             return isinstance(x, float | np.floating) and not self._holds
@@ -161,7 +161,7 @@ class Prior(NamedTuple):
 def _terms_of_prior(reading: ModelReading, arrays: list[Array], rng_key: Array) -> tuple[Any, ...]:
     """Draws and their center; of each site's sum of terms the value and the gradient at the center,
     values at some draws, and Hessians at three points."""
-    factors = reading.on(arrays)
+    factors = reading.factors_of(arrays)
     key_draws, key_points = random.split(rng_key)
     x = factors.draw_prior(key_draws, _DRAWS)
     low, mean, high = jnp.nanquantile(x, jnp.array([0.25, 0.5, 0.75]), axis=0)
@@ -184,7 +184,7 @@ def read_prior(
 
     :param bool diagonal: whether a term must have a diagonal Hessian to be part of it.
     """
-    factors = reading.on(arrays)
+    factors = reading.factors_of(arrays)
     terms = jax.device_get(_terms_of_prior(reading, arrays, rng_key))
     draws, mean, sd, value, grad, values, hessian = terms
     x64 = mean.dtype == np.float64
@@ -218,7 +218,7 @@ def normal_part(
     reading: ModelReading, names: tuple[str, ...], arrays: list[Array], mean: Array
 ) -> tuple[Site, Array]:
     """The terms of these sites, which are normal, on given arrays, and their log at 0."""
-    factors = reading.on(arrays)
+    factors = reading.factors_of(arrays)
 
     def log_p(x: Array) -> Array:
         terms = factors.terms(x)

@@ -228,7 +228,7 @@ def _update_rows(
         F = plus(F, taylor.mean, jnp.sum(good))
     if config.moments and power > 0:  # at power 0 both are the same
         share = good / jnp.maximum(jnp.sum(good), 1)
-        mean = family.of_mean(cavity, A, sites, share, power)
+        mean = family.site_of_mean(cavity, A, sites, share, power)
         F = jax.tree.map(lambda x: jnp.sum(good) * x, mean)
     names = "skipped", "low_ess", "inaccurate"
     updates = updates._replace(
@@ -252,7 +252,7 @@ def with_own_sites(
     groups = FactorGroup(index, basis), *state.table.groups[1:]
     table, sites = state.table._replace(groups=groups, times=None), (Site(*own), *state.sites[1:])
     total = total_of(family, state.prior, table, sites)
-    return plan, state.holding(total, sites, table=table)
+    return plan, state.with_sites(total, sites, table=table)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -260,7 +260,7 @@ def _own_sites(
     plan: EPPlan, family: Family, state: EPState, arrays: list[Array], items: Items
 ) -> tuple[Site, Array]:
     """``(G, M, ...)``, the site F of each factor, zero where it is not found, and its basis."""
-    factors = plan.reading.on(lax.stop_gradient(arrays))
+    factors = plan.reading.factors_of(lax.stop_gradient(arrays))
 
     def sites_of(xs: tuple[Items, Array]) -> tuple[Site, Array]:
         item, key = xs
@@ -287,7 +287,7 @@ def shared_step(
     if config.batch_size is not None:
         key_rows, rng_key = random.split(rng_key)
     items = items_of(config, parts, plan.reading.factors.size, state.i, key_rows, indices)
-    family, factors, table = config.family, plan.reading.on(arrays), state.table
+    family, factors, table = config.family, plan.reading.factors_of(arrays), state.table
     shared, *prior_sites = state.sites
     total, W = state.total, table.times
     assert W is not None

@@ -16,8 +16,8 @@ from numpyro_ext.ep.factors import (
     FactorGroup,
     FactorGroupSpec,
     FactorTable,
+    device_put_rows,
     map_rows,
-    placed,
 )
 from numpyro_ext.ep.normal import Family, Moments, Site, plus, variances
 from numpyro_ext.ep.reading import ONCE, Prior, normal_part
@@ -32,7 +32,7 @@ A :func:`~collections.namedtuple` with the entries of ``SVIRunResult``:
 
  - **params** - the parameters of the engine's guide.
  - **state** - the last :class:`EPState`.
- - **losses** - the loss of each step that was taken.
+ - **losses** - the loss of each step.
 """
 
 
@@ -112,7 +112,7 @@ class EPState(NamedTuple):
     def prior(self) -> Site:
         return Site(self.prior_shift, self.prior_precision)
 
-    def holding(
+    def with_sites(
         self, total: Site, sites: Sequence[Site], prior: Site | None = None, **others: Any
     ) -> "EPState":
         """The state with another q, and the sites and the prior that it is made of."""
@@ -212,10 +212,10 @@ def start_state(
         damping=jnp.asarray(damping, float),
         table=table,
         rng_key=rng_key,
-    ).holding(total_of(family, normal, table, sites), sites)
+    ).with_sites(total_of(family, normal, table, sites), sites)
     # A site is where the rows of its factor are.
     size = len(table.groups[0].index) if plan.specs[0].blocks else -1
-    return placed(state, size, plan.reading.factors.sharding)
+    return device_put_rows(state, size, plan.reading.factors.sharding)
 
 
 def _spread(s: Array) -> tuple[Array, Array]:
@@ -253,7 +253,7 @@ def on_arguments(
     if forgets:
         total = with_forgotten(family, state, total)
     fit = _bases_fit(plan, family.moments(total), table, lax.stop_gradient(arrays))
-    return state.holding(total, state.sites, prior, table=table), fit
+    return state.with_sites(total, state.sites, prior, table=table), fit
 
 
 on_arguments_once = jax.jit(on_arguments, static_argnums=(0, 1, 2), compiler_options=ONCE)
@@ -286,11 +286,13 @@ def _bases_fit(plan: EPPlan, q: Moments, table: FactorTable, arrays: list[Array]
         n, r, D = group.basis.shape
         if n > 0 and r < D:
             rows = group.index, (group.basis,)
-            fit &= jnp.all(map_rows(partial(fits, spec), plan.reading.on(arrays), spec, *rows))
+            fit &= jnp.all(
+                map_rows(partial(fits, spec), plan.reading.factors_of(arrays), spec, *rows)
+            )
     return fit
 
 
-def carried(old: EPState, new: EPState) -> tuple[Site, ...]:
+def transfer_sites(old: EPState, new: EPState) -> tuple[Site, ...]:
     """The sites of an old state in the bases of a new one; the new sites for other factors."""
     if len(old.sites) != len(new.sites):
         return new.sites

@@ -65,7 +65,7 @@ class RandomRowsEngine(SharedSitesEngine):
             engine on parts, the row of each part.
         :param kwargs: keyword arguments of the model.
         """
-        plan, state, arrays = self._on(state, args, kwargs, indices)
+        plan, state, arrays = self._for_call(state, args, kwargs, indices)
         if not is_traced(indices) and indices is not None:
             _check_rows(indices, self.parts(plan.reading.factors.size))
         return self.sweep(plan, state, arrays, indices)

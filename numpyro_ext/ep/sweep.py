@@ -129,7 +129,7 @@ def from_one_q(
     plan: EPPlan, family: Family, state: EPState, arrays: list[Array]
 ) -> tuple[list[Update], Site, Array, Array]:
     """All factors from one q: their updates, the change of q, the evidence and the residual."""
-    factors, table, total = plan.reading.on(arrays), state.table, state.total
+    factors, table, total = plan.reading.factors_of(arrays), state.table, state.total
     q = family.moments(total)
     # The same draws in every sweep, so that there is a fixed point.
     keys = random.split(state.rng_key, len(plan.specs))
@@ -207,4 +207,4 @@ def next_state(
         **{f"num_{name}": count for name, count in counts.items()},
     )
     sites, total = choose(good, (result.sites, total), (state.sites, state.total))
-    return state.holding(total, sites, report=report, log_evidence=result.log_z, i=state.i + 1)
+    return state.with_sites(total, sites, report=report, log_evidence=result.log_z, i=state.i + 1)

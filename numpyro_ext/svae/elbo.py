@@ -250,8 +250,7 @@ def _common_scale(names: list[str], guide_trace: Trace, scales: dict[str, Array]
 def _warn_of_other_steps(guide: Any, params: Params) -> None:
     """A warning if an ``SVI`` is about to step natural parameters as if they were ordinary ones.
 
-    NumPyro tells neither guide nor loss of the optimiser, so the running update is looked for among
-    the callers.
+    Neither guide nor loss has the optimiser, so the running update is looked for among the callers.
     """
     import optax  # not imported by NumPyro itself
 

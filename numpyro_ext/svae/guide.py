@@ -100,7 +100,7 @@ class SVAEGuide:
     :param create_plates: ``create_plates(*args, **kwargs)`` returns the data plate;
         ``numpyro.plate("data", len(y))`` by default. If y has as many rows as the plate, it is
         indexed by the minibatch; if it has ``subsample_size`` rows, it is the minibatch.
-    :param str prefix: what the names of the guide's own sites start with.
+    :param str prefix: prefix of the names of the guide's own sites.
     :param init_natural: where natural parameters start: a dict, or ``rng_key -> dict``; by
         default the rule's.
     :param dict site_names: other names of the model's sites, as ``{"Sigma": "cov"}``.

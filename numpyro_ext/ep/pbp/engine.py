@@ -38,7 +38,7 @@ from numpyro_ext.ep.pbp.network import SCALING, Network, NetworkGuide, network_g
 from numpyro_ext.ep.state import EPRunResult
 
 PBPRunResult = EPRunResult
-"""What a run of :class:`PBP` returns; its state is a :class:`PBPState`."""
+"""The result of a run of :class:`PBP`, whose state is a :class:`PBPState`."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -183,7 +183,7 @@ def _pass(
     X: Array,
     y: Array,
 ) -> tuple[Belief, Site | None, Array, Counts]:
-    """All rows in this order: new q and sites, the sum of log Z, and what was left out.
+    """All rows in this order: new q and sites, the sum of log Z, and the updates left out.
 
     A row has its own site (EP), one of N equal parts of the shared site (SEP), or none (ADF).
     """
