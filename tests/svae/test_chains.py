@@ -122,11 +122,8 @@ def test_a_switching_system_whose_states_are_alike_is_the_linear_system():
     psi, mean = potential(4, 2), slds_statistics()
     for name in ("initial_x", "dynamics"):
         mean[name] = jax.tree.map(lambda leaf: leaf[jnp.array([0, 0])], mean[name])
-    switching, linear = SLDSMeanField(), LDS()
-    (local, bound), (other, top) = (
-        inferred(switching, mean, psi),
-        inferred(linear, system(0), psi),
-    )
+    local, bound = inferred(SLDSMeanField(), mean, psi)
+    other, top = inferred(LDS(), system(0), psi)
     assert jnp.allclose(local.mean["x"].xx_next, other.mean["x"].xx_next, rtol=F32, atol=F32)
     assert jnp.allclose(bound, top, rtol=F32, atol=F32)
 

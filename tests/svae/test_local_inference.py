@@ -48,7 +48,7 @@ def inferred(rule, global_mean, potential):
 
 @cache
 def uncertain(rule):
-    """Expected mean of uncertain global variables, and potentials of 3 data."""
+    """Expected statistics of uncertain global variables, and potentials of 3 data."""
     h = jnp.array([[0.8, -1.0], [2.0, 0.3], [-0.5, 0.6]])
     precision = jnp.array([[1.0, 0.4], [0.7, 2.0], [1.5, 0.9]])
     if isinstance(rule, CycleEP | CycleMeanField):
@@ -254,15 +254,9 @@ def short_cycle():
 
 def test_bad_arguments_are_refused():
     mean, psi = statistics_of_mixture(*GMM), GaussianPotential(*LINE)
-    single = {
-        **mean,
-        "components": jax.tree.map(lambda leaf: leaf[0], mean["components"]),
-    }
+    single = {**mean, "components": jax.tree.map(lambda leaf: leaf[0], mean["components"])}
     for call, words in [
-        (
-            lambda: GMMMeanField(jnp.ones(3) / 3).infer(mean, psi),
-            r"must be \(2,\) or \(1, 2\)",
-        ),
+        (lambda: GMMMeanField(jnp.ones(3) / 3).infer(mean, psi), r"must be \(2,\) or \(1, 2\)"),
         (lambda: GMMEP().infer(single, psi), "'components' has batch shape"),
         (lambda: CycleEP().infer(crosshair()[0], psi), r"CycleEP has h of shape \(1, 1\)"),
         (lambda: CycleEP().infer(*short_cycle()), "a cycle needs"),
