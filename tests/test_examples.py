@@ -16,6 +16,7 @@ TINY = {
     "conjugate_ascent": ["--rows", "400"],
     "conjugate_lda": ["--documents", "300"],
     "hierarchical_groups": ["--scale", "0.01", "--methods", "EP", "AutoNormal"],
+    "implicit_generator": ["--steps", "20", "--keys", "1"],
     "max_margin_topics": "--corpora 1 --documents 20 --steps 5 --strengths 0 3".split(),
     "neutra": ["--steps", "20", "--num-samples", "20", "--guides", "AutoRealNVPNormal"],
     "posterior_regularisation": "--splits 1 --steps 20 --num-samples 20 --strengths 0 5".split(),
