@@ -11,7 +11,7 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext.data._rows import Same
+from numpyro_ext.data._rows import Same, rows_among
 
 _NUMBERS = "biufc"
 """The kinds of dtypes of which JAX has arrays."""
@@ -145,3 +145,10 @@ def split_arguments(
         else:
             fixed.append((place, Same(x) if is_array or frame is not None else x))
     return Arguments(tree, tuple(fixed)), arrays
+
+
+def rows_on_host(tree: Any) -> tuple[int, int]:
+    """How many rows are on the host among the arguments of a model, and their bytes."""
+    sources = dict.fromkeys(rows_among(tree))
+    size = max(map(len, sources), default=0)
+    return size, sum(len(x) * x.bytes_of_a_row for x in sources)

@@ -18,6 +18,7 @@ from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.density import seen
 from numpyro_ext._model.handlers import every_row, first_rows
 from numpyro_ext._model.implicit import has_density
+from numpyro_ext._model.operations import jit_on_data
 from numpyro_ext._model.read import (
     ModelInfo,
     Site,
@@ -244,7 +245,6 @@ def _look_at_rows(
     which there may be too many for memory, it looks at as many as a minibatch has."""
     on = first_rows if is_on_host((args, kwargs)) else every_row
 
-    @jax.jit
     def run(rng_key: Array) -> dict[str, Any]:
         with block():
             fn = seed(marked_plates(on(model)), rng_key)
@@ -257,7 +257,7 @@ def _look_at_rows(
         if not shapes_on_plates(run, rng_key) or _is_hidden((args, kwargs)):
             return {}
         with jax.ensure_compile_time_eval():  # while a loss is traced, too
-            looked = run(rng_key)
+            looked = jit_on_data(run, None)(rng_key)
         return {} if _is_hidden(looked) else jax.device_get(looked)  # the model may hold tracers
 
 

@@ -39,6 +39,7 @@ from numpyro_ext._model.operations import (
 from numpyro_ext._model.potential import ROWS, Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import draw_params, draw_start, prior_center, start_near_median
+from numpyro_ext._model.whole_rows import on_some_rows
 from numpyro_ext._typing import Model, Sites
 
 _ADAM_STEPS, _ADAM_PIECES, _SEARCHES = 2000, 20, 4
@@ -95,7 +96,9 @@ def find_modes(
     points. They find the modes into which these points fall, which need not be all.
 
     :param model: Python callable containing NumPyro primitives.
-    :param args: arguments of the model.
+    :param args: arguments of the model, which may take the whole of a
+        :class:`~numpyro_ext.data.HostArray`, as it takes a batch of a loader: it is given some of
+        the rows at a time.
     :param rng_key: random number generator key of the search.
     :param int starts: the number of searches.
     :param dict init_params: unconstrained values of all latent sites, where one search begins
@@ -136,6 +139,7 @@ def _modes_of(
             " numbers; call find_modes outside, and use its result inside."
         )
     rng_key = random.key(0) if rng_key is None else rng_key
+    model = on_some_rows(model, args, kwargs)
     because = "the modes are those of all latent sites together"
     info = read_global(model, args, kwargs, because=because, sums=True)
     if info.size == 0:

@@ -36,6 +36,7 @@ from numpyro_ext._model.units import Layout
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Sites, Trace
+from numpyro_ext.data._rows import is_rows
 
 LARGEST_NOISE = 0.5
 """Nats of noise over minibatches up to which a proxy is near enough."""
@@ -245,7 +246,7 @@ class TaylorProxy:
             same arguments, none of them an array that can be changed in place.
         :return: whether they were compared, which arguments that are traced cannot be.
         """
-        leaves = (model, *jax.tree.leaves((args, kwargs)))
+        leaves = (model, *jax.tree.leaves((args, kwargs), is_leaf=is_rows))
         if any(isinstance(x, Tracer) for x in (*leaves, *jax.tree.leaves(self))):
             return False
         last = self.compared if once else None

@@ -11,10 +11,15 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_ext.data._callback import read_on_host
 from numpyro_ext.data._parts import Parts, read_shapes
 
 Rows = Any
 """NumPy arrays with the same number of rows: one, or a dict or tuple of them."""
+
+
+class NotInMemory(TypeError):
+    """An operation on the whole of rows on the host."""
 
 
 class HostRows(abc.ABC):
@@ -53,7 +58,8 @@ class HostRows(abc.ABC):
 
     @abc.abstractmethod
     def read(self, index: np.ndarray) -> Rows:
-        """Rows by numbers of any shape, which the arrays of a read have in front."""
+        """Rows by numbers of any shape, which the arrays of a read have in front; they may be a
+        view of the source, for whoever copies them at once."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name})"
@@ -130,7 +136,7 @@ class HostRows(abc.ABC):
         return new
 
     def __jax_array__(self) -> Array:
-        raise TypeError(
+        raise NotInMemory(
             f"{self!r} is not in memory, and an operation of JAX on the whole of it would read it"
             " all; take rows by x[i], where i are the indices that the plate gives:"
             " `with numpyro.plate(name, len(x), subsample_size=B) as i`. (numpyro.subsample takes"
@@ -152,8 +158,8 @@ def read_together(sources: list[HostRows], index: Any) -> list[Any]:
         return [x.read_as(row, numbers) for x, row in zip(sources, rows, strict=True)]
 
     if not isinstance(index, Tracer):
-        return jax.tree.map(jnp.asarray, read(index))
-    return jax.pure_callback(read, read_shapes(rows, index), index, vmap_method="expand_dims")
+        return jax.tree.map(jnp.array, read(index))  # a copy: rows may be a view of the source
+    return read_on_host(read, rows, index)
 
 
 def as_jax_has_it(dtype: Any) -> np.dtype:

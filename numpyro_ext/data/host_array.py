@@ -13,6 +13,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 import numpy as np
 
+from numpyro_ext.data._mapped import MappedRows
 from numpyro_ext.data._parts import Parts
 from numpyro_ext.data._rows import HostRows, Rows, Same
 
@@ -104,7 +105,8 @@ class HostArray(HostRows):
         self._columns = jax.tree.map(
             _column, _by_names(self.source), is_leaf=lambda x: not _is_group(x)
         )
-        columns = _leaves(self._columns)
+        columns, self._tree = jax.tree.flatten(self._columns, is_leaf=_is_column)
+        self._leaves: list[_Column] = columns
         lengths = sorted({column.shape[0] for column in columns})
         if len(lengths) != 1:
             raise ValueError(
@@ -117,12 +119,11 @@ class HostArray(HostRows):
             raise ValueError(f"{columns[0].name} has no row.")
         self._ahead: tuple[int, int, Future[Rows]] | None = None
         self._last = 0
-        tree = jax.tree.structure(self._columns, is_leaf=_is_column)
         same = tuple(column.identity for column in columns)
         if self.sharding is not None:
             self.parts = Parts(self.sharding, self._length)
         spread = None if self.parts is None else self.parts.key
-        super().__init__((tree, same, self.transform, self.allow_nan, spread))
+        super().__init__((self._tree, same, self.transform, self.allow_nan, spread))
 
     def __getstate__(self) -> dict[str, Any]:
         names = "source", "transform", "allow_nan", "sharding"
@@ -136,7 +137,7 @@ class HostArray(HostRows):
     @property
     def name(self) -> str:
         """The source, for a message."""
-        return " and ".join(column.name for column in _leaves(self._columns))
+        return " and ".join(column.name for column in self._leaves)
 
     def __len__(self) -> int:
         return self._length if self.parts is None else self.parts.length
@@ -182,6 +183,8 @@ class HostArray(HostRows):
             taken = self._piece(int(flat[0]), int(flat[0]) + size)
         else:
             taken = self._take(flat)
+        if index.ndim == 1:
+            return taken
         return jax.tree.map(lambda x: x.reshape(*index.shape, *x.shape[1:]), taken)
 
     def _piece(self, begin: int, end: int) -> Rows:
@@ -189,6 +192,7 @@ class HostArray(HostRows):
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[:2] == (begin, end):
             rows = ahead[2].result()
+            self._of_source(range(begin, end), _Column.check)
         else:
             rows = self._take(range(begin, end))
         goes_on, self._last = self._last == begin > 0, end
@@ -200,23 +204,28 @@ class HostArray(HostRows):
     def _take(self, index: np.ndarray | range) -> Rows:
         """Rows of the source as they are there, transformed, in which there is no NaN."""
         which = slice(index.start, index.stop) if isinstance(index, range) else index
+        columns = self._of_source(index, lambda column: column.take(which))
+        rows = jax.tree.unflatten(self._tree, columns)
+        if self.transform is not None:
+            rows = self._transformed(rows, len(index))
+        for x in jax.tree.leaves(rows):
+            self._look_at(x, index)
+        return rows
+
+    def _of_source(self, index: np.ndarray | range, fn: Callable[[Any], Any]) -> list[Any]:
+        """``fn`` of each column, which an error of the source stops."""
         try:
-            rows = jax.tree.map(lambda c: c.take(which), self._columns, is_leaf=_is_column)
+            return [fn(column) for column in self._leaves]
         except Exception as error:
             raise RuntimeError(
                 f"rows {min(index)} to {max(index)} of {self.name} could not be read:"
                 f" {type(error).__name__}: {error}"
             ) from error
-        if self.transform is not None:
-            rows = self._transformed(rows, len(index))
-        if not self.allow_nan:
-            for x in jax.tree.leaves(rows):
-                self._check_nan(x, index)
-        return rows
 
     def _transformed(self, rows: Rows, size: int) -> Rows:
         assert self.transform is not None
-        rows = jax.tree.map(np.asarray, self.transform(rows))
+        own = jax.tree.map(lambda x: x if x.flags.owndata else x.copy(), rows)
+        rows = jax.tree.map(np.asarray, self.transform(own))
         for x in jax.tree.leaves(rows):
             if x.shape[:1] != (size,):
                 raise ValueError(
@@ -225,8 +234,11 @@ class HostArray(HostRows):
                 )
         return rows
 
-    def _check_nan(self, x: np.ndarray, index: np.ndarray | range) -> None:
-        if x.dtype.kind in "fc" and x.size and np.isnan(np.max(x)):
+    def _look_at(self, x: np.ndarray, index: np.ndarray | range) -> None:
+        """An error if there is NaN. All numbers of a piece are looked at, so that they are read
+        from the disk before the piece is used."""
+        no_nan = x.dtype.kind in "fc" and not self.allow_nan
+        if x.size and (no_nan or isinstance(index, range)) and np.isnan(np.max(x)) and no_nan:
             row = index[int(np.argmax(np.isnan(x).reshape(len(index), -1).any(axis=1)))]
             raise ValueError(
                 f"row {row} of {self.name} has NaN; leave such rows out, or say allow_nan=True if"
@@ -269,7 +281,7 @@ class _Column:
     """
 
     def __init__(self, array: Any, shape: tuple, dtype: Any, name: str, read: Any, identity: Any):
-        self.shape, self.dtype = tuple(shape), np.dtype(dtype)
+        self.shape, self.dtype, self.array = tuple(shape), np.dtype(dtype), array
         self.name, self.take, self.identity = name, functools.partial(read, array), identity
         if self.dtype.kind not in _NUMBERS:
             raise TypeError(
@@ -279,13 +291,14 @@ class _Column:
         if not self.shape:
             raise TypeError(f"{name} is one number and has no rows.")
 
+    def check(self) -> None:
+        """An error if a file has been cut since rows were looked at, which are a view of it."""
+        if isinstance(self.array, MappedRows):
+            self.array.check()
+
 
 def _is_column(x: Any) -> bool:
     return isinstance(x, _Column)
-
-
-def _leaves(columns: Any) -> list[_Column]:
-    return jax.tree.leaves(columns, is_leaf=_is_column)
 
 
 def _column(source: Any) -> _Column:
@@ -313,36 +326,18 @@ def _is_plain(source: Any) -> bool:
 
 
 def _of_numpy(x: np.ndarray, name: str = "") -> _Column:
-    file = getattr(x, "filename", None) if isinstance(x, np.memmap) else None
-    if file is not None and x.flags.c_contiguous:
-        name = f"the file {file}"
-        status = os.stat(file)
-        identity: Any = (str(file), status.st_dev, status.st_ino, _begin(x), x.shape, x.dtype.str)
-        return _Column(x, x.shape, x.dtype, name, _take_mapped, identity)
+    if isinstance(x, np.memmap) and x.filename is not None and x.flags.c_contiguous:
+        mapped, status = MappedRows(x), os.stat(x.filename)
+        same = str(x.filename), status.st_dev, status.st_ino, mapped.begin, x.shape, x.dtype.str
+        return _Column(mapped, x.shape, x.dtype, f"the file {x.filename}", MappedRows.take, same)
     identity = x.__array_interface__["data"][0], x.shape, x.strides, x.dtype.str
     name = f"{f'the column {name!r}' if name else 'an array'} of shape {x.shape}"
     return _Column(x, x.shape, x.dtype, name, _take_array, identity)
 
 
-def _begin(x: Any) -> int:
-    """The byte of the file at which an array, or a slice of one, begins."""
-    whole = x
-    while isinstance(whole.base, np.memmap):
-        whole = whole.base
-    return whole.offset + x.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-
-
 def _take_array(x: np.ndarray, index: np.ndarray | slice) -> np.ndarray:
     # The numbers have been checked, and "clip" does not do it again.
-    return x[index].copy() if isinstance(index, slice) else np.take(x, index, 0, mode="clip")
-
-
-def _take_mapped(x: Any, index: np.ndarray | slice) -> np.ndarray:
-    # To touch a page behind the end of a file would kill the process.
-    size, needed = os.stat(x.filename).st_size, _begin(x) + x.nbytes
-    if size < needed:
-        raise OSError(f"the file has {size} bytes, and had {needed} when it was opened")
-    return _take_array(x.view(np.ndarray), index)
+    return x[index] if isinstance(index, slice) else np.take(x, index, 0, mode="clip")
 
 
 def _take_sorted(x: Any, index: np.ndarray | slice) -> np.ndarray:

@@ -42,6 +42,11 @@ def shuffled_copy(source: Any, path: str | Path, *, seed: int = 0, memory: int =
         (6,)
     """
     rows = source if isinstance(source, HostArray) else HostArray(source)
+    if rows.parts is not None:
+        raise ValueError(
+            "the rows of the source are spread over devices (sharding), and a copy is one of the"
+            " rows of a process; give x.source, and make HostArray(copy, sharding=...) of the copy."
+        )
     folder, size = Path(path), len(rows)
     folder.mkdir(parents=True)  # an error if there is one, whose files might be in use
     shapes, tree = jax.tree.flatten(rows.row)

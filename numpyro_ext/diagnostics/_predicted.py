@@ -89,7 +89,7 @@ def predictions_of_fit(asked: FitRequest, labelled: bool = True) -> Predicted:
     run = _compile(fit, name, numbers)
     if not fit.draws and not _is_random(fit, name):
         size = 1  # a point, as each member of a deep ensemble is
-    _refuse_large(4.0 * numbers * size * len(fit.params), size * len(fit.params), shape)
+    refuse_large(numbers, size * len(fit.params), shape)
     pieces, data = zip(*run(key_draws, size), strict=True)
     predictions = concatenate(pieces)
     several = f"{len(pieces)} x " if len(pieces) > 1 else ""
@@ -215,12 +215,14 @@ def _refuse_local(trace: Trace, observed: Site) -> None:
             )
 
 
-def _refuse_large(size: float, num_draws: int, shape: tuple[int, ...]) -> None:
+def refuse_large(numbers: int, num_draws: int, shape: tuple[int, ...]) -> None:
+    """An error if so many numbers of each draw would not fit into a small memory."""
+    size = 4.0 * numbers * num_draws
     if size > LARGEST:
         raise ValueError(
             f"the predictions of {num_draws:,} draws at entries {shape} would take"
-            f" {size / 1e9:.1f} GB; pass a smaller num_samples, or fewer rows at a time (draws of"
-            " an MCMC or of particles: fewer rows)."
+            f" {size / 1e9:.1f} GB; pass a smaller num_samples, or fewer rows at a time, as"
+            " model_args=(x[:10_000], y[:10_000]) (draws of an MCMC or of particles: fewer rows)."
         )
 
 

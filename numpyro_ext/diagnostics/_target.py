@@ -13,6 +13,8 @@ from numpyro.handlers import block
 from numpyro.infer import MCMC
 
 from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.arguments import rows_on_host
+from numpyro_ext._model.expansion import TaylorExpansion
 from numpyro_ext._model.handlers import rows
 from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import Site, call_and_trace, frames
@@ -27,6 +29,8 @@ OVER = 10_000
 """Rows up to which a fit takes them all."""
 ROWS = 2000
 """Rows that stand in for more; one of them costs as much as several without the expansion."""
+AT_ONCE = 2**28
+"""Bytes of rows on the host that are read at once, where nothing stands in for them."""
 _DRAWS = 64
 _FEWEST, _MOST, _NUMBERS = 1000, 20_000, 5 * 10**7
 """Draws for the expectations of penalties, and the numbers that they hold together."""
@@ -79,9 +83,15 @@ def by_proxy(
 ) -> tuple[Fit, tuple[str, ...]]:
     """The fit with a model of some rows that stand in for all, where the proxy is good enough and
     the rows are many; otherwise the fit as it is, and why."""
+    if proxy is None and (proxy := proxy_at_draws(fit, obj)) is not None:
+        noise = _noise(fit, _model_of(obj), proxy, rng_key)
+        if noise > PROXY_NOISE:
+            _check_at_once(fit, f"has a noise of {noise:.2g} nats")
+            return fit, ()
+        return fit._replace(model=stand_in(_model_of(obj), proxy)), ()
     if proxy is None or fit.model is None:
         return fit, ()
-    model = obj.sampler.model if isinstance(obj, MCMC) else obj.model
+    model = _model_of(obj)
     try:
         proxy.check_data(model, fit.args, fit.kwargs)
         if proxy.size <= OVER:
@@ -102,6 +112,48 @@ def by_proxy(
         stacklevel=5,
     )
     return fit, ()
+
+
+def _model_of(obj: Any) -> Any:
+    return obj.sampler.model if isinstance(obj, MCMC) else obj.model
+
+
+def proxy_at_draws(fit: Fit, obj: Any) -> TaylorProxy | None:
+    """The expansion of rows on the host at the mean of the draws; None where the rows are in memory
+    or so few that all are taken, and an error where they are too many to be read at once."""
+    if fit.model is None or rows_on_host((fit.args, fit.kwargs))[0] <= OVER:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InferenceWarning)  # those of a loss with the proxy
+            expansion = TaylorExpansion(_model_of(obj), fit.args, fit.kwargs)
+            return expansion.proxy(random.key(0), _center_of(fit, expansion))
+    except ValueError as error:
+        _check_at_once(fit, f"cannot be made: {error}")
+        return None
+
+
+def _check_at_once(fit: Fit, why: str) -> None:
+    """An error if the rows on the host are too many to be read at once."""
+    size, num_bytes = rows_on_host((fit.args, fit.kwargs))
+    if num_bytes > AT_ONCE:
+        raise ValueError(
+            f"the fit is judged on all {size:,} rows, {num_bytes / 1e9:.1f} GB on the host, for"
+            " which an expansion at the mean of the draws stands in, and that"
+            f" {why.rstrip('.')}. Give the rows as arrays if they fit into memory."
+        )
+
+
+def _center_of(fit: Fit, expansion: TaylorExpansion) -> Any:
+    """The guide, or the mean of the draws in unconstrained space, as constrained sites."""
+    if not fit.draws:
+        return fit.guide, fit.params[0]
+    info, potential = expansion.info, expansion.potential
+    info.check_names("the fit", {n: x for n, x in fit.draws[0].items() if n in info.latents})
+    draws = {name: jnp.asarray(fit.draws[0][name]) for name in info.latents}
+    ravel = jax.vmap(lambda z: info.ravel(potential.unconstrain("a draw", z)))
+    sites = potential.postprocess()(info.unravel(jnp.nanmean(jax.jit(ravel)(draws), 0)))
+    return {name: sites[name] for name in info.latents}
 
 
 def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:

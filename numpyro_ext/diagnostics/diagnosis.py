@@ -91,8 +91,9 @@ def diagnose(
         seconds: give a number to run them nevertheless.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
     :param proxy: the result of :func:`numpyro_ext.objectives.taylor_proxy` on the same data; that
-        of the loss if None. Of more than 10,000 rows, 2,000 random ones and the proxy stand in for
-        all, unless the noise of that is above 0.1 nats.
+        of the loss if None, and for rows of a ``HostArray`` one at the mean of the draws. Of more
+        than 10,000 rows, 2,000 random ones and the proxy stand in for all, unless the noise of that
+        is above 0.1 nats.
     :return: a :class:`Diagnosis`; :func:`plot_diagnosis` makes a picture of it. ``mcmc.run`` may
         return before its chains have ended, and then the first call waits for them.
 

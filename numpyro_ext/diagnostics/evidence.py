@@ -10,6 +10,7 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
+from numpyro.infer import MCMC
 from scipy.special import logsumexp, softmax
 
 from numpyro_ext._checks import InferenceWarning, check_count
@@ -21,9 +22,10 @@ from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, noise_message,
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._typing import Params
 from numpyro_ext.diagnostics._evaluate import concatenate, draw_of, model_trace_of
-from numpyro_ext.diagnostics._fit import FitRequest
+from numpyro_ext.diagnostics._fit import FitRequest, check_key, is_fit
+from numpyro_ext.diagnostics._target import proxy_at_draws
 from numpyro_ext.diagnostics.full_data import minibatch_plates
-from numpyro_ext.diagnostics.psis import fit_with_density, log_weights_of
+from numpyro_ext.diagnostics.psis import log_weights_of, look_at_density
 
 _ROWS = 1000
 """Rows, at least, on which a draw is evaluated by a proxy."""
@@ -101,10 +103,11 @@ def evidence_bounds(
     :param int num_samples: draws from the guide.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
     :param proxy: for an ``SVI`` on data of which all rows are too many: the result of
-        :func:`numpyro_ext.objectives.taylor_proxy`. Each draw is then evaluated on 1,000 rows of
-        its own (those of a minibatch, if they are more), and the noise that is left adds up to
-        half its variance to the distances between the bounds. An ``InferenceWarning`` says if the
-        standard deviation over the run's minibatches is above 0.5 nats at the draws of the guide.
+        :func:`numpyro_ext.objectives.taylor_proxy`; for rows of a ``HostArray`` one at the mean of
+        the guide, if None. Each draw is then evaluated on 1,000 rows of its own (those of a
+        minibatch, if they are more), and the noise that is left adds up to half its variance to
+        the distances between the bounds. An ``InferenceWarning`` says if the standard deviation
+        over the run's minibatches is above 0.5 nats at the draws of the guide.
     :return: an :class:`EvidenceBounds`.
     :raises IntractableDensityError: for guides without a density and for ``MCMC``.
 
@@ -127,6 +130,8 @@ def evidence_bounds(
     3.0 draws in effect, of 6
     """
     asked = FitRequest(obj, result, model_args, model_kwargs, num_samples, rng_key)
+    if proxy is None and is_fit(obj) and not isinstance(obj, MCMC):
+        proxy = proxy_at_draws(asked.fit(), obj)
     lw = log_weights_of(asked) if proxy is None else _log_weights_by(proxy, asked)
     lw = lw.astype(np.float64)
     if lw.ndim == 0 or lw.shape[0] < 2:
@@ -158,9 +163,10 @@ def evidence_bounds(
 
 def _log_weights_by(proxy: TaylorProxy, asked: FitRequest) -> np.ndarray:
     """``(S,)`` log weights of a fit, each draw on rows of its own."""
-    fit, _, key_draws = fit_with_density(asked)
+    fit = asked.fit()
+    _, key_draws = look_at_density(fit, check_key(asked.rng_key))
     on_batches = asked.obj.model
-    proxy.check_data(on_batches, fit.args, fit.kwargs)
+    proxy.check_data(on_batches, fit.args, fit.kwargs, once=True)
     plates = minibatch_plates(on_batches, fit.args, fit.kwargs)
     num_rows = min(proxy.size, max(proxy.batch, _ROWS))
 

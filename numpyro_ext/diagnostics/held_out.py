@@ -34,6 +34,7 @@ from numpyro_ext.diagnostics._evaluate import (
     prototype,
 )
 from numpyro_ext.diagnostics._fit import Fit, FitRequest, check_key, predicting_fit
+from numpyro_ext.diagnostics._predicted import refuse_large
 from numpyro_ext.diagnostics.full_data import shapes_of
 
 _ENUMERATED = BernoulliLogits, BernoulliProbs, CategoricalLogits, CategoricalProbs
@@ -116,7 +117,12 @@ def log_weights_of(asked: FitRequest) -> np.ndarray:
     num_samples = check_count("num_samples", asked.num_samples)
     key_prototype, key_draws = random.split(check_key(asked.rng_key))
     fit = predicting_fit(asked, "held-out data need")
-    _refuse_fixed_rows(asked.obj, fit, key_prototype)
+    assert fit.model is not None
+    trace = shapes_of(fit.model, fit.args, fit.kwargs)
+    layout = find_layout(trace, {}, per_datum=True)
+    size = len(next(iter(fit.draws[0].values()))) if fit.draws else num_samples
+    refuse_large(math.prod(layout.shape), size * len(fit.params), layout.shape)
+    _refuse_fixed_rows(asked.obj, fit, trace, layout, key_prototype)
     pieces = _compile(fit, key_prototype)(key_draws, num_samples)
     log_weights = concatenate([part for part, _ in pieces]).astype(np.float64)
     if np.any(np.isnan(log_weights) | np.isposinf(log_weights)):
@@ -127,12 +133,9 @@ def log_weights_of(asked: FitRequest) -> np.ndarray:
     return log_weights
 
 
-def _refuse_fixed_rows(obj: Any, fit: Fit, rng_key: Array) -> None:
+def _refuse_fixed_rows(obj: Any, fit: Fit, trace: Trace, layout: Layout, rng_key: Array) -> None:
     """An error if a latent variable of a row is known for the training data alone, or if it lies
     outside the plates of the data, where its density does not split into rows."""
-    assert fit.model is not None
-    trace = shapes_of(fit.model, fit.args, fit.kwargs)
-    layout = find_layout(trace, {}, per_datum=True)
     inferred = _sites_reading_data(fit, rng_key)
     by_row = _sites_along_data(fit, layout, trace)
     for site in latent_sites(trace):

@@ -230,20 +230,18 @@ def log_weights_of(asked: FitRequest, proxy: TaylorProxy | None = None) -> np.nd
         weight = obj.transpose("chain", "draw", ...).to_numpy()
     else:
         num_samples = check_count("num_samples", asked.num_samples)
-        fit, proto, key_draws = fit_with_density(asked, proxy)
+        rng_key = check_key(asked.rng_key)
+        fit, problems = by_proxy(asked.fit(), asked.obj, proxy, rng_key)
+        for problem in problems:
+            warnings.warn(InferenceWarning(problem), stacklevel=4)
+        proto, key_draws = look_at_density(fit, rng_key)
         evaluate = evaluator(fit, proto, lp=True)
         weight = evaluate(key_draws, num_samples)["stats"]["log_weight"]
     return weight.reshape(-1, *weight.shape[2:])
 
 
-def fit_with_density(
-    asked: FitRequest, proxy: TaylorProxy | None = None
-) -> tuple[Fit, Prototype, Array]:
-    """The fit of an ``SVI`` or an engine whose draws have a density, and a key for its draws."""
-    rng_key = check_key(asked.rng_key)
-    fit, problems = by_proxy(asked.fit(), asked.obj, proxy, rng_key)
-    for problem in problems:
-        warnings.warn(InferenceWarning(problem), stacklevel=5)
+def look_at_density(fit: Fit, rng_key: Array) -> tuple[Prototype, Array]:
+    """A draw of a fit whose draws have a density, and a key for the others; an error of another."""
     key_prototype, key_draws = jax.random.split(rng_key)
     proto = prototype(fit, key_prototype)
     if proto.marginalized:
@@ -257,4 +255,4 @@ def fit_with_density(
             f"{what} gives draws without a density, so they have no importance weights; {INSTEAD}"
             f"{declare(proto.undeclared)}."
         )
-    return fit, proto, key_draws
+    return proto, key_draws

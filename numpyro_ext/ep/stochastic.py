@@ -33,6 +33,8 @@ _NOISY = 0.1
 """The standard error above which a result is said to be noisy."""
 _STEP = 0.1
 """The rate of a step with a proxy."""
+_LARGEST = 2**30
+"""Bytes of the sites of all rows up to which there is an estimate of the evidence."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -194,7 +196,9 @@ class StochasticEP(RandomRowsEngine):
 
     The state has two vectors and two matrices of the size of x, whatever N is. ``batch_size=N``
     takes all rows without drawing them, which is averaged EP. At ``power=0`` it is stochastic
-    variational inference by natural gradients of rate :math:`\epsilon`.
+    variational inference by natural gradients of rate :math:`\epsilon`. ``log_evidence`` alone
+    needs a site of each row, for a moment: 12 numbers with 10 latent numbers. Where these are more
+    than 1 GB, ``evidence_bounds`` takes some of the rows.
 
     **Bias.** The fixed point is that of averaged EP, near that of :class:`EP` where rows are alike
     and many. A constant :math:`\epsilon` leaves noise of order :math:`\epsilon` in
@@ -318,6 +322,18 @@ class StochasticEP(RandomRowsEngine):
         if self.proxy is not None:
             taylor = sites_of_proxy(self.normals, self.proxy, reading.factors)
         return replace(plan, specs=specs), table._replace(groups=groups, taylor=taylor)
+
+    def evidence_of(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[Array, Array]:
+        rows, rank, D = plan.reading.factors.size, plan.specs[0].rank or 0, len(state.shift)
+        num_bytes = state.shift.dtype.itemsize * rows * rank * (D + rank + 1)
+        if num_bytes > _LARGEST:
+            raise ValueError(
+                f"the estimate has a site and directions of its own for each of {rows:,} rows,"
+                f" {num_bytes / 1e9:.1f} GB; use"
+                " numpyro_ext.diagnostics.evidence_bounds(engine, result, model_args=args), which"
+                " takes some of the rows."
+            )
+        return super().evidence_of(plan, state, arrays)
 
     def parts(self, size: int) -> Parts:
         return Parts(np.zeros(1, int), np.ones(1), np.full(1, size), None)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.data import HostArray
+from numpyro_ext.data import HostArray, _mapped
 
 N = 40
 X = np.random.default_rng(0).normal(size=(N, 3)) * [1.0, 10.0, 0.1] + [0.0, 5.0, 0.0]
@@ -279,3 +279,37 @@ def test_rows_are_the_same_in_loops_and_of_several_chains():
 
     total, index = run(random.key(0))
     np.testing.assert_allclose(total, jnp.asarray(X)[index].sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(5000, 3), (50, 3000), (5000,)])
+def test_pages_of_a_file_are_asked_for_where_reads_are_slow(shape, tmp_path, monkeypatch):
+    monkeypatch.setattr(_mapped, "_SLOW", -1.0)
+    numbers = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    part = slice(shape[0] // 5, shape[0] - 3)
+    x, like = HostArray(memmap(numbers, tmp_path)[part]), numbers[part]
+    for _ in range(2):
+        index = np.random.default_rng(1).integers(0, len(like), 40)
+        np.testing.assert_array_equal(x.read(index), like[index])
+        np.testing.assert_array_equal(x.read(np.arange(7, len(like))), like[7:])
+
+
+def test_a_transform_cannot_change_the_source():
+    numbers = np.ones((8, 2), np.float32)
+
+    def doubled(x):
+        x *= 2
+        return x
+
+    x = HostArray(numbers, transform=doubled)
+    assert np.all(x[:] == 2) and np.all(x[:] == 2) and np.all(numbers == 1)
+
+
+@pytest.mark.parametrize("in_axes", [0, 1])
+def test_reads_under_vmap_and_without_a_program(in_axes):
+    index = np.arange(12).reshape(3, 4)
+    rows = jax.vmap(lambda i: HostArray(X)[i] + 0, in_axes)(index)
+    np.testing.assert_array_equal(rows, jnp.asarray(X)[index if in_axes == 0 else index.T])
+    with jax.disable_jit():
+        np.testing.assert_array_equal(
+            jax.jit(lambda i: HostArray(X)[i])(index), jnp.asarray(X)[index]
+        )

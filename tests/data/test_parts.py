@@ -7,7 +7,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
-from numpyro_ext.data import HostArray
+from numpyro_ext.data import HostArray, shuffled_copy
 
 ROWS = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
 
@@ -70,3 +70,8 @@ def test_bad_input():
     x = HostArray(ROWS, sharding=along("rows", rows=2))
     with pytest.raises(IndexError, match="row 30 was asked for, of 30 rows of all processes"):
         x.parts.of(0, np.array([1, 30]))
+
+
+def test_a_copy_is_one_of_the_rows_of_a_process(sharding, tmp_path):
+    with pytest.raises(ValueError, match=r"spread over devices .*; give x\.source"):
+        shuffled_copy(HostArray(ROWS, sharding=sharding), tmp_path / "copy")

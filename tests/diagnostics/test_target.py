@@ -15,7 +15,10 @@ import optax
 import pytest
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext.diagnostics import _target, diagnose, pareto_khat
+from numpyro_ext._model.expansion import TaylorExpansion
+from numpyro_ext._model.potential import Program
+from numpyro_ext.data import HostArray
+from numpyro_ext.diagnostics import _target, diagnose, evidence_bounds, pareto_khat
 from numpyro_ext.diagnostics._fit import FitRequest, fit_of
 from numpyro_ext.diagnostics.checks import moves
 from numpyro_ext.diagnostics.comparison import MEAN, SD
@@ -67,6 +70,47 @@ def test_weights_are_those_of_all_rows():
     assert np.quantile(np.abs(difference), 0.99) < 0.1
     found = pareto_khat(svi, params, model_args=data, num_samples=500, rng_key=random.key(0))
     assert found.khat == pytest.approx(pareto_khat(by_some).khat, abs=0.05)
+
+
+@pytest.mark.slow
+def test_rows_on_the_host_are_judged_by_an_expansion_at_the_draws(monkeypatch):
+    """Of 12,000 rows, which no read takes together; both have the same draws."""
+    svi, params, data, proxy = fitted()
+    read = []
+
+    def noted(x):
+        read.append(len(x))
+        return x
+
+    monkeypatch.setattr(Program, "piece_size", 5000)
+    plain = SVI(model, svi.guide, optax.adam(0.01), Trace_ELBO())
+    host = tuple(HostArray(np.asarray(x), transform=noted) for x in data)
+    by_proxy = log_weights_of(FitRequest(plain, params, data, {}, 500, random.key(0)), proxy)
+    by_draws = log_weights_of(FitRequest(plain, params, host, {}, 500, random.key(0)))
+    assert np.std(by_draws - by_proxy) < 0.05
+    assert max(read) == 10_000  # at which the noise of an expansion is measured
+    bounds = [
+        evidence_bounds(plain, params, model_args=args, num_samples=500, proxy=p).values
+        for args, p in ((data, proxy), (host, None))
+    ]
+    np.testing.assert_allclose(bounds[0], bounds[1], atol=0.1)
+
+
+def test_rows_on_the_host_that_nothing_stands_in_for_are_not_read_at_once(monkeypatch):
+    svi, params, data, _ = fitted()
+    host = *(HostArray(np.asarray(x)) for x in data), None  # no minibatch
+    monkeypatch.setattr(_target, "AT_ONCE", 10_000)
+    plain = SVI(model, svi.guide, optax.adam(0.01), Trace_ELBO())
+    with pytest.raises(ValueError, match=r"all 12,000 rows, .*no plate that takes a minibatch"):
+        diagnose(plain, params, model_args=host)
+
+
+def test_the_expansion_of_draws_is_at_their_mean_in_unconstrained_space():
+    svi, params, data, _ = fitted()
+    w, half = np.array([0.2, 0.4]), np.array([0.5, 2.0])
+    fit = fit_of(svi, params, data, {})._replace(draws=[{"w": w, "half": half}])
+    center = _target._center_of(fit, TaylorExpansion(model, data, {}))
+    assert float(center["w"]) == pytest.approx(0.3) and float(center["half"]) == pytest.approx(1.0)
 
 
 @pytest.mark.nightly

@@ -297,6 +297,15 @@ def test_the_state_does_not_grow_with_the_data():
     assert bytes_of(8) == bytes_of(20_000)
 
 
+@pytest.mark.slow
+def test_an_estimate_of_the_evidence_that_would_not_fit_into_memory(monkeypatch):
+    sep = StochasticEP(probit)
+    state = sep.init(random.key(0), *PROBIT)
+    monkeypatch.setattr("numpyro_ext.ep.stochastic._LARGEST", 8 * 4 * 4 - 1)
+    with pytest.raises(ValueError, match=r"each of 8 rows, 0.0 GB; use .*evidence_bounds"):
+        sep.log_evidence(state, *PROBIT)
+
+
 @pytest.mark.parametrize("options", [{"batch_size": 0}, {"step": 1.5}, {"average": 1.2}])
 def test_bad_arguments(options):
     ((name, value),) = options.items()
