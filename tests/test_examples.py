@@ -19,6 +19,7 @@ TINY = {
     "implicit_generator": ["--steps", "20", "--keys", "1"],
     "max_margin_topics": "--corpora 1 --documents 20 --steps 5 --strengths 0 3".split(),
     "neutra": ["--steps", "20", "--num-samples", "20", "--guides", "AutoRealNVPNormal"],
+    "order_of_renyis_bound": ["--steps", "20", "--repeats", "20"],
     "posterior_regularisation": "--splits 1 --steps 20 --num-samples 20 --strengths 0 5".split(),
     "sigmoid_belief_network": ["--steps", "5", "--draws", "5"],
     "which_alpha": ["--splits", "2", "--steps", "20"],
