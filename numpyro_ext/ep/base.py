@@ -191,16 +191,9 @@ class EPEngine(Engine):
         self, reading: ModelReading, arrays: list[Array], prior: Prior
     ) -> tuple[EPPlan, FactorTable]:
         """The factors of the model."""
-        return find_table(
-            reading,
-            arrays,
-            prior,
-            self.rows_of(reading.factors),
-            power=float(self.power),
-            projection=self.projection,
-            max_rank=self.max_rank,
-            largest_share=self.largest_share,
-        )
+        rows, power = self.rows_of(reading.factors), float(self.power)
+        how = power, self.projection, self.max_rank, self.largest_share
+        return find_table(reading, arrays, prior, rows, *how)
 
     def init(self, rng_key: Array, *args: Any, **kwargs: Any) -> EPState:
         """The state before the first step on these arguments of the model: q is the prior, or a

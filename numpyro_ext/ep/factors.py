@@ -208,7 +208,6 @@ def find_table(
     arrays: list[Array],
     prior: Prior,
     rows: Array,
-    *,
     power: float,
     projection: Projection | None,
     max_rank: int,

@@ -159,10 +159,38 @@ class _NormalOfEngine(AutoContinuous):
         return {name: x.reshape(sample_shape + x.shape[1:]) for name, x in draws.items()}
 
     def _drawn(self, x: Array, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> Drawn:
+        """Draws of the local sites of all rows given the global ones at ``x``, and all that
+        follows."""
         assert self.factors is not None
+        factors, args = self.factors, (*self.leading, *args)
         with block():
-            args = (*self.leading, *args)
-            return _draw_sites(self.factors, x, rng_key, self.projection, args, kwargs)
+            key_local, key_model = random.split(rng_key)
+            local, log_z = {}, None
+            there = _on_rows_of(factors, args, kwargs) if factors.axes else None
+            if there is not None:
+                local, log_z = _draw_rows(there, x, key_local, self.projection)
+            z, states = factors.values_at(x, local)
+            fn = seed(substitute(factors.program.model, data=states), key_model)
+            trace = Program(fn, args, kwargs).trace(z)
+        latent = {*factors.info.latents, *factors.axes}
+        sites = {
+            name: site
+            for name, site in trace.items()
+            if name in latent or site["type"] == "deterministic"
+        }
+        if log_z is None:
+            return Drawn(sites, None)
+
+        def counts(site: Site) -> bool:
+            name = site["name"]
+            if site["type"] != "sample":
+                return True
+            if not site["is_observed"]:
+                return name in latent
+            return site_of_log_det(name, factors.axes) == name
+
+        of_values = {name: site for name, site in trace.items() if counts(site)}
+        return Drawn(sites, row_log_lik(of_values, factors.plate) - log_z)
 
     def median(self, params: Params) -> dict[str, Array]:
         """Medians of the sites outside the plate of the data."""
@@ -240,44 +268,6 @@ def _on_rows_of(factors: Factors, args: tuple, kwargs: dict[str, Any]) -> Factor
         with jax.ensure_compile_time_eval():
             there.rows_by = there.choose_rows_by()
     return there
-
-
-def _draw_sites(
-    factors: Factors,
-    x: Array,
-    rng_key: Array,
-    projection: Projection | None,
-    args: tuple,
-    kwargs: dict[str, Any],
-) -> Drawn:
-    """Draws of the local sites of all rows given the global ones at ``x``, and all that follows."""
-    key_local, key_model = random.split(rng_key)
-    local, log_z = {}, None
-    there = _on_rows_of(factors, args, kwargs) if factors.axes else None
-    if there is not None:
-        local, log_z = _draw_rows(there, x, key_local, projection)
-    z, states = factors.values_at(x, local)
-    fn = seed(substitute(factors.program.model, data=states), key_model)
-    trace = Program(fn, args, kwargs).trace(z)
-    latent = {*factors.info.latents, *factors.axes}
-    sites = {
-        name: site
-        for name, site in trace.items()
-        if name in latent or site["type"] == "deterministic"
-    }
-    if log_z is None:
-        return Drawn(sites, None)
-
-    def counts(site: Site) -> bool:
-        name = site["name"]
-        if site["type"] != "sample":
-            return True
-        if not site["is_observed"]:
-            return name in latent
-        return site_of_log_det(name, factors.axes) == name
-
-    of_values = {name: site for name, site in trace.items() if counts(site)}
-    return Drawn(sites, row_log_lik(of_values, factors.plate) - log_z)
 
 
 def _draw_rows(

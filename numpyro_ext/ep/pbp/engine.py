@@ -157,8 +157,8 @@ class PBP(Engine):
                 f"damping is {self.damping!r}; it must be 1 for method='adf', which keeps no sites."
             )
         priors = {
-            "weight": _prior(self.weight_precision, self.prior_shape, self.prior_rate),
-            "noise": _prior(self.noise_precision, self.noise_shape, self.noise_rate),
+            "weight": self.weight_precision or (self.prior_shape, self.prior_rate),
+            "noise": self.noise_precision or (self.noise_shape, self.noise_rate),
         }
         self.model = Network(tuple(map(int, sizes)), priors, bool(self.use_bias), self.prefix)
 
@@ -356,10 +356,6 @@ def _scaling_of(X: np.ndarray, y: np.ndarray, normalise: bool) -> dict[str, Arra
         n: jnp.asarray(x, float)
         for n, x in zip(SCALING, (*mean_and_sd(X), *mean_and_sd(y)), strict=True)
     }
-
-
-def _prior(precision: float | None, shape: float, rate: float) -> tuple[float, float] | float:
-    return (float(shape), float(rate)) if precision is None else float(precision)
 
 
 @jax.jit
