@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 
 import jax
 from jax import Array
-from jax.core import Tracer
 from jax.nn import logsumexp, softmax
 import jax.numpy as jnp
 
-from numpyro_ext.expfam import Gaussian, GaussianMean, GaussianNatural, GaussianStandard
+from numpyro_ext.expfam import GaussianMean, GaussianNatural, GaussianStandard
 from numpyro_ext.expfam.linalg import (
     cholesky,
     half_logdet,
@@ -34,11 +33,8 @@ class _Factor(ABC):
 
     def tilted_moments(self, eta: GaussianNatural) -> GaussianMean:
         r"""E x and E x x^T under :math:`N(x \mid \eta)\, \psi(x)`, of batch ``(*batch, *E)``."""
-        return _moments(self.tilted_normal(eta))
-
-    @abstractmethod
-    def moments(self) -> GaussianMean:
-        """E x and E x x^T under the potential itself; an error if it is known to be no density."""
+        loc, covariance = self.tilted_normal(eta)
+        return GaussianMean(loc, covariance + outer(loc, loc))
 
 
 @jax.tree_util.register_dataclass
@@ -88,10 +84,6 @@ class GaussianPotential(_Factor):
     def tilted_normal(self, eta: GaussianNatural) -> GaussianStandard:
         return _tilt(*_beside(self.h, self.W, eta), normalized=False)[1]
 
-    def moments(self) -> GaussianMean:
-        L = _proper_root(self.W)
-        return _moments(GaussianStandard(solve(L, self.h), inverse(L)))
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -133,15 +125,6 @@ class MixturePotential(_Factor):
     def tilted_normal(self, eta: GaussianNatural) -> GaussianStandard:
         log_weights, normals = self._components(eta)
         return merge_normals(softmax(log_weights, axis=-1), normals)
-
-    def moments(self) -> GaussianMean:
-        L = _proper_root(self.W)
-        log_weights = self.log_weights
-        if not self.normalized:
-            natural = GaussianNatural(self.h, self.W)
-            log_weights = log_weights + Gaussian.log_partition(natural)
-        normals = GaussianStandard(solve(L, self.h), inverse(L))
-        return _moments(merge_normals(softmax(log_weights, axis=-1), normals))
 
     def _components(self, eta: GaussianNatural) -> tuple[Array, GaussianStandard]:
         """The log weight and the normal of each component, ``(*batch, *E, C)``."""
@@ -193,21 +176,6 @@ def _tilt(
     else:
         log_ratio = log_ratio + _dot(h, m) - _dot(m, matvec(R, m)) / 2 + _dot(g, step) / 2
     return log_ratio, GaussianStandard(m + step, inverse(L))
-
-
-def _moments(normal: GaussianStandard) -> GaussianMean:
-    loc, covariance = normal
-    return GaussianMean(loc, covariance + outer(loc, loc))
-
-
-def _proper_root(W: Array) -> Array:
-    L = cholesky(-2 * symmetric(W))
-    if not isinstance(L, Tracer) and bool(jnp.any(jnp.isnan(L))):
-        raise ValueError(
-            "the potential has no moments, because -W is not positive definite; use"
-            " tilted_moments(eta)."
-        )
-    return L
 
 
 def _dot(x: Array, y: Array) -> Array:

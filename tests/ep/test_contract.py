@@ -34,7 +34,7 @@ def test_the_parameters_fit_numpyros_guide(fitted):
 
 
 def test_diagnosis(fitted):
-    """A residual above its limit is said."""
+    """A residual above its limit has a line."""
     ep, result = fitted
     short = result.state._replace(report=result.state.report._replace(residual=jnp.array(0.2)))
     for state, ok in ((result.state, True), (short, False)):

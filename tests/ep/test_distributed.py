@@ -91,7 +91,7 @@ def test_two_updates_of_dsep(needs_x64):
 
 
 @pytest.mark.slow
-def test_the_evidence_of_shared_sites_is_that_of_ep():
+def test_the_evidence_of_shared_sites_is_eps():
     """-6.18940 by EP and -6.18347 exactly, where a shared site for each row is 1 to 5 nats off;
     the state of DSEP scatters by .1 standard deviations, and its evidence by the square of that."""
     engine = DSEP(logistic, PARTS)
@@ -125,8 +125,8 @@ def test_rows_of_another_part_are_refused():
 
 
 def on_a_grid(result, parts, power):
-    """Of each part, the mean of the moments of its tilted distributions, those of q, and L: on a
-    grid of the fixture's two coefficients, in double precision."""
+    """The mean of the moments of the tilted distributions of each part, the moments of q, and L: on
+    a grid of the fixture's two coefficients, in double precision."""
     state = result.state
     eta, Lam = np.asarray(state.shift, float), np.asarray(state.precision, float)
     X, y = (np.asarray(x, float) for x in LOGISTIC)

@@ -79,7 +79,7 @@ def test_new_rows_are_drawn_given_their_observations():
     )
     draws = predictive(random.key(1), y, num=3)
     loc, scale = fit.params["auto_loc"][0], fit.params["auto_scale_tril"][0, 0]
-    # theta is that of the fit, which has not seen these rows.
+    # theta is from the fit, which has not seen these rows.
     share = 2.25 / (2.25 + 0.36)
     mean = np.append(loc, share * np.asarray(y) + (1 - share) * loc)
     slopes = np.append(1.0, np.full(3, 1 - share))
@@ -105,8 +105,8 @@ def test_rows_without_observations_have_their_prior():
 
 @pytest.mark.nightly
 def test_values_that_are_not_observed_are_imputed():
-    """Rows 1 and 3 say nothing, so that log Z is that of the others; what their unobserved values
-    are in rows 0 and 2 does not matter."""
+    """They and log Z follow from the rows that are observed, 0 and 2; the numbers in their place do
+    not matter."""
     seen = jnp.array([True, False, True, False])
     ep = EP(observed, schedule="parallel")
     args = jnp.where(seen, RANDOM, 99.0), seen
@@ -153,8 +153,8 @@ def test_discrete_local_sites_are_drawn_by_their_probabilities():
 
 
 @pytest.mark.slow
-def test_weights_are_those_of_the_integral():
-    """What is drawn exactly drops out of the weights, which are those of q(theta) alone."""
+def test_weights_have_the_integral_over_local_sites():
+    """Sites that are drawn exactly drop out of the weights, which q(theta) alone has."""
     ep, result = fitted()
     tree = to_arviz(ep, result, model_args=(RANDOM,), num_samples=400)
     weights = tree["sample_stats"]["log_weight"].to_numpy()

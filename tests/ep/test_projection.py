@@ -74,7 +74,7 @@ def test_second_proposal_finds_a_narrow_factor(sampled):
 
 
 @pytest.mark.parametrize("name", ["cusp", "growing", "nowhere"])
-def test_uneven_weights_are_said(name, sampled):
+def test_uneven_weights_are_reported(name, sampled):
     """Of what the points reach: a part that they miss, such as the rest of a ring, is not seen."""
     assert jnp.all(sampled[name].low_ess)
 

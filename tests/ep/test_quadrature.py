@@ -22,8 +22,8 @@ def normal(centre, sd):
     return lambda u: -0.5 * ((u - centre) / sd) ** 2
 
 
-# name: (factor, the same in NumPy, mean and variance of the cavity, centre and scale of what is
-# sharp, errors of the variance in double and in single precision)
+# name: (factor, the same in NumPy, mean and variance of the cavity, centre and scale of the sharp
+# part, errors of the variance in double and in single precision)
 LINES = {
     "probit": (log_ndtr, special.log_ndtr, 0.3, 1.0, 0, 1, 1e-9, 1e-6),
     "probit, separable": (log_ndtr, special.log_ndtr, 60.0, 1e4, 0, 1, 4e-9, 3e-4),
@@ -50,7 +50,7 @@ LINES = {
 
 
 def brute_force(f, mean, var, centre, scale, power=1.0):
-    """log Z, mean less that of the cavity, and variance of the tilted distribution."""
+    """log Z, and of the tilted distribution the mean minus the cavity's, and the variance."""
     t = np.linspace(-1, 1, 60001) * np.arcsinh((abs(mean - centre) + 15 * np.sqrt(var)) / scale)
     u = centre + scale * np.sinh(t)
     log_p = power * f(u) - (u - mean) ** 2 / (2 * var) - np.log(2 * np.pi * var) / 2
@@ -200,7 +200,7 @@ def trouble():
     }
 
 
-def test_what_the_nodes_do_not_see_is_said():
+def test_the_report_names_what_the_nodes_do_not_see():
     computed = trouble()
     assert computed["two sharp modes"].inaccurate
     for name in ("beyond the nodes", "no finite value", "impossible"):

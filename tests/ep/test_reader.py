@@ -40,7 +40,7 @@ def close(computed, expected):
 
 
 @pytest.mark.slow
-def test_what_a_model_reads_from_outside_is_that_of_the_call():
+def test_a_model_reads_from_outside_what_is_there_at_the_call():
     """Other data, in the same array and in another, another scale, another number of rows; of a
     new engine, of the same one, and of a state that it made before."""
     model = Held(Y.copy(), 1.0)

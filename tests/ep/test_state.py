@@ -90,7 +90,7 @@ def test_a_compiled_step_on_rows_in_other_directions_has_no_loss():
 
 
 @pytest.mark.slow
-def test_the_evidence_is_that_of_its_arguments():
+def test_the_evidence_belongs_to_its_arguments():
     """With sites that are exact for any prior; within .01 % in float32."""
     ep, result = fitted()
     for scales in (SCALES, SCALES / 5):
@@ -122,7 +122,7 @@ def logistic(X, y, scale):
 
 @pytest.mark.x64
 @pytest.mark.parametrize("options", [{"power": 0.5}, {"family": "diagonal"}])
-def test_the_gradient_is_that_of_fits_nearby(options, needs_x64):
+def test_the_gradient_is_the_slope_of_fits_nearby(options, needs_x64):
     """Central differences, of the scale and of all features along one direction."""
     ep = EP(logistic, schedule="parallel", tol=1e-10, **options)
     X, y = LOGISTIC
@@ -151,7 +151,7 @@ def test_sites_of_other_data_give_a_warning_and_no_quiet_evidence():
 
 
 def test_adf_goes_on_with_new_rows():
-    """Normal rows in two halves are all of them; and the evidence is that of a first pass."""
+    """Normal rows in two halves are all of them; the evidence belongs to a first pass."""
     adf = ADF(regression)
     first = adf.run(random.key(0), 1, X[:15], Y[:15], SCALES, 0.6, progress_bar=False)
     rest = X[15:], Y[15:], SCALES, 0.6

@@ -1,6 +1,6 @@
 """Models with decoders, their priors and guides: off the origin, of unequal scales.
 
-The densities of chains are sums over their steps, and share nothing with those of ``expfam``.
+The densities of chains are sums over their steps, and share nothing with ``expfam``.
 """
 
 from functools import cache
@@ -99,7 +99,7 @@ class Steps(dist.Distribution):
 
 
 def decoded(name, x, y, seen=None):
-    """Normal data of the decoder's mean and scale at x, those of which ``seen`` is true."""
+    """Normal data of the decoder's mean and scale at x, masked where ``seen`` is false."""
     noise = dist.Normal(*numpyro.module("decoder", DECODER, (D,))(x))
     noise = noise if seen is None else noise.mask(seen)
     numpyro.sample(name, noise.to_event(x.ndim - 1), obs=y)

@@ -46,7 +46,7 @@ def loss_of(loss, rule, key, params, *args):
 
 
 @pytest.mark.slow
-def test_its_mean_is_that_of_trace_elbo():
+def test_it_has_the_mean_of_trace_elbo():
     """Same parameters, same minibatches; within 4 standard errors of 600 pairs of draws."""
     rule = RULES["mixture"]
     params, (_, y) = params_of("mixture"), program(rule)
@@ -72,11 +72,11 @@ def test_its_mean_is_that_of_trace_elbo():
 
 @pytest.mark.x64
 @pytest.mark.parametrize("name", ["mixture", "cycle", "lds"])
-def test_its_gradient_is_that_of_its_value(name, needs_x64):
+def test_its_gradient_is_the_slope_of_its_value(name, needs_x64):
     """Along a direction in all parameters, against a difference of the value for the same key.
 
     The slope in natural parameters is the Fisher matrix times the natural gradient. What mean field
-    and message passing do with the global factors is part of it. The value has the mean of that of
+    and message passing do with the global factors is part of it. The value has the mean of
     ``Trace_ELBO``, so this is the gradient of that mean, also where z is discrete.
     """
     rule = GMMMeanField() if name == "mixture" else RULES[name]
@@ -262,7 +262,7 @@ def test_a_scale_of_local_sites_multiplies_their_divergence():
         guide.check(handlers.mask(tempered(1.0)[0], mask=jnp.array([True])), random.key(0), y)
 
 
-def test_natural_parameters_that_an_ordinary_optimiser_steps_are_said():
+def test_an_ordinary_optimiser_of_natural_parameters_gives_a_warning():
     svi = SVI(mixture, guide_of(GMMEP()), optax.adam(1e-3), SVAEELBO())
     state = jax.eval_shape(svi.init, random.key(0), Y)
     jax.eval_shape(svi.evaluate, state, Y)
@@ -271,7 +271,7 @@ def test_natural_parameters_that_an_ordinary_optimiser_steps_are_said():
 
 
 def test_a_step_that_is_not_finite_leaves_the_parameters():
-    """Data of NaN give a gradient of zero, in natural parameters and networks, and are said."""
+    """Data of NaN give a gradient of zero, in natural parameters and networks, and a warning."""
     where = "explicit_only", RULES["mixture"], params_of("mixture"), random.key(2)
     with pytest.warns(InferenceWarning, match="gradient not finite in a step"):
         result = jax.block_until_ready(gradient(*where, jnp.full_like(Y, jnp.nan)))

@@ -72,7 +72,7 @@ def test_sites_and_their_shapes():
     assert "vae_recognition$params" in plain and "vae_natural" not in plain
 
 
-def test_rows_are_those_of_the_plate():
+def test_the_plate_takes_the_rows():
     """All rows are indexed by the minibatch; a minibatch that is given is taken as it is."""
     params, guide = params_of("mixture"), guide_of(GMMEP())
     result = traced(guide, Y, B, params=params)
@@ -152,7 +152,7 @@ def test_sites_may_have_other_names():
 
 
 @pytest.mark.slow
-def test_draws_are_those_of_q():
+def test_draws_have_the_moments_of_q():
     """Means of 2,000 draws within 5 standard errors."""
     params, guide = params_of("mixture"), guide_of(GMMEP())
     draw = jax.jit(

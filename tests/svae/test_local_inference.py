@@ -133,7 +133,7 @@ def name_of(rule):
 
 
 @pytest.mark.parametrize(("size", "shift"), [(1.0, -1e4), (30.0, 0.0), (1e4, 0.0), (1e4, -1e4)])
-def test_belief_propagation_of_huge_potentials_is_that_of_double_precision(size, shift):
+def test_belief_propagation_of_huge_potentials_is_right_in_single_precision(size, shift):
     """In float32 a sum of eight potentials of 1e4 is rounded by 0.01."""
     rng = np.random.default_rng(0)
     odds = rng.normal(size=8).astype(np.float32)
@@ -233,7 +233,7 @@ def test_cycle_reference_values(tol):
 
 
 @pytest.mark.slow
-def test_cycle_moments_are_those_of_the_beliefs():
+def test_cycle_moments_come_from_the_beliefs():
     """q(x_i) has the moments of the exact mixture over pairs, with the beliefs as weights."""
     mean, psi = crosshair()
     ep, _ = inferred(CycleEP(), mean, psi)

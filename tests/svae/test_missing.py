@@ -100,7 +100,7 @@ def loss_and_gradient(params, key, y, fill):
 
 
 @pytest.mark.nightly
-def test_the_bound_is_that_of_the_entries_that_were_seen():
+def test_the_bound_has_the_entries_that_were_seen():
     params, key = params_of_holes(), random.key(4)
     result, gradient = loss_and_gradient(params, key, HOLES, 0.0)
     sites = substitute(seed(guide_of_holes(), random.split(key)[1]), data=params)

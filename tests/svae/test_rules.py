@@ -132,7 +132,7 @@ def test_only_the_symmetric_part_of_a_potential_counts(name):
 
 
 @every_rule
-def test_without_an_observation_the_answer_is_finite_and_that_of_exact_rules_the_prior(name):
+def test_without_an_observation_the_answer_is_finite_and_exact_rules_have_the_prior(name):
     result, (one, _) = at(name, "zero"), means_of(EVERY[name])
     assert np.all(np.isfinite(result["bound"])) and np.all(result["info"].converged)
     assert np.all(result["bound"] < 1e-4)  # at most the log integral of the prior

@@ -69,7 +69,7 @@ def test_one_weight_is_exact(method, num_steps, tol):
 @pytest.mark.x64
 @pytest.mark.parametrize("damping", [1.0, 0.5])
 def test_the_mean_of_seps_site_is_exact_for_one_weight(damping, tol):
-    """Site and rate are those of SEP: F goes to (1 - d/N) F + d g_n with exact g_n = (tau x_n^2,
+    """The site is SEP's: F goes to (1 - d/N) F + d g_n with exact g_n = (tau x_n^2,
     tau x_n y_n), in the order of the run's key. So is the fixed point of its mean, the sum of all
     g_n; a state wanders about it."""
     N, epochs = len(SLOPE_X), 5
@@ -207,7 +207,7 @@ def test_an_optimiser_does_not_move_the_scaling(filtered):
 
 
 def test_a_row_without_a_cavity_is_left_out():
-    """Its site has more precision than q: it and all weights stay, and it is counted and said."""
+    """Its site has more precision than q: it and all weights stay, with a count and a warning."""
     pbp = PBP([3, 4, 1], method="ep", refine_prior=False)
     state = pbp.init(random.key(0), X[:1], Y[:1])
     wrong = [x + 1e3 for x in state.site.precision]

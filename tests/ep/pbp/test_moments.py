@@ -34,7 +34,7 @@ def test_rectified_moments(tol):
 
 @pytest.mark.x64
 def test_rectified_moments_and_derivatives_in_the_tails(tol):
-    """By quadrature, whose derivatives are those of the moments E x, E x^2 on x > 0."""
+    """By quadrature of E x and E x^2 on x > 0, and of their derivatives."""
     for mean, sd in [(-3.2, 0.8), (-7.0, 1.0), (0.4, 2.0), (9.0, 1.5)]:
         q = stats.norm(mean, sd)
 
@@ -129,7 +129,7 @@ def printed(a, b, r2, s2):
     ("a", "b", "r2", "s2"),
     [(6, 6, 0.4, 0.1), (1.3, 0.2, 0.01, 3.0), (115, 8, 0.2, 0), (7e4, 1.2e4, 0.5, 0.02)],
 )
-def test_the_gamma_update_is_that_of_the_paper(a, b, r2, s2, tol):
+def test_the_gamma_update_is_the_papers(a, b, r2, s2, tol):
     """What is added to a is known to some digits even where a has few left for it."""
     computed = gamma_update(*map(jnp.asarray, map(float, (a, b, r2, s2))))
     expected = printed(a, b, r2, s2)
