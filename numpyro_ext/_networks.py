@@ -13,9 +13,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-Pair = tuple[Callable[..., Any], Callable[..., Any]]
+type Pair = tuple[Callable[..., Any], Callable[..., Any]]
 """``(init_fn, apply_fn)`` as in ``jax.example_libraries.stax``."""
-Network = Pair | Callable[..., Any]
+type Network = Pair | Callable[..., Any]
 """A pair, or a module: an object of Flax linen, Flax nnx or Equinox."""
 
 

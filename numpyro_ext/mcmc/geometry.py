@@ -11,7 +11,7 @@ from numpyro.distributions import constraints
 
 from numpyro_ext._model.read import ModelInfo
 
-VectorFn = Callable[[Array], Any]
+type VectorFn = Callable[[Array], Any]
 """A function of the flat vector: a scalar, a vector or a matrix."""
 
 

@@ -74,11 +74,11 @@ from numpyro_ext._model.units import (
 from numpyro_ext._numpyro import without_rsample_stop_gradient
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
-MapT = Callable[[Callable[..., Any], Any], Any]
+type MapT = Callable[[Callable[..., Any], Any], Any]
 """``mapT(fn, xs)`` maps over the leading axis of the pytree ``xs``."""
-State = dict[str, Any]  # of the mutable sites
+type State = dict[str, Any]  # of the mutable sites
 STEP = "_objective_step"  # the mutable site of ``count_steps``
-Order = float | Array | Callable[[Array], Any]
+type Order = float | Array | Callable[[Array], Any]
 """An order: a number, a traced scalar, or a schedule ``step -> alpha``."""
 
 

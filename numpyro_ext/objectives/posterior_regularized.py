@@ -16,7 +16,7 @@ from numpyro_ext._model.read import Site, call_and_trace, frames
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 
-Penalty = Callable[[Array], Array]
+type Penalty = Callable[[Array], Array]
 """A function of the expectation of a site, in its shape; its values are summed."""
 
 OF_NUMPYRO = Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
