@@ -70,7 +70,7 @@ class Factors:
     A row is computed alone by the plate's indices where the model uses them, otherwise on arguments
     of which only that row is passed, and at worst by a pass over all rows.
 
-     - **info** - what is static in the model, as :class:`ModelInfo`, with its global latent sites
+     - **info** - the :class:`ModelInfo` of the model, with its global latent sites
        alone, of which x is the flat vector of length D.
      - **program** - the :class:`Program` of the model, on all rows of its plates.
      - **plate, size** - the data plate and the number N of its rows.

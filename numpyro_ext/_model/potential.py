@@ -136,7 +136,7 @@ class Potential(Program):
     scaled by ``size / len(idx)`` of their plates, so that it estimates the potential of all rows
     without bias. This is the object through which a gradient estimator sees the model.
 
-     - **info** - what is static in the model: ``info.latents`` is ``{site: (support, ...)}`` in the
+     - **info** - the static parts of the model: ``info.latents`` is ``{site: (support, ...)}`` in the
        flat order of the model's trace; ``info.size`` is the length n of the flat vector;
        ``info.ravel(z)`` and ``info.unravel(x)`` go from sites to the flat vector and back;
        ``info.slices`` says where each site is in it.

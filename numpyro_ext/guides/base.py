@@ -282,7 +282,7 @@ class AutoAtModes(AutoJoint):
         return lax.stop_gradient((center, root))
 
     def begin(self) -> tuple[Array, Array, list[Transform], Mode | None]:
-        """Where what is trained begins, a location and standard deviations ``(latent_dim,)``; the
+        """The start of what is trained, a location and standard deviations ``(latent_dim,)``; the
         fixed map after it, if there is one; and its mode, if that was found in this call."""
         d = self.latent_dim
         usual = self.init_latent, jnp.full(d, self.init_scale)

@@ -127,7 +127,7 @@ class AutoMixtureNormal(AutoAtModes):
         return FullNormalMixture(logits, loc, scale_tril)
 
     def _begin(self) -> tuple["_Start", tuple[Array, Array] | None]:
-        """Where what is trained begins, and the fixed centers and roots of its units, if any."""
+        """The start of what is trained, and the fixed centers and roots of its units, if any."""
         C, d = self.num_components, self.latent_dim
         origin = jnp.broadcast_to(self.init_latent, (C, d))
         usual = _Start(
@@ -173,7 +173,7 @@ class AutoMixtureNormal(AutoAtModes):
 
 
 class _Start(NamedTuple):
-    """Where what is trained begins, in the units of each component."""
+    """The start of what is trained, in the units of each component."""
 
     logits: Array
     draw_loc: Callable[[Array], Array]

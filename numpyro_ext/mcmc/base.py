@@ -246,7 +246,7 @@ class Chain(ABC):
             return jax.tree.map(lambda x: x[k], ahead)
 
         def not_shown(k: Any, state: Any) -> Any:
-            # Left as they are, so that XLA need not compute what no draw shows.
+            # Unchanged, so that XLA need not compute what no draw shows.
             kept = {name: getattr(state, name) for name in self.kernel.last_step_fields}
             return self.transition(state, batch(k))._replace(**kept)
 

@@ -126,7 +126,7 @@ class ParticleField(ELBO, ABC):
 
     **Lost particles.** A particle at which the log density is NaN or a derivative of it not finite
     has no velocity, with a warning, and the others move without it; the value is the mean over
-    them. A step that is not finite for another reason leaves all parameters as they are.
+    them. A step that is not finite for another reason changes no parameter.
 
     **Preconditioning.** ``precondition="covariance"`` evaluates the field in the coordinates
     :math:`y = (x - \bar x) L^{-\top}`, :math:`g_y = g L`, and maps it back as :math:`V L^\top`,

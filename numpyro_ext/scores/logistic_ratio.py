@@ -70,7 +70,7 @@ def whiten(x: ArrayLike) -> tuple[Float[Array, "k d"], Float[Array, " d"], Float
     [-1.  1.] [3.] [2.]
     """
     x = as_points("x", x)
-    # Twice, because the mean of numbers far from 0 is rounded as they are.
+    # Twice, because the mean of numbers far from 0 is rounded.
     loc = jnp.mean(x, axis=0)
     loc = lax.stop_gradient(loc + jnp.mean(x - loc, axis=0))
     scale = lax.stop_gradient(jnp.sqrt(jnp.mean((x - loc) ** 2, axis=0)))
