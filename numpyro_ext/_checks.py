@@ -20,6 +20,11 @@ def check_count(name: str, value: Any, minimum: int = 1) -> int:
     return int(value)
 
 
+def if_given[T](check: Callable[[str, Any], T], name: str, value: Any) -> T | None:
+    """``check(name, value)``; None for an argument that was left out."""
+    return None if value is None else check(name, value)
+
+
 def check_several(name: str, value: Any, why: str) -> None:
     """An integer of at least 2; ``why`` says what one cannot do, and what to use instead."""
     if check_count(name, value) < 2:

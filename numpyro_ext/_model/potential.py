@@ -136,8 +136,8 @@ class Potential(Program):
     scaled by ``size / len(idx)`` of their plates, so that it estimates the potential of all rows
     without bias. This is the object through which a gradient estimator sees the model.
 
-     - **info** - the static parts of the model: ``info.latents`` is ``{site: (support, ...)}`` in the
-       flat order of the model's trace; ``info.size`` is the length n of the flat vector;
+     - **info** - the static parts of the model: ``info.latents`` is ``{site: (support, ...)}`` in
+       the flat order of its trace; ``info.size`` is the length n of the flat vector;
        ``info.ravel(z)`` and ``info.unravel(x)`` go from sites to the flat vector and back;
        ``info.slices`` says where each site is in it.
      - **plates** - ``{plate: (size, subsample_size)}`` of the plates that take a minibatch.

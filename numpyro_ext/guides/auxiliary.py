@@ -10,7 +10,7 @@ import numpyro
 from numpyro.distributions import Normal, biject_to
 from numpyro.handlers import block, substitute
 
-from numpyro_ext._checks import check_count
+from numpyro_ext._checks import check_count, if_given
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.guides.base import AutoWithoutDensity, inverse_fixed_map, with_fixed_map
@@ -82,8 +82,7 @@ class AutoAuxiliary(AutoWithoutDensity):
         self.network = as_pair(self.network, optional=True)
         self.reverse_network = as_pair(self.reverse_network, "reverse_network", optional=True)
         self.hidden_dims = check_widths(self.hidden_dims)
-        if self.aux_dim is not None:
-            self.aux_dim = check_count("aux_dim", self.aux_dim)
+        self.aux_dim = if_given(check_count, "aux_dim", self.aux_dim)
         self.num_layers = check_count("num_layers", self.num_layers)
         super().__post_init__()
 

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.handlers import block
 
-from numpyro_ext._checks import check_count
+from numpyro_ext._checks import check_count, if_given
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.handlers import refuse_mutable
 from numpyro_ext._model.implicit import Implicit
@@ -90,8 +90,7 @@ class AutoImplicit(AutoWithoutDensity):
     def __post_init__(self) -> None:
         self.network = as_pair(self.network, optional=True)
         self.hidden_dims = check_widths(self.hidden_dims)
-        if self.noise_dim is not None:
-            self.noise_dim = check_count("noise_dim", self.noise_dim)
+        self.noise_dim = if_given(check_count, "noise_dim", self.noise_dim)
         super().__post_init__()
 
     def read(self, *args: Any, **kwargs: Any) -> ModelInfo:

@@ -8,7 +8,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
 
-from numpyro_ext._checks import check_count
+from numpyro_ext._checks import check_count, if_given
 from numpyro_ext._model.implicit import Implicit
 from numpyro_ext.guides.amortized import AmortizedGuide, LocalSite
 from numpyro_ext.guides.networks import flat_module
@@ -63,8 +63,7 @@ class ImplicitGuide(AmortizedGuide):
     noise_dim: int | None = None
 
     def __post_init__(self) -> None:
-        if self.noise_dim is not None:
-            self.noise_dim = check_count("noise_dim", self.noise_dim)
+        self.noise_dim = if_given(check_count, "noise_dim", self.noise_dim)
         super().__post_init__()
 
     def draw_local(self, x: Array) -> Array:

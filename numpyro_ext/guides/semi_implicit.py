@@ -11,7 +11,7 @@ from numpyro.distributions import Distribution, Normal, biject_to, constraints
 from numpyro.distributions.transforms import Transform
 from numpyro.handlers import block, substitute
 
-from numpyro_ext._checks import check_choice, check_count
+from numpyro_ext._checks import check_choice, check_count, if_given
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Sites, Trace
@@ -78,8 +78,7 @@ class AutoSemiImplicit(AutoWithoutDensity):
         self.network = as_pair(self.network, optional=True)
         check_choice("covariance", self.covariance, ("shared", "conditional"))
         self.hidden_dims = check_widths(self.hidden_dims)
-        if self.noise_dim is not None:
-            self.noise_dim = check_count("noise_dim", self.noise_dim)
+        self.noise_dim = if_given(check_count, "noise_dim", self.noise_dim)
         super().__post_init__()
 
     def _mixing(self, noise: Array) -> tuple[Array, Array, list[Transform]]:

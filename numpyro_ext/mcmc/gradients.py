@@ -9,7 +9,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from numpyro_ext._checks import check_count
+from numpyro_ext._checks import check_count, if_given
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
 
@@ -76,7 +76,7 @@ class ControlVariate:
 
     def __init__(self, center: Sites, *, chunk_size: int | None = None) -> None:
         self._center = center
-        self._chunk_size = None if chunk_size is None else check_count("chunk_size", chunk_size)
+        self._chunk_size = if_given(check_count, "chunk_size", chunk_size)
 
     def init(self, z: Sites, potential: Potential) -> Anchor:
         potential.check_all_rows("ControlVariate")
@@ -116,7 +116,7 @@ class SVRG:
 
     def __init__(self, refresh_every: int, *, chunk_size: int | None = None) -> None:
         self._refresh_every = check_count("refresh_every", refresh_every)
-        self._chunk_size = None if chunk_size is None else check_count("chunk_size", chunk_size)
+        self._chunk_size = if_given(check_count, "chunk_size", chunk_size)
 
     def init(self, z: Sites, potential: Potential) -> Anchor:
         potential.check_all_rows("SVRG")

@@ -10,7 +10,13 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._checks import check_choice, check_count, check_nonnegative, check_positive
+from numpyro_ext._checks import (
+    check_choice,
+    check_count,
+    check_nonnegative,
+    check_positive,
+    if_given,
+)
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.modes import Mode
 from numpyro_ext._model.potential import Potential
@@ -145,11 +151,9 @@ class SGHMC(SGMCMCKernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.friction is not None:
-            check_positive("friction", self.friction)
+        if_given(check_positive, "friction", self.friction)
         check_choice("integrator", self.integrator, tuple(_INTEGRATORS))
-        if self.resample_every is not None:
-            self.resample_every = check_count("resample_every", self.resample_every)
+        self.resample_every = if_given(check_count, "resample_every", self.resample_every)
         for number in _numbers(self.mass):
             check_positive("mass", number)
         self._from_warmup = isinstance(self.noise_variance, str)

@@ -7,7 +7,7 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._checks import check_choice, check_positive
+from numpyro_ext._checks import check_choice, check_positive, if_given
 from numpyro_ext._model.modes import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel, Transition, kernel_state
@@ -90,11 +90,9 @@ class SGNHT(SGMCMCKernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.friction is not None:
-            check_positive("friction", self.friction)
+        if_given(check_positive, "friction", self.friction)
         check_choice("thermostat", self.thermostat, ("scalar", "per_site", "per_parameter"))
-        if self.thermal_mass is not None:
-            check_positive("thermal_mass", self.thermal_mass)
+        if_given(check_positive, "thermal_mass", self.thermal_mass)
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         shape = {"scalar": (), "per_site": (len(self._sizes()),), "per_parameter": z.shape}

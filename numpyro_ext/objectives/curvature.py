@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from numpyro.distributions import Normal
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_ext._checks import check_choice, check_count
+from numpyro_ext._checks import check_choice, check_count, if_given
 from numpyro_ext._model.density import labels_drawn, row_log_lik, scales_rooted, seen
 from numpyro_ext._model.handlers import valid_plates
 from numpyro_ext._model.read import Site, base_distribution, sample_sites
@@ -109,7 +109,7 @@ class CurvatureELBO(Objective):
     ) -> None:
         check_choice("curvature", curvature, _CURVATURES)
         self.curvature = curvature
-        self.block_size = None if block_size is None else check_count("block_size", block_size)
+        self.block_size = if_given(check_count, "block_size", block_size)
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:

@@ -30,6 +30,7 @@ from numpyro_ext._checks import (
     check_count,
     check_positive,
     check_several,
+    if_given,
     summary,
 )
 from numpyro_ext._model.checks import read_global
@@ -181,10 +182,8 @@ class ParticleField(ELBO, ABC):
 
     def __post_init__(self) -> None:
         ELBO.__init__(self, self.num_particles)  # type: ignore[arg-type]
-        if self.num_particles is not None:
-            self.num_particles = check_count("num_particles", self.num_particles)
-        if self.block_size is not None:
-            self.block_size = check_count("block_size", self.block_size)
+        self.num_particles = if_given(check_count, "num_particles", self.num_particles)
+        self.block_size = if_given(check_count, "block_size", self.block_size)
         if self.precondition is not None:
             check_choice("precondition", self.precondition, ("covariance",))
         check_positive("temperature", self.temperature)

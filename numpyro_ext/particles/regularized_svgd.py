@@ -5,7 +5,7 @@ from typing import Any
 
 from jax import Array
 
-from numpyro_ext._checks import check_positive
+from numpyro_ext._checks import check_positive, if_given
 from numpyro_ext.particles._ridge import DIRECT_UP_TO, ridge_solve
 from numpyro_ext.particles.base import ParticleField
 from numpyro_ext.scores._points import matmul
@@ -78,8 +78,7 @@ class RegularizedSVGD(ParticleField):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.eta is not None:
-            check_positive("eta", self.eta)
+        if_given(check_positive, "eta", self.eta)
 
     def resolved_eta(self, m: int, d: int) -> float | Array:
         """``eta``, or what None means for m particles in d dimensions."""
