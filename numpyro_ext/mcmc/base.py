@@ -39,7 +39,6 @@ from numpyro_ext._checks import (
 from numpyro_ext._model.arguments import is_same, is_traced
 from numpyro_ext._model.checks import check_rows, read_global
 from numpyro_ext._model.handlers import given_rows
-from numpyro_ext._model.losses import reported
 from numpyro_ext._model.minibatch import draw_indices, start_plates
 from numpyro_ext._model.modes import Mode, Modes, check_sites
 from numpyro_ext._model.operations import quick_options
@@ -50,6 +49,7 @@ from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._numpyro import ResumableKernel
 from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
+from numpyro_ext.mcmc.heat import measure_heat, warn_if_hot
 from numpyro_ext.mcmc.order import warn_if_sorted
 from numpyro_ext.mcmc.settings import NO_LOCAL_SITES, Found, Settings, settings_for
 
@@ -262,13 +262,10 @@ class Chain(ABC):
         return state._replace(z=self.kernel.unflatten(state.z))
 
 
-_DRAWS_OF_HEAT, _HOT, _HOT_BY_GRADIENTS, _SURELY = 50, 2.0, 3.0, 16.0
-
-
 @dataclass(frozen=True, eq=False)
 class GradientChain(Chain):
     """The chain of a stochastic-gradient kernel: minibatch, gradient, descent and divergence around
-    the kernel's step, and the warning of a chain that is hotter than its posterior."""
+    the kernel's step."""
 
     gradient: GradientEstimator | None
     """The estimator in use; None for the plain one."""
@@ -371,7 +368,7 @@ class GradientChain(Chain):
             rng_key=rng_key,
             **new,
         )
-        return state if kernel.heat_field is None else self._measure_heat(state, T)
+        return state if kernel.heat_field is None else measure_heat(kernel, state, T)
 
     def _where_finite(self, state: Any, result: Transition) -> tuple[dict[str, Any], Array]:
         """The fields that a step changes, as they were if one of them or the gradient is not
@@ -429,54 +426,13 @@ class GradientChain(Chain):
         last = state.i + 1 == kernel.num_descent
         return Transition(z, estimate, lax.cond(last, fresh, lambda: kept))
 
-    def _measure_heat(self, state: Any, T: Array) -> Any:
-        r"""The state with the heat of its draw. The first 50 draws after warmup do not count.
-
-        The mean of m squares of normal numbers exceeds 1 by :math:`2 \sqrt{t/m} + 2 t/m` with a
-        probability of at most :math:`e^{-t}` (Laurent & Massart, 2000, lemma 1); here t is 16.
-        Momenta forget each other at the rate of the friction. Implied ratios, of which a right
-        chain has some in the hundreds near a bound, are averaged geometrically.
-        """
-        kernel, draws, settings = self.kernel, _DRAWS_OF_HEAT, self.kernel.settings
-        if kernel.heat_field == "kinetic_temperature":
-            ratio = jnp.where(T > 0, state.kinetic_temperature / jnp.where(T > 0, T, 1), 1)
-            turns = draws * kernel.steps_per_sample * kernel.friction_in_use
-            few = _SURELY / (len(state.z) * jnp.clip(turns * state.step_size / 2, 1, draws))
-            limit = jnp.maximum(_HOT, 1 + 2 * few**0.5 + 2 * few)
-        else:
-            ratio = jnp.where(T > 0, jnp.log(state.implied_variance_ratio), 0)
-            limit = _HOT_BY_GRADIENTS
-        if settings is not None:
-            limit *= max(settings.kinetic_temperature[1], settings.variance_ratio)
-        num = (state.i - kernel.num_adapt) // kernel.steps_per_sample
-        heat = jnp.where(num > 0, state.heat + ratio, -jnp.inf)
-        mean = heat / draws
-        if kernel.heat_field == "implied_variance_ratio":
-            mean = jnp.exp(mean)
-        mean = jnp.minimum(mean, 1e6)
-        begins = (num > 0) & (num % draws == 0) & (heat < jnp.inf)
-        heat = jnp.where(begins, jnp.where(mean > limit, -mean, 0), heat)
-        return state._replace(heat=heat.astype(state.heat.dtype))
-
     def finish(self, state: Any) -> Any:
         if self.kernel.heat_field is not None:
-            # While a chain runs, because a kernel cannot know which draw is the last.
-            hot = jnp.isfinite(state.heat) & (state.heat < 0)
-            said = reported(jnp.where(hot, -state.heat, 0), self._advice_if_hot()) > 0
-            state = state._replace(heat=jnp.where(said, jnp.inf, state.heat))
+            state = warn_if_hot(self.kernel, state)
         if self.potential.takes_minibatches:
             return state
         U = self.potential(self.kernel.unflatten(state.z), {})
         return state._replace(potential_energy=U.astype(state.potential_energy.dtype))
-
-    def _advice_if_hot(self) -> str:
-        settings = self.kernel.settings
-        remedy = "leave out step_size, or take a smaller one or a ControlVariate"
-        return (
-            f"the mean of {self.kernel.heat_field} over {_DRAWS_OF_HEAT} draws is {{count}} times"
-            " what it should be, so gradient noise or too long a step makes standard deviations too"
-            f" large by about the root of this; {remedy if settings is None else settings.if_hot}."
-        )
 
     def resume(self, state: Any, resumed: Array) -> Any:
         state = state._replace(heat=jnp.where(resumed, -jnp.inf, state.heat))
