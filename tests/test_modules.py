@@ -305,7 +305,7 @@ BAD = {
     ),
     "nnx dropout": (nnx_dropout, ValueError, STATE.format("RngCount, RngKey")),
     "a class": (lambda: Linen, TypeError, r"must be .*an object \(not the class\) of a Flax linen"),
-    "no rows": (Single, ValueError, r"turns shape \(6, 3\) into \(4,\); .* that of the 6 rows"),
+    "no rows": (Single, ValueError, r"turns shape \(6, 3\) into \(4,\); .* have the 6 rows"),
     "width": (
         lambda: Linen(3, 3),
         ValueError,
