@@ -1,4 +1,4 @@
-"""The density of a guide: what those of its sites add up to, and its log weights."""
+"""The density of a guide, as the sum over its sites, and its log weights."""
 
 from collections.abc import Sequence
 import math
@@ -30,8 +30,8 @@ Reference = tuple[dict[str, Array], dict[str, Array]]
 
 def density_of(guide: Any, guide_trace: Trace, model_trace: Trace) -> tuple[str, list[str]]:
     r"""``"exact"``, ``"bound"`` or ``"none"``: the sum of the log densities of a guide's sites is
-    the density of its draws, that of the draws and of auxiliary variables, or neither. And the
-    ``Delta`` sites of which nobody has said that they state their Jacobian.
+    the density of its draws, of draws and auxiliary variables, or neither. Besides, the ``Delta``
+    sites of which nobody has said that they state their Jacobian.
 
     - An ``Implicit`` site has no density: ``"none"``.
     - Every latent site of the model is drawn from a distribution: ``"exact"``, or ``"bound"`` if
@@ -98,36 +98,39 @@ def _sum(x: Array) -> Array:
     return jnp.sum(lax.optimization_barrier(jnp.sum(blocks, 1)))
 
 
+def _log_probs(trace: Trace, units: Layout | None) -> dict[str, Array]:
+    """The log probabilities of the sites, row by row where there are no units."""
+    sites = sample_sites(trace)
+    return {x["name"]: log_prob(x) if units else scaled(x, row_log_prob(x)) for x in sites}
+
+
+def _add(trace: Trace, units: Layout | None, terms: dict[str, Array]) -> Array:
+    """``(*units)`` sums of the terms of all sites."""
+    if units is None:
+        return sum(map(_sum, terms.values()), jnp.zeros(()))
+    sites = list(sample_sites(trace))
+    return units.sum_sites(sites, local=True, log_prob=lambda site: terms[site["name"]])
+
+
 def reference_of(model_trace: Trace, guide_trace: Trace, units: Layout | None) -> Reference:
-    """What :func:`log_weight` takes off every row, and :func:`total_of` adds again."""
-
-    def at(trace: Trace) -> dict[str, Array]:
-        each = {}
-        for site in sample_sites(trace):
-            x = log_prob(site) if units else scaled(site, row_log_prob(site))
-            each[site["name"]] = jnp.where(jnp.isfinite(x), x, 0.0)
-        return each
-
-    return at(model_trace), at(guide_trace)
+    """The terms that :func:`log_weight` takes off every row, and :func:`total_of` adds again."""
+    each = (_log_probs(trace, units) for trace in (model_trace, guide_trace))
+    finite = [{n: jnp.where(jnp.isfinite(x), x, 0.0) for n, x in terms.items()} for terms in each]
+    return finite[0], finite[1]
 
 
 def log_weight(
     model_trace: Trace, guide_trace: Trace, units: Layout | None, reference: Reference
 ) -> Array:
-    r""":math:`\log p - \log q` minus that of the reference, ``(*units)``: rows are compared before
-    they are added up, of which single precision knows no more than 0.06 for half a million."""
+    r""":math:`\log p - \log q` minus the same of the reference, ``(*units)``: rows are compared
+    before they are added up, because half a million of them have a sum that single precision rounds
+    to 0.06."""
 
-    def part(trace: Trace, at: dict[str, Array]) -> Array:
-        sites = list(sample_sites(trace))
-        if units is not None:
-            return units.sum_sites(
-                sites, local=True, log_prob=lambda site: log_prob(site) - at[site["name"]]
-            )
-        rows = (scaled(site, row_log_prob(site)) - at[site["name"]] for site in sites)
-        return sum(map(_sum, rows), jnp.zeros(()))
+    def part(trace: Trace, before: dict[str, Array]) -> Array:
+        terms = {name: x - before[name] for name, x in _log_probs(trace, units).items()}
+        return _add(trace, units, terms)
 
-    of_model, of_guide = reference
-    return part(model_trace, of_model) - part(guide_trace, of_guide)
+    return part(model_trace, reference[0]) - part(guide_trace, reference[1])
 
 
 def total_parts(
@@ -136,12 +139,9 @@ def total_parts(
     """The terms of the log weight of a reference, for :func:`total_of`."""
     if units is None:
         return reference
-
-    def part(trace: Trace, at: dict[str, Array]) -> dict[str, Array]:
-        sites = sample_sites(trace)
-        return {"": units.sum_sites(sites, local=True, log_prob=lambda site: at[site["name"]])}
-
-    return part(model_trace, reference[0]), part(guide_trace, reference[1])
+    traces = model_trace, guide_trace
+    parts = [{"": _add(t, units, terms)} for t, terms in zip(traces, reference, strict=True)]
+    return parts[0], parts[1]
 
 
 def total_of(parts: Any, units: Layout | None) -> np.ndarray:

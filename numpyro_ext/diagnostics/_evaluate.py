@@ -30,7 +30,7 @@ from numpyro_ext.diagnostics._density import (
     total_parts,
     union,
 )
-from numpyro_ext.diagnostics._fit import Fit
+from numpyro_ext.diagnostics._fit import Fit, compile_with_data, split_chains
 
 BLOCK = 10**6
 """Log densities in a block of draws, unless the user says otherwise: 4 MB in float32."""
@@ -44,13 +44,11 @@ class Prototype(NamedTuple):
     latents: list[str]
     """The latent sites that are drawn, in the order of the model."""
     density: str
-    """``"exact"``, ``"bound"`` or ``"none"``, as :func:`density_of` has it."""
+    """``"exact"``, ``"bound"`` or ``"none"``: see :func:`density_of`."""
     undeclared: list[str]
     """``Delta`` sites whose Jacobian may be stated or not, so that the density is not known."""
     units: Layout | None
     """The units into which the weight of a draw splits; None if it does not."""
-    plates: tuple[str, ...]
-    """The plates around every sample site of model and guide."""
     marginalized: list[str]
     """Latent sites that the run summed out."""
     left_out: list[str]
@@ -123,19 +121,17 @@ def prototype(fit: Fit, rng_key: Array, *, needs_latents: bool = True) -> Protot
                 " it, or sum it out of the model."
             )
     marginalized = [site["name"] for site in missing]
-    density, undeclared, units, plates = "none", [], None, ()
+    density, undeclared, units = "none", [], None
     if guide_trace and not missing:
         density, undeclared = density_of(fit.guide, guide_trace, model_trace)
         layout = find_layout(model_trace, guide_trace, per_datum=False)
         units = layout if density == "exact" and layout.plates else None
-        plates = layout.plates
     return Prototype(
         trace=model_trace,
         latents=[name for name in latents if name not in marginalized],
         density=density,
         undeclared=undeclared,
         units=units,
-        plates=plates,
         marginalized=marginalized,
         left_out=_depending(fit, model_trace, marginalized, key_model) if missing else [],
     )
@@ -145,7 +141,7 @@ def _check_size(site: Site, value: Array) -> None:
     """An error if a latent site of the model has another size than its draws."""
     shape = site["kwargs"].get("sample_shape", ()) + tuple(site["fn"].shape())
     drawn = jnp.shape(value)
-    # Inside a loop a value has an axis more, that of its steps.
+    # Inside a loop a value has an axis of steps besides.
     if len(drawn) == len(shape) and jnp.size(value) != math.prod(shape):
         raise ValueError(
             f"the draws of latent site '{site['name']}' have shape {drawn}, but on these arguments"
@@ -177,7 +173,7 @@ def _check_known(fit: Fit, model_trace: Trace, guide_trace: Trace) -> None:
         if site["type"] == "param":
             missing.append(name)
     for name in _random_starts(fit, missing):
-        remedy = "pass the result of its own fit"
+        remedy = "pass the result of the fit itself"
         if is_chain:
             remedy = (
                 "run NUTS, HMC or a kernel of numpyro_ext.mcmc with chain_method='sequential' or"
@@ -242,7 +238,7 @@ def count_of(site: Site) -> int:
 
 
 Evaluate = Callable[..., dict[str, Any]]
-"""``(rng_key, num_samples, params=fit.params)`` to what :func:`evaluator` describes."""
+"""``(rng_key, num_samples, params=fit.params)`` to the dict that :func:`evaluator` describes."""
 
 
 def evaluator(
@@ -254,73 +250,81 @@ def evaluator(
     log_likelihood: bool = False,
     posterior_predictive: bool = False,
 ) -> Evaluate:
-    """A compiled function that runs draws through the model: ``latent``, ``deterministic``,
-    ``stats`` and what was asked for, ``(chain, draw, *site)``; ``outside`` of its support; and the
-    data ``observed``. Each draw has its own key, so ``block_size`` changes no number."""
+    """A compiled function that runs draws through the model.
+
+    It returns ``latent``, ``deterministic`` and ``stats``, ``(chain, draw, *site)`` each, and what
+    else was asked for; ``outside``, whether a draw is outside of its support; and the data
+    ``observed``. Each draw has its own key, so ``block_size`` changes no number.
+    """
     block = default_block_size(proto.trace) if block_size is None else block_size
+    has_lp = lp and not proto.marginalized
+    weighs = has_lp and proto.density != "none"
 
-    def data_of(sites: Trace) -> dict[str, Site]:
-        return {name: s for name, s in sites.items() if is_data(s) and name not in proto.left_out}
-
-    def traces_of(params: Params, draw: Sites | None, keys: Array) -> tuple[Trace, Sites, Trace]:
+    def traces_of(
+        fit: Fit, params: Params, draw: Sites | None, keys: Array
+    ) -> tuple[Trace, Sites, Trace]:
         guide_sites, values = draw_of(fit, params, draw, keys[0])
         draw = {name: values[name] for name in proto.latents}
         return guide_sites, draw, model_trace_of(fit, params, draw, keys[1])
 
-    weighs = lp and not proto.marginalized and proto.density != "none"
-
-    def evaluate_draw(
-        params: Params, reference: Any, draw: Sites | None, keys: Array
-    ) -> dict[str, Any]:
-        guide_sites, draw, sites = traces_of(params, draw, keys)
-        out: dict[str, Any] = {"latent": draw, "stats": {}}
-        out["deterministic"] = {
-            name: site["value"]
-            for name, site in sites.items()
-            if site["type"] == "deterministic" and name not in proto.left_out
-        }
-        out["outside"] = {name: ~jnp.all(sites[name]["fn"].support(draw[name])) for name in draw}
-        if lp and not proto.marginalized:
-            out["stats"] = _densities(sites, guide_sites, proto)
-        if weighs:
-            weight = log_weight(sites, guide_sites, proto.units, reference)
-            out["stats"]["log_weight"] = weight
-        if log_likelihood:
-            out["log_likelihood"] = {name: log_prob(site) for name, site in data_of(sites).items()}
-        if posterior_predictive:
-            replayed = _predictive_trace(fit, params, draw, keys[2])
-            out["posterior_predictive"] = {name: replayed[name]["value"] for name in data_of(sites)}
-        return out
-
-    def prepare(params: Params, first: Sites | None, keys: Array) -> tuple[Any, Any]:
-        guide_sites, _, sites = traces_of(params, first, keys)
+    def prepare(fit: Fit, params: Params, first: Sites | None, keys: Array) -> tuple[Any, Any]:
+        guide_sites, _, sites = traces_of(fit, params, first, keys)
         reference, total = None, None
         if weighs:
             reference = reference_of(sites, guide_sites, proto.units)
             total = total_parts(sites, guide_sites, proto.units, reference)
         observed = {
             name: jnp.broadcast_to(
-                s["value"], jnp.broadcast_shapes(jnp.shape(s["value"]), s["fn"].shape())
+                site["value"],
+                jnp.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape()),
             )
-            for name, s in sites.items()
-            if is_data(s)
+            for name, site in sites.items()
+            if is_data(site)
         }
-        return partial(evaluate_draw, params, reference), (observed, total)
+        return partial(evaluate_draw, fit, params, reference), (observed, total)
 
-    each = over_draws(fit, prepare, block, 3)
+    def evaluate_draw(
+        fit: Fit, params: Params, reference: Any, draw: Sites | None, keys: Array
+    ) -> dict[str, Any]:
+        guide_sites, draw, sites = traces_of(fit, params, draw, keys)
+        there = {name: site for name, site in sites.items() if name not in proto.left_out}
+        data = {name: site for name, site in there.items() if is_data(site)}
+        out: dict[str, Any] = {
+            "latent": draw,
+            "deterministic": {
+                name: site["value"]
+                for name, site in there.items()
+                if site["type"] == "deterministic"
+            },
+            "outside": {name: ~jnp.all(sites[name]["fn"].support(draw[name])) for name in draw},
+            "stats": {},
+        }
+        if has_lp:
+            jacobian = log_abs_det(sites, proto.latents)
+            out["stats"]["lp"] = log_density(sites) + jacobian
+        if weighs:
+            out["stats"]["log_q"] = log_density(guide_sites) + jacobian
+            weight = log_weight(sites, guide_sites, proto.units, reference)
+            out["stats"]["log_weight"] = weight
+        if log_likelihood:
+            out["log_likelihood"] = {name: log_prob(site) for name, site in data.items()}
+        if posterior_predictive:
+            replayed = _predictive_trace(fit, params, draw, keys[2])
+            out["posterior_predictive"] = {name: replayed[name]["value"] for name in data}
+        return out
 
-    def by_chain(x: np.ndarray) -> np.ndarray:
-        return x.reshape(fit.num_chains, len(x) // fit.num_chains, *x.shape[1:])
+    over = over_draws(fit, prepare, block, 3)
 
     def evaluate(
         rng_key: Array, num_samples: int, params: Sequence[Params] = fit.params
     ) -> dict[str, Any]:
         pieces, observed = [], {}
-        for out, (data, total) in each(rng_key, num_samples, params):
+        for out, (data, total) in over(rng_key, num_samples, params):
             observed = data
             if weighs:
                 weight = out["stats"]["log_weight"]
                 out["stats"]["log_weight"] = weight + total_of(total, proto.units)
+            by_chain = partial(split_chains, num_chains=fit.num_chains)
             pieces.append(jax.tree.map(by_chain, out))
         return {**concatenate(pieces), "observed": observed}
 
@@ -329,25 +333,26 @@ def evaluator(
 
 def over_draws(
     fit: Fit,
-    prepare: Callable[[Params, Sites | None, Array], tuple[Any, Any]],
+    prepare: Callable[[Fit, Params, Sites | None, Array], tuple[Any, Any]],
     block: int,
     num_keys: int,
 ) -> Callable[..., Iterator[Any]]:
     """A function ``(rng_key, num_samples, params=fit.params)`` that maps a compiled function over
     draws in blocks, and yields host arrays for each set of parameters.
 
-    :param prepare: takes parameters, the first draw (None of a guide) and its keys to a function of
-        a draw and its keys, and to what is the same for all draws.
+    :param prepare: takes the fit, parameters, the first draw (None of a guide) and its keys to a
+        function of a draw and its keys, and to what is the same for all draws.
     """
 
-    @jax.jit
-    def run(params: Params, draws: Sites | None, keys: Array) -> Any:
-        one, shared = prepare(params, jax.tree.map(lambda x: x[0], draws), keys[0])
+    def run(fit: Fit, params: Params, draws: Sites | None, keys: Array) -> Any:
+        evaluate_draw, shared = prepare(fit, params, jax.tree.map(lambda x: x[0], draws), keys[0])
         if len(keys) <= block:
-            return jax.vmap(one)(draws, keys), shared
+            return jax.vmap(evaluate_draw)(draws, keys), shared
         if draws is None:
-            return map_blocks(lambda i: one(None, keys[i]), len(keys), block), shared
-        return lax.map(lambda x: one(*x), (draws, keys), batch_size=block), shared
+            return map_blocks(lambda i: evaluate_draw(None, keys[i]), len(keys), block), shared
+        return lax.map(lambda x: evaluate_draw(*x), (draws, keys), batch_size=block), shared
+
+    compiled = compile_with_data(fit, run)
 
     def each(
         rng_key: Array, num_samples: int, params: Sequence[Params] = fit.params
@@ -355,7 +360,7 @@ def over_draws(
         for i, key in enumerate(random.split(rng_key, len(params))):
             draws = dict(fit.draws[i]) if fit.draws else None
             size = num_samples if draws is None else len(next(iter(draws.values())))
-            yield jax.device_get(run(params[i], draws, random.split(key, (size, num_keys))))
+            yield jax.device_get(compiled(params[i], draws, random.split(key, (size, num_keys))))
 
     return each
 
@@ -363,14 +368,6 @@ def over_draws(
 def concatenate(pieces: Sequence[Any]) -> Any:
     """One tree of arrays for several, along the leading axis."""
     return jax.tree.map(lambda *xs: np.concatenate(xs), *pieces)
-
-
-def _densities(sites: Trace, guide_sites: Trace, proto: Prototype) -> dict[str, Array]:
-    log_p, jacobian = log_density(sites), log_abs_det(sites, proto.latents)
-    if proto.density == "none":
-        return {"lp": log_p + jacobian}
-    log_q = log_density(guide_sites)
-    return {"lp": log_p + jacobian, "log_q": log_q + jacobian}
 
 
 def warn_of_lost_draws(out: dict[str, Any]) -> None:

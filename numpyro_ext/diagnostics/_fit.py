@@ -1,6 +1,6 @@
 """One record of what was fitted, for SVI, engines and MCMC, and the errors about it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypedDict
 import warnings
 
@@ -14,7 +14,7 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.arguments import is_traced, split_arguments
 from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.handlers import every_row, no_more_rows
 from numpyro_ext._model.masked import is_masked, masks_filled
@@ -29,31 +29,69 @@ from numpyro_ext.diagnostics.full_data import (
 
 Numbers = dict[str, np.ndarray]
 """Arrays ``(chain, draw, *site)`` by name."""
+_LARGE = 10_000
+"""Numbers from which on an array of the data is an input of compiled programs."""
 
 
 class Fit(NamedTuple):
     """A fitted object: the source of its draws, and the model on all data to run them through."""
 
     model: Model | None
-    """On all data; None for an ``MCMC`` of one of NumPyro's kernels on a potential function."""
+    """The model on all data; None for one of NumPyro's kernels on a potential function."""
     args: tuple
     kwargs: dict[str, Any]
     attributes: dict[str, Any]
     params: list[Params]
-    """One per restart; a single one for draws that exist already in several chains."""
+    """One dict per restart; a single one for draws that exist already in several chains."""
     guide: Model | None = None
     linearised: Any = None
-    """A guide with ``linearised_site``, whose draws predict by a linearised network, if it has."""
+    """A guide with ``linearised_site``, whose draws predict by a linearised network."""
     draws: Sequence[Sites] = ()
     """Draws that exist already: ``(draw, *site)``, one dict per entry of params."""
     num_chains: int = 1
     """Chains that the draws of one entry hold, one after the other."""
-    plates: dict[str, tuple[int, int]] = {}  # noqa: RUF012  # a default, never written to
-    """``(size, subsample_size)`` of the plates of which an ``MCMC`` took minibatches."""
+    by_minibatches: bool = False
+    """True if an ``MCMC`` took minibatches."""
     forward_mode: bool = False
     """True if the model is differentiated in forward mode."""
     minibatch: Model | None = None
     """The model of particles with its minibatches, if it takes any."""
+
+    def title(self, size: str) -> str:
+        """The class of the fit and its number of draws."""
+        attributes = self.attributes
+        guide = f"{attributes.get('guide')} by {attributes.get('loss')}"
+        return f"{attributes.get('kernel') or attributes.get('engine') or guide}, {size}"
+
+
+def compile_with_data(
+    fit: Fit, run: Callable[..., Any], compiler_options: Any = None
+) -> Callable[..., Any]:
+    """The compiled ``run(fit, *inputs)``, with the large arrays of the data among its inputs.
+
+    As constants of the program XLA would fold them, for minutes. They remain constants if the model
+    reads their numbers, and so do arrays in a precision that JAX does not have, which NumPy may
+    need inside the model.
+    """
+
+    static, arrays = split_arguments(fit.args, fit.kwargs)
+    is_input = [x.size >= _LARGE and x.dtype == jnp.result_type(x) for x in arrays]
+    large = {i: x for i, x in enumerate(arrays) if is_input[i]}
+
+    def run_with(data: dict[int, Any], inputs: tuple) -> Any:
+        args, kwargs = static.whole([data.get(i, x) for i, x in enumerate(arrays)])
+        return run(fit._replace(args=args, kwargs=kwargs), *inputs)
+
+    program = jax.jit(run_with, compiler_options=compiler_options)
+
+    def call(*inputs: Any) -> Any:
+        try:
+            return program(large, inputs)
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+            large.clear()
+            return program(large, inputs)
+
+    return call
 
 
 def _name_of(value: Any) -> str:
@@ -184,7 +222,7 @@ def _fit_of_optimised(
     model = on_all_rows(masks_filled(obj.model, but))
     if particles is not None:
         attributes["inference_method"] = "particles"
-        if isinstance(guide, AutoGuide):  # those of others may not be jitted
+        if isinstance(guide, AutoGuide):  # other guides may not be jitted
             particles = jax.jit(particles)
         draws = [dict(particles(each)) for each in params]
         subsampled = obj.model if minibatch_plates(obj.model, args, kwargs) else None
@@ -228,14 +266,14 @@ def _fit_of_mcmc(
     )
     kernel: Any = mcmc.sampler
     model: Model | None = getattr(kernel, "model", None)
-    full, plates = None, {}
+    full, by_minibatches = None, False
     if model is not None:
         check_full_arrays(model, args, kwargs)
         check_rows(model, args, kwargs, init_to_sample)
         # NumPyro's kernels leave masked entries flat.
         full = on_all_rows(masks_filled(model) if isinstance(kernel, Diagnosable) else model)
         plates = getattr(kernel, "given_plates", {})
-        plates = plates or minibatch_plates(model, ran_args, ran_kwargs)
+        by_minibatches = bool(plates or minibatch_plates(model, ran_args, ran_kwargs))
     method = getattr(kernel, "inference_method", "mcmc")
     is_ensemble = method == "particles"
     params = getattr(kernel, "params", None) or params_of_hmc(kernel)
@@ -244,13 +282,13 @@ def _fit_of_mcmc(
         args=args,
         kwargs=kwargs,
         attributes={"inference_method": method, "kernel": _name_of(kernel)},
-        # Chains in parallel have parameters of their own, which were traced and are gone.
+        # The parameters of chains in parallel were traced and are gone.
         params=[{n: x for n, x in (params or {}).items() if not is_traced(x)}],
         draws=[samples],
         num_chains=mcmc.num_chains,
-        plates=plates,
+        by_minibatches=by_minibatches,
         forward_mode=getattr(kernel, "forward_mode_differentiation", False) and is_ensemble,
-        minibatch=model if is_ensemble and plates else None,
+        minibatch=model if is_ensemble and by_minibatches else None,
     )
 
 
@@ -332,7 +370,7 @@ def _advice_for(obj: Any) -> str:
     if hasattr(obj, "params") and hasattr(obj, "losses"):
         return ": pass the SVI, and this as result="
     if isinstance(obj, MCMCKernel):
-        return ": pass the MCMC of this kernel, or that of mcmc_from_states(kernel, states, *args)"
+        return ": pass the MCMC of this kernel, or mcmc_from_states(kernel, states, *args)"
     if isinstance(obj, AutoGuide):
         return ": pass the SVI of this guide, and what it returned as result="
     if isinstance(obj, dict | list | tuple) or hasattr(obj, "shape") or hasattr(obj, "children"):
@@ -355,9 +393,12 @@ STATS = {
 def chains_of(fit: Fit) -> Numbers:
     """Draws that exist already, by chain: host arrays ``(chain, draw, *site)``."""
     draws = jax.device_get(fit.draws[0])
-    length = len(next(iter(draws.values()))) // fit.num_chains
-    shape = (fit.num_chains, length)
-    return {name: np.reshape(x, (*shape, *x.shape[1:])) for name, x in draws.items()}
+    return {name: split_chains(np.asarray(x), fit.num_chains) for name, x in draws.items()}
+
+
+def split_chains(x: np.ndarray, num_chains: int) -> np.ndarray:
+    """``(chain, draw, ...)`` of draws of several chains, one chain after the other."""
+    return x.reshape(num_chains, len(x) // num_chains, *x.shape[1:])
 
 
 def mcmc_stats(mcmc: MCMC, fit: Fit) -> dict[str, Any]:
@@ -369,7 +410,7 @@ def mcmc_stats(mcmc: MCMC, fit: Fit) -> dict[str, Any]:
         name = STATS.get(field, field)
         if field == "potential_energy":
             value = -value
-            if fit.plates:
+            if fit.by_minibatches:
                 name = "lp_minibatch"
         stats[name] = value
         if field == "num_steps":

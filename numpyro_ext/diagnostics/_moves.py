@@ -42,31 +42,31 @@ class Moved(NamedTuple):
     """The result of :func:`move_points`.
 
     Each error is the Monte Carlo error of the field above it. A number whose tail is so heavy that
-    its standard deviation has no error is compared by the range of its middle half, and its median.
+    its standard deviation has no error is compared by the range of its middle half, and by its
+    median. Ratios, shifts and ``between`` are NaN where a number does not vary.
     """
 
     ratio: Array
-    """``(n,)`` standard deviations of the points over those of the chains; NaN where a number does
-    not vary."""
+    """``(n,)`` standard deviations of the points, divided by the ones of the chains."""
     error: Array
     shift: Array
-    """``(n,)`` mean of the chains minus that of the points, in standard deviations of the points;
-    NaN where a number does not vary."""
+    """``(n,)`` mean of the chains minus the mean of the points, in standard deviations of the
+    points."""
     shift_error: Array
     between: Array
     """``(n,)`` share of the variance of the chains that is between them: 0 for chains that have
-    forgotten where they began, 1 for chains that stay there; NaN where a number does not vary."""
+    forgotten where they began, 1 for chains that stay there."""
     ends: Array
     """``(3, chain, k)``: up to 1,000 numbers, equally spaced, at the start of the chains, and the
     least and the largest that they are later."""
     accepted: Array
     """Share of accepted trajectories."""
     range_ratio: Any = None
-    """``(2, n)`` ratios of the ranges of a half and of nine tenths; NaN where a number does not
-    vary, and None for numbers that are not compared so."""
+    """``(2, n)`` ratios of the ranges of a half and of nine tenths; None where ranges are not
+    compared."""
     range_error: Any = None
     points: Any = None
-    """``(m, d)``; None where the covariance is not compared, and so are the next ones."""
+    """``(m, d)`` points; None, as the next four, where the covariance is not compared."""
     later: Any = None
     """``(chain, k, d)`` places in the second half of the chains."""
     root: Any = None
@@ -76,8 +76,6 @@ class Moved(NamedTuple):
     after: Any = None
     draws_each: Any = 1.0
     """Points that are worth an independent one."""
-    combined: Any = None
-    """The :func:`worst_combinations`, where they were looked for already."""
 
 
 class _Scale(NamedTuple):
@@ -219,7 +217,7 @@ def move_points(
     num_starts: int | None = None,
     independent: Array | bool = True,
 ) -> Moved:
-    r"""Spread of points compared with the one that they have while a Markov chain moves them.
+    r"""The spread of points, compared with their spread while a Markov chain moves them.
 
     Every point makes trajectories of Hamiltonian Monte Carlo in the coordinates in which the points
     have unit covariance, or unit variances where there are too many coordinates. Its step size is
@@ -258,7 +256,7 @@ def _compare_with_chains(
     mean = jnp.mean(tally.first, axis=0)
     variance = jnp.mean(tally.second, axis=0) - mean**2
     ratio = 1 / jnp.sqrt(variance)
-    # Relative errors of both variances, that of the chains by what each contributes to it.
+    # Relative errors of both variances; for the chains by what each chain contributes.
     of_points = independent * jnp.var(((before - scale.centre) / scale.unit) ** 2, axis=0) / m
     of_chains = jnp.var((tally.second - 2 * mean * tally.first) / variance, axis=0) / num_chains
     # What the chains still know of their starts is no news: it is off by what the starts are.
@@ -300,21 +298,19 @@ def _compare_with_chains(
 
 
 class Combined(NamedTuple):
-    """Results for the narrowest and the widest combination, and for the one that moves farthest."""
+    """The narrowest and the widest linear combination, and the one that moves farthest."""
 
-    ratios: np.ndarray
-    """``(2,)`` as of single numbers."""
-    errors: np.ndarray
-    shift: np.ndarray
-    """``(1,)``"""
-    shift_error: np.ndarray
+    values: np.ndarray
+    """``(4, 3)`` shifts and their errors, ratios of sds and their errors; the third combination has
+    a shift alone and the first two have ratios alone, the rest is NaN."""
     coordinates: np.ndarray
     """``(3, 2)`` the two coordinates that have most of each."""
 
 
 def worst_combinations(moved: Moved) -> Combined | None:
-    """The extreme eigenvectors of the moved covariance where the points have unit covariance. One
-    half of the chains chooses them and the other says how they are spread, both ways, because
+    """The extreme eigenvectors of the moved covariance where the points have unit covariance.
+
+    One half of the chains chooses them and the other says how they are spread, both ways, because
     chance makes the largest of many eigenvalues large. None for a single coordinate, or too many.
     """
     if moved.root is None or moved.root.shape[0] < 2 or len(moved.later) < 8:
@@ -329,42 +325,37 @@ def worst_combinations(moved: Moved) -> Combined | None:
         return linalg.solve_triangular(root, flat, lower=True).T.reshape(y.shape)
 
     before, after = whitened(x), whitened(later)
-    pieces, chosen = [], []
+    halves, chosen = [], []
     for first in (0, 1):
         choosing, judging = after[first::2], after[1 - first :: 2]
         flat = choosing.reshape(-1, d)
         directions = linalg.eigh(np.cov(flat.T))[1][:, [0, -1]]
         away = flat.mean(0) / max(float(np.linalg.norm(flat.mean(0))), 1e-300)
         directions = np.column_stack([directions, away])
-        pieces.append(_compare(before @ directions, judging @ directions, float(moved.draws_each)))
+        halves.append(_compare(before @ directions, judging @ directions, float(moved.draws_each)))
         weights = np.abs(linalg.solve_triangular(root, directions, lower=True, trans=1))
         chosen.append(np.argsort(-weights * x.std(0)[:, None], 0)[:2].T)
-    log_ratio, relative, shift, shift_error = (np.stack(both) for both in zip(*pieces, strict=True))
-    ratios = np.exp(log_ratio.mean(0))[:2]
-    return Combined(
-        ratios,
-        ratios * (np.sqrt(np.sum(relative**2, 0)) / 2)[:2],
-        np.abs(shift.mean(0))[2:],
-        (np.sqrt(np.sum(shift_error**2, 0)) / 2)[2:],
-        chosen[0],
-    )
+    shift, shift_error, log_ratio, relative = np.stack(halves, 1)
+    ratio = np.exp(log_ratio.mean(0))
+    errors = (np.sqrt(np.sum(error**2, 0)) / 2 for error in (shift_error, relative))
+    values = np.stack([np.abs(shift.mean(0)), next(errors), ratio, ratio * next(errors)])
+    values[:2, :2] = values[2:, 2] = np.nan
+    return Combined(values, chosen[0])
 
 
-def _compare(
-    x: np.ndarray, y: np.ndarray, draws_each: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """``(3,)`` log ratios of the sds of ``(m, 3)`` draws to those of ``(chain, k, 3)`` later ones,
-    shifts in sds of the draws, and the errors of both; NaN of a heavy tail."""
+def _compare(x: np.ndarray, y: np.ndarray, draws_each: float) -> np.ndarray:
+    """``(4, 3)`` of ``(m, 3)`` draws and ``(chain, k, 3)`` later ones: shifts in sds of the draws
+    and their errors, log ratios of the sds and their errors; NaN of a heavy tail."""
     m = len(x)
     centre, mean = x.mean(0), y.mean((0, 1))
     variance, later = x.var(0), np.mean((y - mean) ** 2, (0, 1))
     of_draws = draws_each * np.var((x - centre) ** 2 / variance, 0) / m
     of_chains = np.var(np.mean((y - mean) ** 2, 1) / later, 0) / len(y)
-    light = ~is_heavy(x, np.median(x, 0))
-    error = np.sqrt(draws_each / m + np.var(y.mean(1), 0) / len(y) / variance)
-    return (
-        np.where(light, 0.5 * np.log(variance / later), np.nan),
-        np.where(light, 0.5 * np.sqrt(of_draws + of_chains), 0.0),
-        np.where(light, (mean - centre) / np.sqrt(variance), np.nan),
-        np.where(light, error, 0.0),
-    )
+    values = [
+        (mean - centre) / np.sqrt(variance),
+        np.sqrt(draws_each / m + np.var(y.mean(1), 0) / len(y) / variance),
+        0.5 * np.log(variance / later),
+        0.5 * np.sqrt(of_draws + of_chains),
+    ]
+    heavy = is_heavy(x, np.median(x, 0))
+    return np.where(heavy, np.array([[np.nan], [0.0], [np.nan], [0.0]]), values)

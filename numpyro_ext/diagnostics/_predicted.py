@@ -34,13 +34,12 @@ from numpyro_ext.diagnostics._evaluate import (
     prototype,
 )
 from numpyro_ext.diagnostics._fit import Fit, FitRequest, check_key, predicting_fit
-from numpyro_ext.diagnostics.context import title_of
 
 LARGEST = 1e9
 """The largest predictions, in bytes, that are computed."""
 NOISE_DRAWS = 100
 """Draws of a distribution, where it has no cdf or no moments in closed form."""
-_CLASSES = BernoulliLogits, BernoulliProbs, CategoricalLogits, CategoricalProbs
+CLASSES = BernoulliLogits, BernoulliProbs, CategoricalLogits, CategoricalProbs
 _WRAPPERS = ExpandedDistribution, Independent, MaskedDistribution
 
 
@@ -95,7 +94,7 @@ def predictions_of_fit(asked: FitRequest, labelled: bool = True) -> Predicted:
     several = f"{len(pieces)} x " if len(pieces) > 1 else ""
     draws = f"{several}{size:,} draw{'s' * (size > 1)}"
     draws += " of the linearised network" * (fit.linearised is not None)
-    return _assemble(title_of(fit.attributes, draws), name, kind, data[-1], predictions)
+    return _assemble(fit.title(draws), name, kind, data[-1], predictions)
 
 
 def _any_labels(fit: Fit, rng_key: Array) -> Fit:
@@ -107,7 +106,7 @@ def _any_labels(fit: Fit, rng_key: Array) -> Fit:
         first = {name: jnp.asarray(x[0]) for name, x in fit.draws[0].items()} if fit.draws else None
         draw = draw_of(fit, params, first, key_guide)[1]
         for site in latent_sites(model_trace_of(fit, params, draw, key_model)):
-            if site["name"] not in draw and isinstance(_elementwise(site["fn"]), _CLASSES):
+            if site["name"] not in draw and isinstance(_elementwise(site["fn"]), CLASSES):
                 value = site["value"]
                 labels[site["name"]] = jax.ShapeDtypeStruct(value.shape, value.dtype)
 
@@ -126,7 +125,7 @@ def _elementwise(fn: Any) -> Any:
 def kind_of(site: Site) -> str:
     """``"classes"``, ``"counts"`` or ``"numbers"``, by the support of a site; or an error."""
     fn = _elementwise(site["fn"])
-    if isinstance(fn, _CLASSES):
+    if isinstance(fn, CLASSES):
         return "classes"
     if not fn.support.is_discrete:
         return "numbers"
@@ -134,7 +133,7 @@ def kind_of(site: Site) -> str:
         return "counts"
     raise ValueError(
         f"site '{site['name']}' is a {type(fn).__name__}, whose value is neither one class nor"
-        " numbers; its score is log_predictive_density, and that of classes needs a Categorical."
+        " numbers; score it by log_predictive_density. Scores of classes need a Categorical."
     )
 
 
@@ -146,7 +145,7 @@ def num_classes(site: Site) -> int:
 def predicted(site: Site, rng_key: Array) -> dict[str, Array]:
     """The prediction of one draw at every entry of an observed site: ``log_lik`` of every row;
     ``probs`` of classes ``(*entries, C)``; of counts and numbers ``mean``, ``variance`` and ``cdf``
-    at the observation, of counts with half of its own probability."""
+    at the observation, for counts with half of the probability there."""
     value, fn = jnp.asarray(site["value"]), _elementwise(site["fn"])
     shape = jnp.broadcast_shapes(value.shape, site["fn"].shape())
     kind, inner = kind_of(site), {**site, "fn": fn, "value": value, "intermediates": []}
@@ -236,7 +235,7 @@ def _predict_draw(fit: Fit, name: str, params: Params, draw: Sites | None, keys:
 def _compile(fit: Fit, name: str, numbers: int) -> Callable[..., Iterator[Any]]:
     """The compiled predictions of draws, each ``(S, ...)``, and the data of the site."""
 
-    def prepare(params: Params, first: Sites | None, keys: Array) -> tuple[Any, Any]:
+    def prepare(fit: Fit, params: Params, first: Sites | None, keys: Array) -> tuple[Any, Any]:
         def predict(draw: Sites | None, keys: Array) -> dict[str, Array]:
             return predicted(_predict_draw(fit, name, params, draw, keys), keys[2])
 
@@ -258,7 +257,7 @@ def _is_random(fit: Fit, name: str) -> bool:
 
 
 def predictions_of_distribution(fn: Distribution, y: Any, rng_key: Any = None) -> Predicted:
-    """The predictions of a distribution whose first axis is that of draws, or of a single one."""
+    """The predictions of a distribution with the draws on its first axis, or of a single draw."""
     y = _observations(y)
     if len(fn.shape()) == y.ndim:
         fn = fn.expand((1, *fn.batch_shape))

@@ -33,11 +33,11 @@ class _unobserved(uncondition):
 
 
 class _observed(condition):
-    """Condition on data of all rows, of which a plate takes those of its minibatch."""
+    """Condition on data of all rows, of which a plate takes the rows of its minibatch."""
 
     def __init__(self, fn: Model, data: Sites) -> None:
-        given: Any = data
-        super().__init__(fn, data=given)
+        values: Any = data
+        super().__init__(fn, data=values)
         self.rows: dict[str, tuple[int, Array]] = {}
 
     def process_message(self, msg: dict[str, Any]) -> None:
@@ -151,7 +151,7 @@ class Simulator:
         if sources_of is None:  # the model looks at the numbers themselves
             return {}, tuple(self._paths[int(i)] for i in named)
         drawn, observed = sources_of
-        sources = {int(i) for found in observed.values() for i in found}
+        sources = {int(i) for arguments in observed.values() for i in arguments}
         for name in [*self.latents, *self.data]:
             for i in sources & {int(i) for i in drawn[name]}:
                 # A loop depends on all that goes into it, also on data that no draw has seen.
@@ -166,9 +166,9 @@ class Simulator:
                 )
         _, values = jax.device_get(look(**named)) if sources else ({}, {})
         places: dict[int, str] = {}
-        for name, found in observed.items():
-            if len(found) == 1:
-                i = int(next(iter(found)))
+        for name, arguments in observed.items():
+            if len(arguments) == 1:
+                i = int(next(iter(arguments)))
                 is_whole = sum(i in map(int, other) for other in observed.values()) == 1
                 y = np.asarray(values[name])
                 x = np.asarray(self._leaves[i]).astype(y.dtype)  # NumPy's own are double
@@ -181,8 +181,8 @@ def _changes(look: Any, named: dict[str, Any], i: int, name: str) -> bool:
     """Return whether the draw of a site is another one where argument i has other numbers."""
     x = np.asarray(named[f"{i}"])
     other = ~x if x.dtype == bool else (x + np.arange(1, x.size + 1).reshape(x.shape))
-    at = [look(**{**named, f"{i}": jnp.asarray(y, x.dtype)})[0][name] for y in (x, other)]
-    first, second = (np.asarray(jax.device_get(y)) for y in at)
+    draws = [look(**{**named, f"{i}": jnp.asarray(y, x.dtype)})[0][name] for y in (x, other)]
+    first, second = (np.asarray(jax.device_get(y)) for y in draws)
     return not np.array_equal(first, second, equal_nan=_float(first))
 
 

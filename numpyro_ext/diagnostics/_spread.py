@@ -20,7 +20,7 @@ exists below 1/4, their error is not known. It is estimated with an error of 0.0
 _FEWEST = 1000
 """Draws from which on the index is known well enough."""
 _NEARLY = 0.02
-"""Shares nearer to 0 or 1 than this are those of a number that has one value in most draws."""
+"""Shares nearer to 0 or 1 than this belong to a number that has one value in most draws."""
 _MOST_CORRELATED = 300
 """Coordinates up to which the unit of points is their whole covariance."""
 
@@ -30,7 +30,7 @@ def is_heavy(x: Any, median: Any) -> Any:
     standard deviation has no error."""
     m = len(x)
     size = min(math.ceil(3 * math.sqrt(m)) + 1, m)
-    # In the precision of the distances: in a smaller one, those of a collapse would overflow.
+    # In the precision of the distances: in a smaller one a collapse would overflow.
     if isinstance(x, np.ndarray):
         xp, farthest = np, np.sort(np.abs(x - median), 0)[::-1][:size]
     else:
@@ -108,6 +108,6 @@ def unit_root(x: Array) -> Array:
     if d >= m or d > _MOST_CORRELATED:
         return scale
     u = (x - mean) / scale
-    # The correlations are shrunk, as those of the particles' own step are.
+    # The correlations are shrunk, as in the particles' own step.
     shrunk = jnp.matmul(u.T, u, precision="highest") / (m + d)
     return scale[:, None] * jnp.linalg.cholesky(jnp.fill_diagonal(shrunk, 1.0, inplace=False))

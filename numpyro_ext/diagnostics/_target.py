@@ -74,7 +74,7 @@ def by_penalties(fit: Fit, loss: Any, rng_key: Array) -> tuple[Fit, tuple[str, .
 
 
 def proxy_of(obj: Any, proxy: Any) -> TaylorProxy | None:
-    """The proxy that is given, or that of the loss of an ``SVI``."""
+    """The proxy that was passed, or the proxy of the loss of an ``SVI``."""
     return check_proxy(proxy or getattr(getattr(obj, "loss", None), "proxy", None))
 
 
@@ -82,7 +82,7 @@ def by_proxy(
     fit: Fit, obj: Any, proxy: TaylorProxy | None, rng_key: Array
 ) -> tuple[Fit, tuple[str, ...]]:
     """The fit with a model of some rows that stand in for all, where the proxy is good enough and
-    the rows are many; otherwise the fit as it is, and why."""
+    the rows are many; otherwise the fit itself, and why."""
     if proxy is None and (proxy := proxy_at_draws(fit, obj)) is not None:
         noise = _noise(fit, _model_of(obj), proxy, rng_key)
         if noise > PROXY_NOISE:
@@ -106,7 +106,7 @@ def by_proxy(
     warnings.warn(
         InferenceWarning(
             f"the proxy is not used: at these draws it has a noise of {noise:.2g} nats, so that the"
-            f" weights would be those of its noise. Weights and moves take all {proxy.size:,} rows;"
+            f" weights would show its noise. Weights and moves take all {proxy.size:,} rows;"
             " move the proxy to the draws by proxy=proxy.at(guide, params)."
         ),
         stacklevel=5,
@@ -199,7 +199,7 @@ def on_rows(model: Model, proxy: TaylorProxy) -> Model:
 
 def stand_in(model: Model, proxy: TaylorProxy) -> Model:
     """The model with the log likelihood of its rows by a proxy and the same :data:`ROWS` of them in
-    every run, whose log density differs from that of all rows by a function of the latent sites."""
+    every run, whose log density differs from the one of all rows by a function of the latents."""
     some = on_rows(model, proxy)
 
     def of_rows(site: Site) -> bool:
@@ -208,7 +208,7 @@ def stand_in(model: Model, proxy: TaylorProxy) -> Model:
 
     def with_proxy(*args: Any, **kwargs: Any) -> None:
         with block(hide_fn=of_rows):
-            _, found = call_and_trace(some, args, kwargs)
+            _, trace = call_and_trace(some, args, kwargs)
         program = Program(some, args, kwargs)
 
         def run(z: Sites) -> Trace:
@@ -216,7 +216,7 @@ def stand_in(model: Model, proxy: TaylorProxy) -> Model:
                 return program.trace(z, rng_key=random.key(0))
 
         # Two sites, because float32 would round the change to the digits of the sum.
-        numpyro.factor(f"{proxy.plate}, change from the center", proxy.log_lik(found, run)[0])
+        numpyro.factor(f"{proxy.plate}, change from the center", proxy.log_lik(trace, run)[0])
         numpyro.factor(f"{proxy.plate}, at the center", jnp.asarray(proxy.value, float))
 
     return with_proxy

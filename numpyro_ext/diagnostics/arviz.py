@@ -3,14 +3,17 @@
 from collections.abc import Mapping, Sequence
 import math
 from typing import TYPE_CHECKING, Any
+import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro.infer import MCMC
 
-from numpyro_ext._checks import check_count
-from numpyro_ext._model.read import Site, is_data
+from numpyro_ext._checks import InferenceWarning, check_count
+from numpyro_ext._model.read import Site, is_data, sample_sites
+from numpyro_ext._typing import Trace
 from numpyro_ext.diagnostics._evaluate import (
     Prototype,
     count_of,
@@ -18,21 +21,23 @@ from numpyro_ext.diagnostics._evaluate import (
     prototype,
     warn_of_lost_draws,
 )
-from numpyro_ext.diagnostics._fit import Fit, chains_of, check_key, fit_of, mcmc_stats
+from numpyro_ext.diagnostics._fit import Numbers, chains_of, check_key, fit_of, mcmc_stats
 from numpyro_ext.diagnostics.checks.chains import divergences
-from numpyro_ext.diagnostics.checks.gradients import enough_particles, rows_of_points
+from numpyro_ext.diagnostics.checks.gradients import enough_particles, rows_of_particles
 from numpyro_ext.diagnostics.checks.temperature import temperature
 from numpyro_ext.diagnostics.context import FitContext
-from numpyro_ext.diagnostics.table import warn_of
+from numpyro_ext.diagnostics.table import Row
 
 if TYPE_CHECKING:
     from xarray import DataTree
 
 Names = Mapping[str, Sequence[str]]
 """Dimension names by site."""
+LARGEST = 1e9
+"""The largest group, in bytes, that is computed."""
 
 
-def _dims(site: Site, extra: Sequence[str]) -> list[str]:
+def dims_of(site: Site, extra: Sequence[str] = ()) -> list[str]:
     """A name for every axis of a site: plates, ``event_dims``, or ArviZ's default."""
     name, shape = site["name"], np.shape(site["value"])
     names = [f"{name}_dim_{i}" for i in range(len(shape))]
@@ -56,11 +61,19 @@ def _name(site: str) -> str:
     return site.replace("/", ".")
 
 
+def sites_of(group: Any) -> Numbers:
+    """``{site: (chain, draw, *site)}`` of a group of a ``DataTree``."""
+    return {
+        value.attrs.get("site", str(name)): value.transpose("chain", "draw", ...).to_numpy()
+        for name, value in group.data_vars.items()
+    }
+
+
 def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     names = {name: _name(name) for name in values}
     if len(set(names.values())) < len(names):
         raise ValueError(
-            f"the names {sorted(names)} are not different when each '/' is a '.', as it is in a"
+            f"the names {sorted(names)} are not different when each '/' is a '.', as in a"
             " DataTree; rename one of them."
         )
     return {names[name]: value for name, value in values.items()}
@@ -86,7 +99,7 @@ def _tree(
             _renamed(data),
             attrs=attributes if group == "posterior" else None,
             inference_library=numpyro,
-            # Log densities have the axes of a site without those of its event.
+            # Log densities have the axes of a site without the axes of its event.
             dims={
                 _name(name): [_name(dim) for dim in dims[name][: np.ndim(x) - len(sample_dims)]]
                 for name, x in data.items()
@@ -109,39 +122,55 @@ def _tree(
     return tree
 
 
-LARGEST = 1e9
-"""The largest group, in bytes, that is computed."""
-
-
 def _refuse_large(
-    fit: Fit, proto: Prototype, num_samples: int, log_likelihood: bool, predictive: bool
+    proto: Prototype, num_draws: int, log_likelihood: bool, posterior_predictive: bool
 ) -> None:
     """An error, before anything is computed, if a group would not fit into a small memory."""
-    draws = fit.draws or [None] * len(fit.params)
-    number = sum(num_samples if x is None else len(next(iter(x.values()))) for x in draws)
     data = [x for x in proto.trace.values() if is_data(x) and x["name"] not in proto.left_out]
-    bytes_each = np.dtype(float if jax.config.jax_enable_x64 else np.float32).itemsize
-    for name, asked, count in (
-        ("log_likelihood", log_likelihood, sum(count_of(x) for x in data)),
-        (
-            "posterior_predictive",
-            predictive,
-            sum(count_of(x) * math.prod(x["fn"].event_shape) for x in data),
-        ),
-    ):
-        size = number * count * bytes_each
-        if asked and size > LARGEST:
-            fewer = "num_samples=" if not fit.draws else "MCMC(..., thinning=)"
+    numbers = {
+        "log_likelihood": sum(map(count_of, data)) if log_likelihood else 0,
+        "posterior_predictive": sum(count_of(x) * math.prod(x["fn"].event_shape) for x in data)
+        if posterior_predictive
+        else 0,
+    }
+    for name, count in numbers.items():
+        size = num_draws * count * np.dtype(jnp.result_type(float)).itemsize
+        if size > LARGEST:
             raise ValueError(
-                f"{name} would hold {count:,} numbers of each of {number:,} draws, {size / 1e9:.1f}"
-                f" GB; pass {name}=False, or fewer draws ({fewer})."
+                f"{name} would hold {count:,} numbers of each of {num_draws:,} draws,"
+                f" {size / 1e9:.1f} GB; pass {name}=False, or fewer draws (num_samples=, or"
+                " MCMC(..., thinning=))."
             )
 
 
-def _size_of(fit: Fit, proto: Prototype) -> float:
-    """Bytes of the log likelihoods of draws that exist already."""
-    draws = len(next(iter(fit.draws[0].values())))
-    return 4.0 * draws * sum(count_of(x) for x in proto.trace.values() if is_data(x))
+def _warn_of_factors(trace: Trace) -> None:
+    """A warning that LOO leaves out a term of the likelihood that is a ``numpyro.factor``.
+
+    A number beside observed sites is likely a prior or a constraint, which LOO has to leave out.
+    """
+    observed = [site for site in sample_sites(trace) if site["is_observed"]]
+    factors = [site for site in observed if not is_data(site)]
+    has_data = len(factors) < len(observed)
+    for site in factors:
+        if not has_data or count_of(site) > 1:
+            message = (
+                f"the factor '{site['name']}' of the model has no rows that were observed, so the"
+                " log_likelihood, and LOO with it, leave it out; write it as numpyro.sample(...,"
+                " obs=data) with a distribution, or pass log_likelihood=False."
+            )
+            warnings.warn(InferenceWarning(message), stacklevel=3)
+            return
+
+
+def _warn_of_rows(rows: Sequence[Row]) -> None:
+    """An :class:`InferenceWarning` of one sentence for every line that is wrong."""
+    for row in rows:
+        if row.ok is False:
+            warnings.warn(
+                f"the {row.quantity} is {row.shown} (limit {row.limit}): {row.verdict}",
+                InferenceWarning,
+                stacklevel=3,
+            )
 
 
 def _check_names(what: str, names: Names | None, known: set[str]) -> None:
@@ -173,7 +202,7 @@ def to_arviz(
     It stands in for ``az.from_numpyro_svi`` and ``az.from_numpyro``, and also takes minibatches,
     guides of any kind, particles and restarts, with the densities of variational draws.
 
-    All quantities are those of the model on **all N data** (see :func:`full_data`), also where the
+    All quantities belong to the model on **all N data** (see :func:`full_data`), also where the
     fit took minibatches. The groups, each ``(chain, draw, *site)`` but the last:
 
     - ``posterior``: the model's latent sites and its deterministic sites computed from them. With a
@@ -182,16 +211,17 @@ def to_arviz(
       p(x, z)`, Jacobian included; for a guide with a density ``log_q``, :math:`\log q(z)`, and
       ``log_weight``, their difference, one for each element of plates that enclose every site.
       ``MCMC``: its extra fields that are arrays (``potential_energy`` becomes ``lp``, or
-      ``lp_minibatch`` where it is that of a minibatch).
+      ``lp_minibatch`` of a minibatch).
     - ``log_likelihood``: :math:`\log p(x_n \mid z)` of every datum, without plate scale.
-      ``numpyro.factor`` terms belong to ``lp`` only.
+      ``numpyro.factor`` terms belong to ``lp`` only; an :class:`InferenceWarning` says where LOO
+      would leave out a factor that looks like a likelihood.
     - ``posterior_predictive``: the observed sites drawn anew at the same arguments.
     - ``observed_data``: the N observations.
 
     The attributes are ``inference_method`` (``"svi"``, ``"particles"``, ``"mcmc"``, ``"sgmcmc"`` or
     the engine's name), ``guide``, ``loss``, ``engine`` or ``kernel``, ``num_restarts``, and
     ``density``: ``"exact"``; ``"bound"`` where the guide has auxiliary variables, so that
-    ``log_weight`` is that of a bound; ``"none"``. A guide of your own with ``Delta`` sites has a
+    ``log_weight`` belongs to a bound; ``"none"``. A guide of your own with ``Delta`` sites has a
     density if it declares it at the sites by ``infer={"states_jacobian": True}``: that their
     ``log_density`` is minus the log Jacobian of the map from its auxiliary sites.
 
@@ -217,7 +247,7 @@ def to_arviz(
     :param result: for an ``SVI`` or an engine: what ``run`` returned, the state of the ``SVI``, a
         params dict (not of a program with mutable state), or a list of these, which become the
         chains; :func:`restarts` makes it. Not for an ``MCMC``.
-    :param tuple model_args: the model's arguments; default for an ``MCMC``: those of its run.
+    :param tuple model_args: the model's arguments; an ``MCMC`` has the arguments of its run.
     :param dict model_kwargs: its keyword arguments; the ``static_kwargs`` of an ``SVI`` are added.
     :param int num_samples: draws per chain from a guide; particles and ``MCMC`` have their own.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
@@ -261,7 +291,7 @@ def to_arviz(
     attributes = {**fit.attributes, "density": "none"}
     method = attributes["inference_method"]
     if method == "sgmcmc":
-        warn_of([*divergences(context), *temperature(context)], stacklevel=2)
+        _warn_of_rows([*divergences(context), *temperature(context)])
     user_dims = {name: list(names) for name, names in (dims or {}).items()}
     if fit.model is None:
         draws = chains_of(fit)
@@ -274,24 +304,28 @@ def to_arviz(
     known = {n for n, s in proto.trace.items() if s["type"] in ("sample", "deterministic")}
     _check_names("dims", dims, {*known, *stats, *(() if is_mcmc else ("log_weight",))})
     _check_names("extra_event_dims", extra_event_dims, known)
-    _refuse_large(fit, proto, num_samples, log_likelihood, posterior_predictive)
-    if method == "particles" and context.has_gradient and _size_of(fit, proto) <= LARGEST:
-        rows = [*enough_particles(context), *rows_of_points(context.points, particles=True)]
-        warn_of(rows, stacklevel=2)
+    each = [len(next(iter(draws.values()))) for draws in fit.draws]
+    num_draws = sum(each) if fit.draws else num_samples * len(fit.params)
+    _refuse_large(proto, num_draws, log_likelihood, posterior_predictive)
+    if log_likelihood:
+        _warn_of_factors(proto.trace)
+    of_rows = sum(count_of(site) for site in proto.trace.values() if is_data(site))
+    if method == "particles" and context.has_gradient and 4.0 * each[0] * of_rows <= LARGEST:
+        _warn_of_rows([*enough_particles(context), *rows_of_particles(context)])
     if proto.marginalized:
         attributes |= {"marginalized": proto.marginalized, "left_out": proto.left_out}
     evaluate = evaluator(
         fit,
         proto,
         block_size=block_size,
-        lp=not is_mcmc or (bool(fit.plates) and block_size is not None),
+        lp=not is_mcmc or (fit.by_minibatches and block_size is not None),
         log_likelihood=log_likelihood,
         posterior_predictive=posterior_predictive,
     )
     out = evaluate(key_draws, num_samples)
     warn_of_lost_draws(out)
     extra = extra_event_dims or {}
-    named = {name: _dims(proto.trace[name], extra.get(name, ())) for name in known}
+    named = {name: dims_of(proto.trace[name], extra.get(name, ())) for name in known}
     if proto.units is not None:
         named = {"log_weight": list(proto.units.plates), **named}
     groups = {

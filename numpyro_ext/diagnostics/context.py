@@ -1,13 +1,13 @@
 """What the checks of ``diagnose`` read: a fit with its draws, and what is computed from it once."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-import math
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
@@ -15,7 +15,7 @@ from numpyro.infer import MCMC
 from numpyro_ext._model.operations import count_operations
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, model_info
-from numpyro_ext._typing import DiagnosableChains, Params, Sites
+from numpyro_ext._typing import DiagnosableChains, Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import (
     Evaluate,
     Prototype,
@@ -24,22 +24,40 @@ from numpyro_ext.diagnostics._evaluate import (
     prototype,
     warn_of_lost_draws,
 )
-from numpyro_ext.diagnostics._fit import Fit, Numbers, chains_of, mcmc_stats, restarts_of
-from numpyro_ext.diagnostics._points import (
-    Points,
-    has_gradient,
-    particles_of,
-    potential_of,
-    score_points,
-)
-
-Kind = Literal["chains", "guide", "particles"]
+from numpyro_ext.diagnostics._fit import Fit, Numbers, chains_of, compile_with_data, mcmc_stats
 
 
-def title_of(attributes: dict[str, Any], size: str) -> str:
-    """The class of the fit and how many draws: of a kernel, an engine, or a guide by a loss."""
-    guide = f"{attributes.get('guide')} by {attributes.get('loss')}"
-    return f"{attributes.get('kernel') or attributes.get('engine') or guide}, {size}"
+def potential_of(
+    fit: Fit, info: ModelInfo, params: Params, deterministic: tuple[str, ...] = ()
+) -> Potential:
+    """The potential of a model, of a latent vector; other deterministic sites are left out."""
+    assert fit.model is not None
+    # They would only take another run of the model at each point.
+    info = replace(info, deterministic=deterministic)
+    return Potential(fit.model, info, params, fit.args, fit.kwargs, forward_mode=fit.forward_mode)
+
+
+def flat_draws(target: Potential, draws: Sites, block: int) -> Array:
+    """Constrained draws of the latent sites as ``(m, d)`` points."""
+    ravel, unconstrain = target.info.ravel, target.unconstrain
+    return lax.map(lambda draw: ravel(unconstrain("x", draw)), draws, batch_size=block)
+
+
+def points_and_score(fit: Fit, trace: Trace, draws: dict[str, Any]) -> tuple[Array, Array]:
+    """Draws in unconstrained space, and there minus the gradient of the potential."""
+    info = model_info(trace, sums=True)
+
+    def run(fit: Fit, params: Params, draws: Sites) -> tuple[Array, Array]:
+        potential = potential_of(fit, info, params)
+
+        def at_draw(draw: Sites) -> tuple[Array, Array]:
+            x = info.ravel(potential.unconstrain("x", draw))
+            return x, -potential.value_and_grad_flat(x, {})[1]
+
+        return lax.map(at_draw, draws, batch_size=default_block_size(trace))
+
+    drawn = {name: jnp.asarray(draws[name]) for name in info.latents}
+    return compile_with_data(fit, run)(fit.params[0], drawn)
 
 
 def cached[T](function: Callable[["FitContext"], T]) -> Callable[["FitContext"], T]:
@@ -60,7 +78,7 @@ class FitContext:
 
     obj: Any
     fit: Fit
-    """Of the object, with its result."""
+    """The fit of the object, with its result."""
     result: Any
     rng_key: Array
     num_samples: int = 1000
@@ -74,32 +92,27 @@ class FitContext:
         return {}
 
     @cached_property
-    def results(self) -> list[Any]:
-        return restarts_of(self.result)
-
-    @cached_property
-    def kind(self) -> Kind:
+    def kind(self) -> Literal["chains", "guide", "particles"]:
         if self.fit.attributes["inference_method"] == "particles":
             return "particles"
         return "chains" if isinstance(self.obj, MCMC) else "guide"
 
     @property
     def is_biased(self) -> bool:
-        """Chains whose stationary law is not the posterior."""
+        """True for chains whose stationary law is not the posterior."""
         return self.fit.attributes["inference_method"] == "sgmcmc"
 
     @property
     def title(self) -> str:
-        if self.kind == "particles":
-            return title_of(self.fit.attributes, f"{self.num_points} particles")
         chains, length = next(iter(self.draws.values())).shape[:2]
-        return title_of(self.fit.attributes, f"{chains} x {length:,} draws")
+        is_set = self.kind == "particles"
+        return self.fit.title(f"{length} particles" if is_set else f"{chains} x {length:,} draws")
 
     # The kernel of chains.
 
     @cached_property
     def kernel(self) -> DiagnosableChains | None:
-        """The kernel, if it says of itself what its law is."""
+        """The kernel, if it states its own stationary law."""
         kernel = getattr(self.obj, "sampler", None)
         return kernel if isinstance(kernel, DiagnosableChains) else None
 
@@ -110,15 +123,15 @@ class FitContext:
 
     @cached_property
     def temperature(self) -> float | None:
-        """T of the transitions that were drawn; None where it changes, or where there is none."""
+        """T of the transitions that were drawn; None where it changes, or does not exist."""
         kernel, state = self.kernel, getattr(self.obj, "last_state", None)
         if kernel is None or (i := getattr(state, "i", None)) is None:
             return None
         last = int(np.max(jax.device_get(i)))
         first = max(0, last - self.obj.num_samples * kernel.steps_per_sample)
         # Not jitted, which would compile anew at each look at the run.
-        seen = jnp.linspace(first, last - 1, 100).astype(int)
-        values = jax.device_get(jax.vmap(kernel.temperature_at)(seen))
+        steps = jnp.linspace(first, last - 1, 100).astype(int)
+        values = jax.device_get(jax.vmap(kernel.temperature_at)(steps))
         if values is None:
             return None
         # It is 0 while a cyclical schedule explores.
@@ -129,7 +142,7 @@ class FitContext:
 
     @cached_property
     def _keys(self) -> tuple[Array, Array]:
-        """For the prototype, and for the draws."""
+        """Keys for the prototype and for the draws."""
         if self.kind == "particles":
             return self.rng_key, self.rng_key
         key_prototype, key_draws = jax.random.split(self.rng_key)
@@ -137,7 +150,7 @@ class FitContext:
 
     @property
     def key_moves(self) -> Array:
-        return self._keys[1] if isinstance(self.obj, MCMC) else self.rng_key
+        return self._keys[1] if self.kind == "chains" else self.rng_key
 
     @cached_property
     def proto(self) -> Prototype:
@@ -145,7 +158,7 @@ class FitContext:
 
     @cached_property
     def info(self) -> ModelInfo:
-        """What is static in the model on all data."""
+        """The parts of the model that are static on all data."""
         return model_info(self.proto.trace, sums=True)
 
     @cached_property
@@ -161,26 +174,29 @@ class FitContext:
 
     @cached_property
     def draws(self) -> Numbers:
-        """Values of all sites, deterministic ones too."""
+        """Values of all sites; particles are the draws of one chain."""
+        if self.kind == "particles":
+            return {name: np.asarray(x)[None] for name, x in self.first.items()}
         if self.kind == "chains":
             return chains_of(self.fit)
         return {**self.latent, **self.evaluated["deterministic"]}
 
     @cached_property
     def latent(self) -> Numbers:
+        """Values of the latent sites of a guide."""
         return self.evaluated["latent"]
-
-    @property
-    def particles(self) -> Numbers:
-        """The particles, as the draws of one chain."""
-        return {name: np.asarray(x)[None] for name, x in self.first.items()}
 
     @cached_property
     def first(self) -> Sites:
         """The draws ``{site: (m, *site)}`` of the first restart, or the particles."""
-        if self.kind == "particles":
-            return particles_of(self.obj, self.fit)
-        return {name: x[0] for name, x in self.latent.items()}
+        if self.kind == "guide":
+            return {name: x[0] for name, x in self.latent.items()}
+        draws = self.fit.draws[0]
+        if not isinstance(self.obj, MCMC):
+            return draws
+        # The chains of an ensemble are the particles, and its last draw is the answer.
+        length = len(next(iter(draws.values()))) // self.fit.num_chains
+        return {name: x[length - 1 :: length] for name, x in draws.items()}
 
     @cached_property
     def stats(self) -> Numbers:
@@ -194,37 +210,7 @@ class FitContext:
         marks = self.stats.get("sampling")
         return None if marks is None else np.asarray(marks, bool)
 
-    @property
-    def log_weight(self) -> np.ndarray | None:
-        """``(chain, draw, *units)``"""
-        return self.stats.get("log_weight")
-
-    @property
-    def num_points(self) -> int:
-        return len(next(iter(self.first.values())))
-
-    @cached_property
-    def moving(self) -> set[str]:
-        """Sites of chains that have to move."""
-        z = getattr(self.obj.last_state, "z", None)
-        return set(z) if isinstance(z, dict) else set(self.draws)
-
-    def unit_of(self, name: str) -> np.ndarray:
-        """The unit of every number of a site, by which the weights of a draw are split."""
-        units, site = self.proto.units, self.proto.trace[name]
-        if units is None:
-            return np.zeros(math.prod(jnp.shape(site["value"])), int)
-        count = jnp.arange(math.prod(units.shape)).reshape(units.shape)
-        return np.ravel(np.broadcast_to(units.along(site, count), jnp.shape(site["value"])))
-
     # The density on all data.
-
-    def potential(
-        self, params: Params | None = None, deterministic: tuple[str, ...] = ()
-    ) -> Potential:
-        """The potential on all data, of a latent vector; by default of the first restart."""
-        params = self.fit.params[0] if params is None else params
-        return potential_of(self.fit, self.info, params, deterministic)
 
     @cached_property
     def block(self) -> int:
@@ -233,20 +219,23 @@ class FitContext:
 
     @cached_property
     def has_gradient(self) -> bool:
-        return has_gradient(self.proto)
+        """True if no drawn site is discrete, and sites that were not drawn can be summed out."""
+        supports = (self.proto.trace[name]["fn"].support for name in self.proto.latents)
+        summable = not self.proto.marginalized or find_spec("funsor") is not None
+        return summable and not any(support.is_discrete for support in supports)
 
     @cached_property
-    def points(self) -> Points:
-        """The first draws in unconstrained space, with their score."""
-        return score_points(self.fit, self.proto, self.first)
+    def points(self) -> tuple[Array, Array]:
+        """``(m, d)`` first draws in unconstrained space, and their score."""
+        return points_and_score(self.fit, self.proto.trace, self.first)
 
     @cached_property
     def gradient_cost(self) -> float | None:
-        """The numbers that a gradient on all data computes; None where there is none in reverse
+        """How many numbers a gradient on all data computes; None without a gradient in reverse
         mode."""
 
         def gradient(params: Params, x: Array) -> tuple[Array, Array]:
-            return self.potential(params).value_and_grad_flat(x, {})
+            return potential_of(self.fit, self.info, params).value_and_grad_flat(x, {})
 
         x = jax.ShapeDtypeStruct((self.info.size,), jnp.result_type(float))
         try:

@@ -18,7 +18,7 @@ from numpyro_ext.diagnostics.checks.temperature import problems, temperature
 from numpyro_ext.diagnostics.checks.weights import KHAT, weights
 from numpyro_ext.diagnostics.comparison import OF_DRAWS
 from numpyro_ext.diagnostics.context import FitContext
-from numpyro_ext.diagnostics.plot_data import plot_data_of
+from numpyro_ext.diagnostics.plots import plot_data_of
 from numpyro_ext.diagnostics.table import Diagnosis, Row, merge_rows, shorten
 
 CHECKS = {
@@ -65,12 +65,12 @@ def diagnose(
 
     - **Did it converge?** R-hat and effective sample size of chains, the loss of a guide, the
       equations of an engine.
-    - **Are mean, spread and tails of the draws those of the posterior?** Draws are compared with
+    - **Do draws and posterior have the same mean, spread and tails?** Draws are compared with
       themselves after short chains of Hamiltonian Monte Carlo on all data, which change nothing if
       the draws are right; draws of a guide also with their importance weights, particles with what
       their gradients say, stochastic-gradient chains with the temperature that they should have.
-    - **Is a mode missing?** The shares of the modes that the start has found are compared with
-      those of the draws.
+    - **Is a mode missing?** At each mode that the start has found, the share of the draws is
+      compared with the share of the mass.
     - **Was anything NaN, or stuck?**
 
     A value is wrong (``!!``) if it is beyond its limit by more than its Monte Carlo error; a line
@@ -82,7 +82,7 @@ def diagnose(
     :param obj: an ``SVI``, an ``MCMC`` that has run, or an engine, as :func:`to_arviz` takes it.
     :param result: for an ``SVI`` or an engine: what ``run`` returned, a params dict, or a list of
         these. A params dict has no losses.
-    :param tuple model_args: the model's arguments; default for an ``MCMC``: those of its run.
+    :param tuple model_args: the model's arguments; an ``MCMC`` has the arguments of its run.
     :param dict model_kwargs: its keyword arguments.
     :param int num_samples: draws from a guide, per restart.
     :param int num_moves: trajectories of the Markov chain from each particle or draw; 0 leaves the

@@ -11,7 +11,8 @@ from numpyro_ext._checks import check_count
 from numpyro_ext._typing import Model
 from numpyro_ext.diagnostics._evaluate import prototype
 from numpyro_ext.diagnostics._fit import Fit, check_arguments
-from numpyro_ext.diagnostics._points import points_and_score
+from numpyro_ext.diagnostics.arviz import sites_of
+from numpyro_ext.diagnostics.context import points_and_score
 from numpyro_ext.diagnostics.full_data import full_data
 from numpyro_ext.scores.discrepancy import squared_ksd, squared_mmd
 
@@ -24,12 +25,8 @@ def _draws_of(name: str, x: Any) -> dict[str, np.ndarray] | None:
     from xarray import DataTree
 
     if isinstance(x, DataTree):
-        posterior = x["posterior"] if "posterior" in x.children else x
-        values = {
-            value.attrs.get("site", str(name)): value.transpose("chain", "draw", ...).to_numpy()
-            for name, value in posterior.data_vars.items()
-        }
-        draws = {site: value.reshape(-1, *value.shape[2:]) for site, value in values.items()}
+        sites = sites_of(x["posterior"] if "posterior" in x.children else x)
+        draws = {site: value.reshape(-1, *value.shape[2:]) for site, value in sites.items()}
     elif isinstance(x, dict):
         draws = {site: np.asarray(value) for site, value in x.items()}
     else:
@@ -74,7 +71,7 @@ def kernel_stein_discrepancy(
 
     which needs no density of the draws. Draws of a ``model`` are mapped to unconstrained space,
     where s is minus the gradient of the potential on all N data, Jacobian included. The discrepancy
-    is 0 if the draws are those of the posterior, and does not see the weights of well separated
+    is 0 if the draws have the law of the posterior, and does not see the weights of well separated
     modes. It has no absolute scale: compare two runs.
 
     **Cost:** one gradient of the model on N data per draw, and S^2 d for the pairs.
@@ -155,7 +152,7 @@ def maximum_mean_discrepancy(
     :param y: other draws, ``n`` of them, of the same kind: an array of the same d, or a
         ``DataTree`` or dict with the same sites.
     :param kernel: a kernel of :mod:`numpyro_ext.scores`; default ``RBF("median_distance")``, the
-        distance being that of x and y together.
+        distance taken over x and y together.
     :param str statistic: ``"u"`` (unbiased, may be negative) or ``"v"`` (never negative, biased
         up).
     :param int block_size: rows of pairs at a time, which bounds the memory to O((S + n) *

@@ -78,8 +78,7 @@ def evidence_bounds(
 
     in nats. ``alpha=1`` is the mean of the log weights, the ELBO; orders above 0 are lower bounds,
     0 estimates the evidence itself, orders below 0 are upper bounds (``1 - n`` is the chi upper
-    bound of order n). They do not increase in alpha. The standard error is that of the delta
-    method,
+    bound of order n). They do not increase in alpha. The standard error is by the delta method,
 
     .. math::
         \frac{\mathrm{sd}(\tilde w)}{\sqrt S\, |1 - \alpha|}, \qquad
@@ -104,8 +103,8 @@ def evidence_bounds(
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
     :param proxy: for an ``SVI`` on data of which all rows are too many: the result of
         :func:`numpyro_ext.objectives.taylor_proxy`; for rows of a ``HostArray`` one at the mean of
-        the guide, if None. Each draw is then evaluated on 1,000 rows of its own (those of a
-        minibatch, if they are more), and the noise that is left adds up to half its variance to
+        the guide, if None. Each draw is then evaluated on 1,000 rows of its own (of a
+        minibatch, if it has more), and the noise that is left adds up to half its variance to
         the distances between the bounds. An ``InferenceWarning`` says if the standard deviation
         over the run's minibatches is above 0.5 nats at the draws of the guide.
     :return: an :class:`EvidenceBounds`.
@@ -162,7 +161,7 @@ def evidence_bounds(
 
 
 def _log_weights_by(proxy: TaylorProxy, asked: FitRequest) -> np.ndarray:
-    """``(S,)`` log weights of a fit, each draw on rows of its own."""
+    """``(S,)`` log weights of a fit, each draw on other rows."""
     fit = asked.fit()
     _, key_draws = look_at_density(fit, check_key(asked.rng_key))
     on_batches = asked.obj.model

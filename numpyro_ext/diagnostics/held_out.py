@@ -9,19 +9,13 @@ import jax
 from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import (
-    BernoulliLogits,
-    BernoulliProbs,
-    CategoricalLogits,
-    CategoricalProbs,
-)
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.ops.provenance import eval_provenance
 from scipy.special import logsumexp
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.implicit import IntractableDensityError, has_density
-from numpyro_ext._model.read import Site, base_distribution, is_delta, latent_sites, sample_sites
+from numpyro_ext._model.read import base_distribution, is_delta, latent_sites, sample_sites
 from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._density import declare, density_of
@@ -34,10 +28,8 @@ from numpyro_ext.diagnostics._evaluate import (
     prototype,
 )
 from numpyro_ext.diagnostics._fit import Fit, FitRequest, check_key, predicting_fit
-from numpyro_ext.diagnostics._predicted import refuse_large
+from numpyro_ext.diagnostics._predicted import CLASSES, num_classes, refuse_large
 from numpyro_ext.diagnostics.full_data import shapes_of
-
-_ENUMERATED = BernoulliLogits, BernoulliProbs, CategoricalLogits, CategoricalProbs
 
 
 def held_out_log_likelihood(
@@ -72,7 +64,7 @@ def held_out_log_likelihood(
 
     Entries that the model leaves out, by ``dist.Normal(...).mask(seen)``, count zero. Every plate
     runs on all of its rows, which may be fewer than the minibatch of the run. A model without a
-    latent site may have noise of its own, as dropout has: each draw is one run of it.
+    latent site may draw noise by itself, as dropout does: each draw is one run of it.
 
     :param obj: an ``SVI`` or engine whose guide infers local variables from the arguments, as a
         :class:`~numpyro_ext.svae.SVAEGuide`, a :class:`~numpyro_ext.guides.FlowGuide` or a function
@@ -206,7 +198,7 @@ def _compile(fit: Fit, rng_key: Array) -> Callable[..., Iterator[Any]]:
     numbers = sum(math.prod(jnp.shape(site["value"])) for site in sample_sites(trace))
     block = max(1, BLOCK // max(1, numbers * (1 if category is None else len(category[1]))))
 
-    def log_weight(params: Params, draw: Sites | None, keys: Array) -> Array:
+    def log_weight(fit: Fit, params: Params, draw: Sites | None, keys: Array) -> Array:
         key_guide, key_model = keys
         if draw is not None:
             trace = model_trace_of(fit, params, draw, key_model)
@@ -214,25 +206,29 @@ def _compile(fit: Fit, rng_key: Array) -> Callable[..., Iterator[Any]]:
         guide_trace = guide_trace_of(fit, params, key_guide)
         drawn = _values(guide_trace)
         # A Delta is computed from these, and its rounding may differ from run to run.
-        given = {name: value for name, value in drawn.items() if not is_delta(guide_trace[name])}
+        random_values = {n: value for n, value in drawn.items() if not is_delta(guide_trace[n])}
 
         def log_densities(values: Sites, trace: Trace) -> tuple[Array, Array]:
             traces = model_trace_of(fit, params, values, key_model), trace
             log_p, log_q = (layout.sum_sites(sample_sites(t), local=True) for t in traces)
             return log_p, log_q
 
-        def at(z: Any) -> tuple[Array, Array]:
-            replaced = guide_trace_of(fit, params, key_guide, {**given, name: z})
+        def densities_at(z: Any) -> tuple[Array, Array]:
+            replaced = guide_trace_of(fit, params, key_guide, {**random_values, name: z})
             return log_densities({**drawn, name: z}, replaced)
 
         if category is None:
             log_p, log_q = log_densities(drawn, guide_trace)
         else:
             name, support = category
-            log_p, log_q = jax.tree.map(partial(jax.nn.logsumexp, axis=0), jax.vmap(at)(support))
+            log_p, log_q = jax.tree.map(
+                partial(jax.nn.logsumexp, axis=0), jax.vmap(densities_at)(support)
+            )
         return log_p - log_q
 
-    return over_draws(fit, lambda params, *_: (partial(log_weight, params), None), block, 2)
+    return over_draws(
+        fit, lambda fit, params, *_: (partial(log_weight, fit, params), None), block, 2
+    )
 
 
 def _look(
@@ -272,28 +268,23 @@ def _look(
             " model's own latent sites from distributions, such as a FlowGuide"
             f"{declare(undeclared)}."
         )
-    categories = [site for site in locals_of["guide"] if _is_category(site)]
+    categories = [
+        site
+        for site in locals_of["guide"]
+        if site["fn"].event_dim == 0 and isinstance(base_distribution(site["fn"]), CLASSES)
+    ]
     if len(categories) != 1:
         return layout, None
     (site,) = categories
+    shape, dtype = jnp.shape(site["value"]), site["value"].dtype
     with jax.ensure_compile_time_eval():
-        count = jnp.shape(site["fn"].enumerate_support(expand=False))[0]
-    return layout, (site["name"], _support_of(site, count))
+        count = num_classes(site)
+    each = np.arange(count, dtype=dtype).reshape(count, *(1,) * len(shape))
+    return layout, (site["name"], np.broadcast_to(each, (count, *shape)))
 
 
 def _values(trace: Trace) -> Sites:
     return {site["name"]: site["value"] for site in latent_sites(trace)}
-
-
-def _is_category(site: Site) -> bool:
-    return site["fn"].event_dim == 0 and isinstance(base_distribution(site["fn"]), _ENUMERATED)
-
-
-def _support_of(site: Site, count: int) -> np.ndarray:
-    """``(count, *rows)``, each category for all rows."""
-    shape = jnp.shape(site["value"])
-    each = np.arange(count, dtype=site["value"].dtype).reshape(count, *(1,) * len(shape))
-    return np.broadcast_to(each, (count, *shape))
 
 
 def log_mean_exp(log_weights: np.ndarray) -> np.ndarray:

@@ -1,15 +1,9 @@
-"""The thresholds of :func:`diagnose`, and the rules by which a value with an error is right.
+"""The thresholds of :func:`diagnose`.
 
-Those by which a running ensemble warns too are in ``scores.implied_sd``.
+The thresholds by which a running ensemble warns too are in ``scores.implied_sd``.
 """
 
-from collections.abc import Callable
 import math
-from typing import Any
-
-import numpy as np
-
-from numpyro_ext.diagnostics.table import Row
 
 TEMPERATURE = 0.1
 """Relative error of a temperature or of an implied variance that is still fine."""
@@ -17,7 +11,7 @@ DIVERGING = 0.01
 """Share of the transitions of a stochastic-gradient kernel that may be refused."""
 RHAT = 1.01
 ESS, ESS_EACH = 400, 100
-"""The limit of the effective sample size, and that of it per chain where this is less."""
+"""The limit of the effective sample size, and the limit per chain where this is less."""
 
 FALL, LOST = 0.1, 0.01
 """Nats by which the losses may still fall over the last fifth, and the share of the last ones that
@@ -73,82 +67,3 @@ def farthest(d: int) -> float:
     """The square of the distance from the center of N(0, I) in d dimensions within which nearly all
     draws lie: four standard deviations above its mean."""
     return d + 4 * math.sqrt(2 * d)
-
-
-def judged(
-    quantity: str,
-    value: float,
-    limit: str,
-    ok: bool,
-    right: str,
-    wrong: str,
-    error: float | None = None,
-) -> Row:
-    """A line with one of two verdicts."""
-    return Row(quantity, value, error, limit, ok, right if ok else wrong)
-
-
-def judged_mean(
-    quantity: str,
-    x: np.ndarray,
-    limit: str,
-    bounds: tuple[float, float],
-    allowed: float,
-    right: str,
-    wrong: Callable[[float], str],
-) -> Row:
-    """The line of the mean of ``(chain, draw)`` numbers, which may be outside of the bounds by what
-    is allowed, or by three errors; ``wrong`` makes the sentence about this mean."""
-    from arviz_stats.base.array import array_stats
-
-    x = np.asarray(x, np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mcse: Any = array_stats.mcse(x, chain_axis=0, draw_axis=1, method="mean")
-    value, error = float(np.mean(x)), float(mcse)
-    excess = max(bounds[0] - value, value - bounds[1])
-    if math.isfinite(value) and math.isnan(error):
-        verdict = "not judged: the Monte Carlo error needs 4 draws of each chain; draw more."
-        return Row(quantity, value, None, limit, None, verdict, True)
-    if allowed < excess <= 3 * error and error > allowed:
-        verdict = (
-            "not judged: the value is outside of its limits by less than three Monte Carlo errors;"
-            " draw more."
-        )
-        return Row(quantity, value, error, limit, None, verdict, True)
-    ok = not (excess > allowed and excess > 3 * error) and math.isfinite(value)
-    return Row(quantity, value, error, limit, ok, right if ok else wrong(value), True)
-
-
-def decide(
-    values: np.ndarray, errors: np.ndarray, limits: tuple[float, float], known: float
-) -> tuple[bool | None, int]:
-    """Whether all numbers are right, one of them is wrong, or they are not judged; and the one that
-    says so.
-
-    - **Wrong**: a number is beyond a limit by more than its error, and off by more than the error
-      that the largest of so many has by chance.
-    - **Right**: there are numbers, and all are within the limits and known.
-    - **Not judged** (None) otherwise. An error of 0 or NaN is no evidence: it comes from chains
-      that are stuck, or from a mean that a few outliers dominate.
-
-    :param values: ``(n,)`` distances from what is right; NaN for numbers that say nothing.
-    :param limits: one below 0, one above.
-    :param known: the largest error of a number that is known.
-    """
-    some = ~np.isnan(values)
-    if not np.any(some):
-        return None, 0
-    with np.errstate(invalid="ignore"):
-        errors = np.where(errors > 0, errors, np.inf)
-        by_chance = (1 + math.sqrt(2 * math.log(len(values)))) * errors
-        surely = some & (np.abs(values) > by_chance)
-        beyond = np.maximum((values + errors) / limits[0], (values - errors) / limits[1])
-        beyond = np.where(surely, beyond, -np.inf)
-        distance = np.where(some, np.maximum(values / limits[0], values / limits[1]), -np.inf)
-    if np.max(beyond) > 1:
-        return False, int(np.argmax(np.where(beyond > 1, distance, -np.inf)))
-    if np.max(distance) > 1:
-        return None, int(np.argmax(distance))
-    if np.max(errors[some]) > known:
-        return None, int(np.argmax(np.where(some, errors, -np.inf)))
-    return True, int(np.argmax(distance))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 import re
 import textwrap
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,16 @@ import numpy as np
 
 from numpyro_ext._checks import check_count
 from numpyro_ext.diagnostics._fit import FitArguments
+from numpyro_ext.diagnostics.arviz import dims_of, sites_of
 from numpyro_ext.diagnostics.calibration import Calibration
-from numpyro_ext.diagnostics.checks.chains import AGREEMENT
-from numpyro_ext.diagnostics.checks.weights import KHAT
+from numpyro_ext.diagnostics.checks.chains import AGREEMENT, Agreement, compare_chains
+from numpyro_ext.diagnostics.checks.losses import losses_of
+from numpyro_ext.diagnostics.checks.moves import MovedGroup, move_groups
+from numpyro_ext.diagnostics.checks.weights import KHAT, WeightSummary, weigh_draws
 from numpyro_ext.diagnostics.classification import bins_of, error_of, probs_and_labels
 from numpyro_ext.diagnostics.comparison import MEAN, SD
+from numpyro_ext.diagnostics.context import FitContext
+from numpyro_ext.diagnostics.full_data import shapes_of
 from numpyro_ext.diagnostics.limits import RHAT
 from numpyro_ext.diagnostics.table import Diagnosis
 
@@ -27,6 +32,35 @@ GRID = 80
 """Points of a contour along each axis."""
 MARGIN = 0.15
 """Share of the range of the particles that is left free around them."""
+_SHOWN, _WITH_DRAWS = 10, 3
+"""The largest number of numbers with a line of their own, and with their draws."""
+_DRAWS = 2000
+"""Draws of a number that are kept for its picture."""
+
+
+class MovedNumbers(NamedTuple):
+    """The numbers that exact moves change most, the worst one first."""
+
+    names: list[str]
+    values: np.ndarray
+    """``(4, k)`` shifts and their errors, ratios of sds and their errors."""
+    limits: tuple[float, float]
+    farthest: float
+    draws: dict[str, tuple[np.ndarray, np.ndarray]]
+    """Draws of a few of them, ``(m,)``, and moved ones, ``(n,)``."""
+
+
+class DiagnosisPlotData(NamedTuple):
+    """The parts of a picture; None, or empty, where a fit does not have one."""
+
+    moved: MovedNumbers | None
+    weights: WeightSummary | None
+    """The log weights, and the fit to their tail."""
+    losses: list[np.ndarray]
+    """The losses of each restart."""
+    chains: Agreement | None
+    dims: dict[str, tuple[list[str], tuple[int, ...]]]
+    """The names of the axes of each site, and their lengths."""
 
 
 def _pyplot() -> Any:
@@ -48,8 +82,51 @@ def _axes(ax: Any) -> Any:
     return _pyplot().subplots(figsize=(4.5, 4.5), layout="constrained")[1]
 
 
-def plot_diagnosis(diagnosis: Diagnosis, panels: Sequence[str] | None = None) -> "dict[str, Axes]":
-    """What :func:`diagnose` has found, as a picture: a title is red where its line is wrong.
+def plot_data_of(context: FitContext) -> DiagnosisPlotData:
+    """The arrays of a picture, which the checks of a context have computed."""
+    groups = [group for group in move_groups(context) if isinstance(group, MovedGroup)]
+    weights = weigh_draws(context) if context.kind == "guide" else None
+    if weights is not None:
+        weights = None if weights.fit is None else weights._replace(usable=None)
+    losses = losses_of(context) if context.kind == "guide" else []
+    several = context.kind == "chains" or len(context.fit.params) > 1
+    chains = compare_chains(context) if several and context.kind != "particles" else None
+    chains = chains if chains is not None and chains.names else None
+    fit = context.fit
+    trace = {} if fit.model is None else shapes_of(fit.model, fit.args, fit.kwargs)
+    sites = {n: s for n, s in trace.items() if s["type"] in ("sample", "deterministic")}
+    dims = {name: (dims_of(site), np.shape(site["value"])) for name, site in sites.items()}
+    moved = _worst_numbers(groups) if groups else None
+    return DiagnosisPlotData(moved, weights, losses, chains, dims)
+
+
+def _worst_numbers(groups: list[MovedGroup]) -> MovedNumbers:
+    """The worst numbers of all groups."""
+    values, first = np.concatenate([group.values for group in groups], 1), groups[0]
+    numbers = [(group, k) for group in groups for k in range(len(group.moved.ratio))]
+    low, high = np.log(first.limits)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log = np.log(values[2])
+    beyond = np.where(log < 0, log / low, log / high), np.abs(values[0]) / first.farthest
+    worst = np.argsort(-np.max(np.nan_to_num(beyond, nan=0.0), 0), kind="stable")[:_SHOWN]
+    worst = worst[~np.isnan(values[::2, worst]).all(0)]
+    draws = {}
+    for group, k in (numbers[i] for i in worst[:_WITH_DRAWS]):
+        if group.moved.after is not None:
+            before, after = group.moved.before[:, k], group.moved.after[..., k].ravel()
+            draws[group.name(k)] = tuple(
+                np.asarray(x[:: max(1, len(x) // _DRAWS)]) for x in (before, after)
+            )
+    names = [numbers[i][0].name(numbers[i][1]) for i in worst]
+    return MovedNumbers(names, values[:, worst], first.limits, first.farthest, draws)
+
+
+def plot_diagnosis(
+    diagnosis: Diagnosis,
+    panels: Sequence[str] | None = None,
+    coords: Mapping[str, Sequence[Any]] | None = None,
+) -> "dict[str, Axes]":
+    """A picture of what :func:`diagnose` has computed; a title is red where its line is wrong.
 
     A panel that the fit has nothing for is left out:
 
@@ -67,6 +144,8 @@ def plot_diagnosis(diagnosis: Diagnosis, panels: Sequence[str] | None = None) ->
 
     :param diagnosis: what :func:`diagnose` returned, with the moves for the panels that need them.
     :param panels: the names of the panels to draw; default: all that there are.
+    :param coords: labels by plate, as :func:`to_arviz` takes them, so that number 3 of a site in
+        the plate ``hospital`` is called ``effect[Leeds]`` and not ``effect[3]``.
     :return: the axes by the name of their panel; nothing is shown or saved.
     :raises ImportError: matplotlib is not installed.
 
@@ -78,7 +157,7 @@ def plot_diagnosis(diagnosis: Diagnosis, panels: Sequence[str] | None = None) ->
     ['means', 'sds', 'weights', 'losses', 'y', 'x']
     >>> axes["means"].figure.savefig("diagnosis.png")                     # doctest: +SKIP
     """
-    drawn = _panels(diagnosis)
+    drawn = _panels(diagnosis, coords or {})
     wanted = list(drawn) if panels is None else list(panels)
     if not wanted or not set(wanted) <= set(drawn):
         raise ValueError(f"this diagnosis has the panels {list(drawn)}; diagnose the fit itself.")
@@ -107,25 +186,52 @@ def plot_diagnosis(diagnosis: Diagnosis, panels: Sequence[str] | None = None) ->
     return axes
 
 
-def _panels(diagnosis: Diagnosis) -> dict[str, tuple[Callable[[Any], None], str]]:
+def _panels(
+    diagnosis: Diagnosis, coords: Mapping[str, Sequence[Any]]
+) -> dict[str, tuple[Callable[[Any], None], str]]:
     """How each panel is drawn, and the quantity of the line that is its title."""
     panels: dict[str, tuple[Callable[[Any], None], str]] = {}
     if (data := diagnosis.plot_data) is None:
         return panels
+    axes = [axis for site in data.dims.values() for axis in zip(*site, strict=True)]
+    sizes = dict(axes)
+    for dim, labels in coords.items():
+        if len(labels) != sizes.get(dim):
+            raise ValueError(
+                f"coords has {len(labels)} labels for '{dim}', but the dimensions of the sites are"
+                f" {sizes}."
+            )
+    label = partial(_labelled, dims=data.dims, coords=coords)
     if (moved := data.moved) is not None:
+        names = [label(name) for name in moved.names]
         shift, shift_error, ratio, error = moved.values
         band = -moved.farthest, moved.farthest
-        panels["means"] = partial(_dots, moved.names, shift, shift_error, band, 0.0), MEAN
-        panels["sds"] = partial(_dots, moved.names, ratio, error, moved.limits, 1.0), SD
+        panels["means"] = partial(_dots, names, shift, shift_error, band, 0.0), MEAN
+        panels["sds"] = partial(_dots, names, ratio, error, moved.limits, 1.0), SD
     if data.weights is not None:
         panels["weights"] = partial(_tail, data.weights), KHAT
     if data.losses:
         panels["losses"] = partial(_losses, data.losses), "change of the loss"
     if data.chains is not None:
-        panels["chains"] = partial(_chains, data.chains), AGREEMENT
+        panels["chains"] = partial(_chains, data.chains, label), AGREEMENT
     for name, both in moved.draws.items() if moved is not None else ():
-        panels[name] = partial(_posterior, name, *both), ""
+        panels[label(name)] = partial(_posterior, label(name), *both), ""
     return panels
+
+
+def _labelled(
+    name: str,
+    dims: dict[str, tuple[list[str], tuple[int, ...]]],
+    coords: Mapping[str, Sequence[Any]],
+) -> str:
+    """The name of a number, ``site[k]``, with the labels of its place among the coordinates."""
+    match = re.fullmatch(r"(.+?)\[(\d+)\](.*)", name)
+    axes, shape = dims.get(match[1], ([], ())) if match else ([], ())
+    if match is None or not any(dim in coords for dim in axes):
+        return name
+    place = map(int, np.unravel_index(int(match[2]), shape))
+    labels = (str(coords[d][i] if d in coords else i) for d, i in zip(axes, place, strict=True))
+    return f"{match[1]}[{', '.join(labels)}]{match[3]}"
 
 
 def _dots(
@@ -187,13 +293,15 @@ def _losses(losses: list[np.ndarray], ax: Any) -> None:
         ax.set_ylim(low - room, high + room)
 
 
-def _chains(chains: Any, ax: Any) -> None:
+def _chains(chains: Agreement, label: Callable[[str], str], ax: Any) -> None:
     ax.plot(chains.ess, chains.rhat, "o", ms=4)
     ax.axhline(RHAT, color="C3", linewidth=1)
     if np.any(np.isfinite(chains.rhat)):
         worst = int(np.nanargmax(chains.rhat))
         where = chains.ess[worst], chains.rhat[worst]
-        ax.annotate(chains.names[worst], where, (4, 4), textcoords="offset points", fontsize=8)
+        ax.annotate(
+            label(chains.names[worst]), where, (4, 4), textcoords="offset points", fontsize=8
+        )
     ax.set(xscale="log", xlabel="effective sample size", ylabel="R-hat")
     ax.tick_params(which="minor", labelbottom=False)
 
@@ -357,12 +465,10 @@ def _last_state(draws: Any) -> dict[str, np.ndarray]:
         return {str(name): np.asarray(x) for name, x in draws.items()}
     tree: Any = draws
     is_ensemble = tree.attrs.get("inference_method") == "particles" and "kernel" in tree.attrs
-    sites = {}
-    for name, value in tree["posterior"].data_vars.items():
-        x = value.transpose("chain", "draw", ...).to_numpy()
-        site = value.attrs.get("site", str(name))
-        sites[site] = x[:, -1] if is_ensemble else x.reshape(-1, *x.shape[2:])
-    return sites
+    return {
+        site: x[:, -1] if is_ensemble else x.reshape(-1, *x.shape[2:])
+        for site, x in sites_of(tree["posterior"]).items()
+    }
 
 
 def _coordinate(sites: Mapping[str, Any], name: str, num_axes: int) -> np.ndarray:

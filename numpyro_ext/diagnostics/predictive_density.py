@@ -29,8 +29,8 @@ def log_predictive_density(
         \text{pointwise:}\quad \frac1N \sum_{n=1}^N \log \frac1S \sum_{s=1}^S e^{l_{sn}},
         \qquad \text{joint:}\quad \frac1N \log \frac1S \sum_{s=1}^S e^{\sum_n l_{sn}}.
 
-    The pointwise density scores each row alone, as it is predicted in use; the joint one scores all
-    rows together, under one :math:`\theta`. They agree for S = 1, and neither is always the larger.
+    The pointwise density scores each row alone, as rows are predicted in use; the joint one scores
+    them together, under one :math:`\theta`. They agree for S = 1, and neither is always the larger.
     Published tables of Bayesian neural networks mix the two: say which one you quote.
 
     **Biased downwards**, since it is the log of a mean over draws: the pointwise density little

@@ -50,7 +50,7 @@ class RegressionScores(NamedTuple):
     rmse: float
     """Root mean squared error of the mean prediction, in the unit of the observations."""
     rmse_of_constant: float
-    """That of the mean of these observations."""
+    """The RMSE of the mean of these observations."""
     log_density: float
     """Mean over rows of the log predictive density, pointwise, in nats."""
     log_density_error: float
@@ -116,7 +116,7 @@ class ClassificationScores(NamedTuple):
     accuracy: float
     """Share of the observations in the class of the highest probability."""
     accuracy_of_constant: float
-    """That of the most frequent class of these observations."""
+    """The accuracy of the most frequent class of these observations."""
     log_density: float
     """Mean over rows of the log probability of the observation, pointwise, in nats."""
     log_density_error: float
@@ -124,11 +124,11 @@ class ClassificationScores(NamedTuple):
     joint_log_density: float
     """The joint one, in nats per row."""
     log_density_of_constant: float
-    """That of the shares of the classes among these observations."""
+    """The log density of the shares of the classes among these observations."""
     brier: float
     """:func:`brier_score`."""
     brier_of_constant: float
-    """That of the shares of the classes among these observations."""
+    """The score of the shares of the classes among these observations."""
     calibration_error: float
     """:func:`expected_calibration_error` in 15 bins."""
     perfect_calibration_error: float
@@ -184,19 +184,19 @@ def predictive_scores(
     Of **numbers and counts**, with the mean :math:`\mu_s`, variance :math:`v_s` and cdf
     :math:`F_s` of :math:`p_s`:
 
-    - the RMSE of :math:`\bar\mu = \frac1S \sum_s \mu_s`, beside that of the mean of these
-      observations;
+    - the RMSE of :math:`\bar\mu = \frac1S \sum_s \mu_s`, beside the RMSE of the mean of
+      these observations;
     - the log density, pointwise and joint (:func:`log_predictive_density`), beside
       :func:`gaussian_log_density_bound` of the RMSE. Both in the unit of the observations: the log
       density of y / c is higher by log c;
     - the shares of the observations in the central 50 % and 90 % intervals, by :math:`u_n =
       \frac1S \sum_s F_s(y_n)`, beside the level and its standard error for independent rows;
-    - the calibration error (:func:`regression_calibration`), beside that of a perfect model;
+    - the calibration error (:func:`regression_calibration`), beside the error of a perfect model;
     - the predictive sd, whose square is the mean over rows of :math:`\frac1S \sum_s v_s` (noise)
       plus the variance of :math:`\mu_s` over draws (the network).
 
-    Of **classes**: accuracy, log density and :func:`brier_score`, beside those of the most frequent
-    class and of the shares of the classes among these observations;
+    Of **classes**: accuracy, log density and :func:`brier_score`, beside the same of the most
+    frequent class and of the shares of the classes among these observations;
     :func:`expected_calibration_error`, beside its mean where the labels are drawn from the
     predicted probabilities themselves; the entropy of the prediction with its aleatoric and
     epistemic part (:func:`predictive_uncertainty`).
@@ -207,8 +207,8 @@ def predictive_scores(
     rows; entries that a mask leaves out are left out here. A latent site of each row is refused,
     because it would be inferred from the observation; use :func:`held_out_log_likelihood` for it.
 
-    **A network with its own dropout layers and no latent site** is passed as it is, with its
-    ``SVI`` and an empty guide: each draw is one run of the model with a mask of its own. For
+    **A network with its own dropout layers and no latent site** is passed with its ``SVI``
+    and an empty guide: each draw is one run of the model with another mask. For
     anything else that predicts, such as a linearised network, pass the distribution of the
     observations, with the draws on its first axis, and ``y``.
 

@@ -16,21 +16,18 @@ from numpyro_ext.diagnostics._density import declare
 from numpyro_ext.diagnostics._evaluate import Prototype, evaluator, prototype
 from numpyro_ext.diagnostics._fit import Fit, FitRequest, check_key
 from numpyro_ext.diagnostics._target import by_proxy, proxy_of
+from numpyro_ext.diagnostics.limits import NO_DENSITY
 
 INSTEAD = (
     "judge its draws with kernel_stein_discrepancy or, against draws of the posterior, with"
     " maximum_mean_discrepancy"
 )
-
-
-_EQUAL, _DIFFERENT = 1e-5, 0.1
-"""Differences of log weights that are always, or never, taken for rounding."""
-_FEWEST = 25
+FEWEST = 25
 """The least number of weights to whose tail a shape is fitted."""
 _IN_TAIL = 5
 """The least number of the largest weights that have a shape."""
-_LOST = 0.1
-"""A warning says if a larger share of the draws has weight 0."""
+_EQUAL, _DIFFERENT = 1e-5, 0.1
+"""Differences of log weights that are always, or never, taken for rounding."""
 
 
 class ParetoKhat(NamedTuple):
@@ -42,7 +39,7 @@ class ParetoKhat(NamedTuple):
     threshold: float
     """Largest khat at which the weights of this many draws are of use."""
     log_weights: np.ndarray
-    """``(S, *units)`` smoothed weights as logs; those of a unit sum to 1."""
+    """``(S, *units)`` smoothed weights as logs; the weights of a unit sum to 1."""
 
     def __repr__(self) -> str:
         draws, *units = self.log_weights.shape
@@ -90,11 +87,11 @@ def pareto_khat(
 
     The estimate depends only on draws of q, so a mode that q misses costs nothing. It is reliable
     from S of about 500. Weights that are tied with the least one of the tail are left out of it, as
-    those of a discrete guide often are. Where no tail is left, the weights are bounded: then it is
+    many of a discrete guide are. Where no tail is left, the weights are bounded: then it is
     ``-inf``, or ``inf`` if a single draw has more than :math:`1 / \\sqrt S` of the weight. Draws of
     weight 0 do not enter, and an ``InferenceWarning`` says if they are more than a tenth.
 
-    The densities are those of the model on all data (see :func:`full_data`).
+    The densities belong to the model on all data (see :func:`full_data`).
 
     :param obj: ``(S,)`` or ``(S, *units)`` log weights, *not negated* (ArviZ's ``psislw`` expects
         the sign of LOO); or a ``DataTree`` of :func:`to_arviz`; or an ``SVI`` or engine. Chains and
@@ -124,14 +121,10 @@ def pareto_khat(
     """
     asked = FitRequest(obj, result, model_args, model_kwargs, num_samples, rng_key)
     log_w = log_weights_of(asked, proxy_of(obj, proxy))
-    if not np.issubdtype(log_w.dtype, np.floating):
-        log_w = log_w.astype(float)
-    precision = np.finfo(log_w.dtype).eps
-    log_w = log_w.astype(np.float64)
     size = log_w.shape[0] if log_w.ndim else 1
-    if size < _FEWEST:
+    if size < FEWEST:
         raise ValueError(
-            f"there are {size} log weights; the tail fit needs at least {_FEWEST}, and is reliable"
+            f"there are {size} log weights; the tail fit needs at least {FEWEST}, and is reliable"
             " from about 500."
         )
     if np.any(np.isnan(log_w) | (log_w == np.inf)):
@@ -139,20 +132,32 @@ def pareto_khat(
             "a log weight is NaN or +inf; the guide leaves the support of the model, or the fit"
             " diverged."
         )
-    smoothed = np.empty_like(log_w)
-    khat = np.empty(log_w.shape[1:])
-    for unit in np.ndindex(khat.shape):
-        column = (slice(None), *unit)
-        khat[unit], smoothed[column] = _fit_tail(log_w[column], precision)
+    if not np.all(np.any(log_w > -np.inf, 0)):
+        raise ValueError("every log weight is -inf; no draw has a density under the model.")
     there = np.min(np.sum(log_w > -np.inf, 0))
-    if there < (1 - _LOST) * size:
+    if there < (1 - NO_DENSITY) * size:
         message = (
             f"{size - there:,} of {size:,} draws have weight 0: so much of the guide is where the"
-            " model has no density, and khat is that of the others; use a guide on the support of"
-            " the model."
+            " model has no density, and khat describes the other draws; use a guide on the support"
+            " of the model."
         )
         warnings.warn(InferenceWarning(message), stacklevel=2)
-    threshold = float(min(1 - 1 / np.log10(max(there, _FEWEST)), 0.7))
+    return fit_tails(log_w)
+
+
+def fit_tails(log_w: np.ndarray) -> ParetoKhat:
+    """The shapes of the tails of ``(S, *units)`` log weights, which are finite or -inf."""
+    if not np.issubdtype(log_w.dtype, np.floating):
+        log_w = log_w.astype(float)
+    precision = np.finfo(log_w.dtype).eps
+    log_w = log_w.astype(np.float64)
+    smoothed, khat = np.full_like(log_w, -np.inf), np.empty(log_w.shape[1:])
+    for unit in np.ndindex(khat.shape):
+        column = log_w[(slice(None), *unit)]
+        there = column > -np.inf
+        khat[unit], smoothed[(there, *unit)] = _fit_tail(column[there], precision)
+    fewest = max(np.min(np.sum(log_w > -np.inf, 0)), FEWEST)
+    threshold = float(min(1 - 1 / np.log10(fewest), 0.7))
     return ParetoKhat(khat if khat.ndim else float(khat), threshold, smoothed)
 
 
@@ -169,19 +174,10 @@ def _tail_of(num_draws: int) -> int:
 
 
 def _fit_tail(log_w: np.ndarray, precision: float) -> tuple[float, np.ndarray]:
-    """``(khat, smoothed log weights)`` of ``(S,)`` weights; draws of weight 0 do not enter."""
-    there = log_w > -np.inf
-    if not there.any():
-        raise ValueError("every log weight is -inf; no draw has a density under the model.")
-    smoothed = np.full(log_w.shape, -np.inf)
-    khat, smoothed[there] = _fit_positive(log_w[there], precision)
-    return khat, smoothed
-
-
-def _fit_positive(log_w: np.ndarray, precision: float) -> tuple[float, np.ndarray]:
+    """``(khat, smoothed log weights)`` of ``(S,)`` finite log weights."""
     shifted = log_w - log_w.max()
     raw = shifted - np.log(np.sum(np.exp(shifted)))
-    if log_w.size < _FEWEST:  # nearly all draws are lost
+    if log_w.size < FEWEST:  # nearly all draws are lost
         return np.inf, raw
     # Rounding in log p and log q, which are about as large as their difference or larger. Weights
     # that differ by a tenth are not called equal, however large their logarithms are.

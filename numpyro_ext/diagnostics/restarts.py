@@ -25,7 +25,7 @@ def restarts(
     vectorized: bool = False,
     **kwargs: Any,
 ) -> list[Any]:
-    r"""Run one fit R times from starts of their own, each with its own guide and key.
+    r"""Run one fit R times, each time with a new guide, key and start.
 
     Run r is ``make_svi().run(keys[r], num_steps, *args, **kwargs)`` with ``keys = split(rng_key,
     R)``. NumPyro's automatic guides keep the start that they found in their first run, so one
@@ -39,9 +39,9 @@ def restarts(
 
     **It fails** to find an optimum that no start leads to: runs that agree do not show that there
     is no other. It costs R times one run, compilation included. ``vectorized=True`` compiles once,
-    and takes a step of all R runs together by :func:`jax.vmap`; the numbers are those of runs one
-    after the other, up to rounding. Small dense networks gain most. Convolutions under ``vmap``
-    become grouped ones, which are slow on CPUs.
+    and takes a step of all R runs together by :func:`jax.vmap`; the numbers are the same as in
+    runs one after the other, up to rounding. Small dense networks gain most. Convolutions under
+    ``vmap`` become grouped ones, which are slow on CPUs.
 
     :param make_svi: a function of no argument that makes an ``SVI`` (or an engine with ``run``)
         with a **new** guide.
@@ -50,7 +50,7 @@ def restarts(
     :param int num_steps: steps of each run.
     :param args: the arguments of the model.
     :param bool vectorized: whether all runs take their steps together (of an ``SVI`` only).
-    :param kwargs: its keyword arguments, and those of ``run``, such as ``progress_bar``.
+    :param kwargs: its keyword arguments, and options of ``run``, such as ``progress_bar``.
     :return: a list of R results of ``run``.
 
     **References**

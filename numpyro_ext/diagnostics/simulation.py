@@ -89,7 +89,7 @@ def simulation_based_calibration(
 
     for each number among the latent sites. If q is the posterior, the ranks :math:`r_i` are uniform
     on 0, ..., L (ties are broken at random). ``pit`` is :math:`(r_i + U_i) / (L + 1)` with
-    :math:`U_i` uniform, and ``p_values`` are those of the chi-square test of ``pit`` in
+    :math:`U_i` uniform, and ``p_values`` come from the chi-square test of ``pit`` in
     :math:`\min(20, I // 5)` equal bins. A test of the ranks themselves in bins that hold different
     numbers of ranks would refuse the exact posterior.
 
@@ -187,7 +187,7 @@ class _Ranked(NamedTuple):
 
 
 def _stacked(fits: list[_Ranked]) -> _Ranked:
-    """The ranks of one fit each as those of all fits, ``(I, *site)``."""
+    """The ranks of all fits together, ``(I, *site)``."""
     return _Ranked(*(np.stack(x) for x in zip(*fits, strict=True)))
 
 

@@ -1,6 +1,7 @@
 """Fits that are repeated on simulated data: of a guide, of a Markov chain, of an engine."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -10,7 +11,7 @@ from numpyro.infer import HMCECS, MCMC, SVI
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._model.arguments import split_arguments
+from numpyro_ext._model.arguments import Arguments, split_arguments
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.read import latent_sites, trace_of
 from numpyro_ext._numpyro import posterior_guide
@@ -22,30 +23,27 @@ Fit = Callable[[Any, Model, tuple, dict[str, Any]], dict[str, Any]]
 """``fit(rng_key, model, args, kwargs)`` to draws ``{site: (S, ...)}`` of the latent sites."""
 
 
-class _Compiled:
-    """A fit as one compiled program of the key and the arrays; run as it is where it looks at
-    numbers."""
+def _compiled(run: Callable[..., Sites], name: str) -> Fit:
+    """A fit as one compiled program of the key and the arrays, which is left out from the first
+    time on that it looks at numbers."""
 
-    def __init__(self, run: Callable[..., Sites], name: str) -> None:
-        self._run, self.__name__ = run, name
-        self._key: Any = None
-        self._program: Callable[..., Any] | None = None
+    @partial(jax.jit, static_argnums=(1, 2))
+    def program(rng_key: Array, model: Model, static: Arguments, arrays: list[Array]) -> Sites:
+        return run(rng_key, model, *static.whole(arrays))
 
-    def __call__(self, rng_key: Array, model: Model, args: tuple, kwargs: dict[str, Any]) -> Sites:
-        static, arrays = split_arguments(args, kwargs)
-        if self._key != (model, static):
-            self._key = model, static
+    compiles = True
 
-            def run(rng_key: Array, arrays: list[Array]) -> Sites:
-                return self._run(rng_key, model, *static.whole(arrays))
-
-            self._program = jax.jit(run)
-        if self._program is not None:
+    def fit(rng_key: Array, model: Model, args: tuple, kwargs: dict[str, Any]) -> Sites:
+        nonlocal compiles
+        if compiles:
             try:
-                return self._program(rng_key, arrays)
+                return program(rng_key, model, *split_arguments(args, kwargs))
             except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
-                self._program = None
-        return self._run(rng_key, model, args, kwargs)
+                compiles = False
+        return run(rng_key, model, args, kwargs)
+
+    fit.__name__ = name
+    return fit
 
 
 def fit_svi(
@@ -58,9 +56,9 @@ def fit_svi(
 ) -> Fit:
     r"""A fit by ``SVI``, for :func:`simulation_based_calibration`.
 
-    Each data set gets a guide of its own by ``guide(model)``. The fit is ``num_steps`` of
-    ``svi.update``, and its draws are those of the guide, on all rows: one compiled program, of
-    which the data are an argument.
+    Each data set gets its own guide by ``guide(model)``. The fit is ``num_steps`` of
+    ``svi.update``, and its draws are made by the guide on all rows: one compiled program, of which
+    the data are an argument.
 
     A guide that is a function is called with the arguments of the model, with the simulated data in
     place of the given ones. If the model makes its data out of an argument (as by
@@ -95,7 +93,7 @@ def fit_svi(
         params = svi.get_params(state)
         return _draws(key_draws, made, params, args, kwargs, num_draws)
 
-    return _Compiled(run, "fit_svi")
+    return _compiled(run, "fit_svi")
 
 
 def fit_mcmc(make_kernel: Callable[[Model], Any], num_warmup: int, num_samples: int) -> Fit:
@@ -138,7 +136,7 @@ def fit_mcmc(make_kernel: Callable[[Model], Any], num_warmup: int, num_samples: 
         mcmc.run(rng_key, *args, **kwargs)
         return cast(Sites, mcmc.get_samples())
 
-    return _Compiled(run, "fit_mcmc")
+    return _compiled(run, "fit_mcmc")
 
 
 def fit_engine(
@@ -170,7 +168,7 @@ def fit_engine(
     def draws(rng_key: Array, params: Params, args: tuple, kwargs: dict[str, Any]) -> Sites:
         return _draws(rng_key, made["engine"].guide, params, args, kwargs, num_draws)
 
-    draw = _Compiled(lambda key, _, args, kwargs: draws(key, args[0], args[1:], kwargs), "draws")
+    draw = _compiled(lambda key, _, args, kwargs: draws(key, args[0], args[1:], kwargs), "draws")
 
     def fit(rng_key: Any, model: Model, args: tuple, kwargs: dict[str, Any]) -> Sites:
         if made.get("model") is not model:
@@ -208,10 +206,10 @@ def _draws(
     rng_key: Array, guide: Any, params: Params, args: tuple, kwargs: dict[str, Any], size: int
 ) -> Sites:
     """Draws of the guide on all rows, ``{site: (size, ...)}``."""
-    whole, (known,) = posterior_guide(guide, [params], args, kwargs, every_row)
+    whole, (params,) = posterior_guide(guide, [params], args, kwargs, every_row)
 
     def draw(rng_key: Array) -> Sites:
-        fn = seed(substitute(on_all_rows(whole), data=known), rng_key)
+        fn = seed(substitute(on_all_rows(whole), data=params), rng_key)
         return {site["name"]: site["value"] for site in latent_sites(trace_of(fn, args, kwargs))}
 
     return jax.vmap(draw)(random.split(rng_key, size))

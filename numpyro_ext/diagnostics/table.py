@@ -5,11 +5,8 @@ from dataclasses import dataclass, field
 import math
 import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
-import warnings
 
 import numpy as np
-
-from numpyro_ext._checks import InferenceWarning
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,6 +50,19 @@ class Row(NamedTuple):
             digits = 1 + math.floor(math.log10(abs(self.value)))
             digits = max(4, digits - math.floor(math.log10(abs(self.error))))
         return f"{shown(self.value, digits)} +- {shown(self.error, 2)}"
+
+
+def judged(
+    quantity: str,
+    value: float,
+    limit: str,
+    ok: bool,
+    right: str,
+    wrong: str,
+    error: float | None = None,
+) -> Row:
+    """A line with one of two verdicts."""
+    return Row(quantity, value, error, limit, ok, right if ok else wrong)
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,17 +147,6 @@ def in_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """A line for each row, with its cells as wide as the widest of their column."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(x.ljust(n) for x, n in zip(row, widths, strict=True)) for row in rows]
-
-
-def warn_of(rows: list[Row], stacklevel: int) -> None:
-    """An :class:`InferenceWarning` of one sentence for every line that is wrong."""
-    for row in rows:
-        if row.ok is False:
-            warnings.warn(
-                f"the {row.quantity} is {row.shown} (limit {row.limit}): {row.verdict}",
-                InferenceWarning,
-                stacklevel=stacklevel + 1,
-            )
 
 
 def equally_spaced(size: int, most: int) -> np.ndarray:

@@ -97,15 +97,3 @@ def test_bad_input(probs, labels, sentence):
     for score in (brier_score, expected_calibration_error, reliability_bins):
         with pytest.raises(ValueError, match=sentence):
             score(probs, labels)
-
-
-def test_true_probabilities_have_the_best_brier_score():
-    """Exactly, in the mean over labels."""
-    rng = np.random.default_rng(1)
-    truth, other = rng.dirichlet(np.ones(3), 20), rng.dirichlet(np.ones(3), 20)
-
-    def expected(p):
-        each = [np.sum((p - np.eye(3)[c]) ** 2, 1) for c in range(3)]
-        return np.mean(np.sum(truth * np.stack(each, 1), 1))
-
-    assert expected(truth) < expected(other)

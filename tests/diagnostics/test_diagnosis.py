@@ -18,8 +18,8 @@ import pytest
 
 from numpyro_ext.diagnostics import Diagnosis, InferenceWarning, diagnose, to_arviz
 from numpyro_ext.diagnostics.checks.losses import loss_row
+from numpyro_ext.diagnostics.checks.temperature import row_of_mean
 from numpyro_ext.diagnostics.comparison import MEAN, SD, SHAPES
-from numpyro_ext.diagnostics.limits import judged_mean
 from numpyro_ext.diagnostics.table import MOST_ROWS, Row, merge_rows, shorten
 from numpyro_ext.mcmc import SGHMC, Settings
 from numpyro_ext.particles import SVGD, AutoParticles
@@ -166,7 +166,7 @@ def test_a_level_outside_of_its_limit_by_less_than_its_error_is_not_judged(mean,
     """The error of n independent values is their sd over the root of n; 3 draws have none."""
     x = np.random.default_rng(0).lognormal(0, spread, (2, num))
     x = mean * x / np.mean(x)
-    found = judged_mean("x", x, "1", (1.0, 1.0), 0.1, "right.", lambda value: "wrong.")
+    found = row_of_mean("x", x, "1", (1.0, 1.0), 0.1, "right.", lambda value: "wrong.")
     assert found.ok is ok and found.value == pytest.approx(mean)
     if num > 3:
         assert found.error == pytest.approx(np.std(x) / x.size**0.5, rel=0.3)

@@ -17,8 +17,8 @@ from scipy.special import ndtri
 
 from numpyro_ext._model.modes import Mode, Modes, Problem
 from numpyro_ext.diagnostics import diagnose
-from numpyro_ext.diagnostics._crossing import least_crossing
 from numpyro_ext.diagnostics.checks.chains import AGREEMENT
+from numpyro_ext.diagnostics.checks.missing_modes import least_crossing
 from numpyro_ext.diagnostics.checks.modes import SHARES_OF_MODES as SHARE
 from numpyro_ext.diagnostics.comparison import SD
 from numpyro_ext.guides import AutoRealNVPNormal
@@ -201,6 +201,14 @@ def test_a_guide_that_did_not_search_is_compared_with_the_modes_of_a_search(shar
     row = rows_of(found)[SHARE]
     assert row.value == pytest.approx((share / (1 - share)) ** 0.5, abs=0.02)
     assert row.ok is (share < 0.03) and wrong(found) == ([] if row.ok else [SHARE]), found
+
+
+@pytest.mark.slow
+def test_a_mode_that_no_search_from_near_0_finds_is_told_of():
+    """The modes are at (3, -200) and (5, -170); all draws are at the first, as searches from 0."""
+    first = {"z": (drawn.LOCS[0], drawn.SDS[0])}
+    row = rows_of(diagnose(drawn.drawing(drawn.two_modes, first), {}, model_args=(0.2,)))[SHARE]
+    assert row.ok is False and row.value == pytest.approx((0.2 / 0.8) ** 0.5, abs=0.02)
 
 
 @pytest.mark.nightly

@@ -19,8 +19,7 @@ from numpyro_ext.diagnostics import Diagnosis, diagnose
 from numpyro_ext.diagnostics._moves import Moved, move_points
 from numpyro_ext.diagnostics.checks import moves
 from numpyro_ext.diagnostics.checks.moves import MovedGroup
-from numpyro_ext.diagnostics.comparison import MEAN, SD, SHAPES
-from numpyro_ext.diagnostics.limits import decide
+from numpyro_ext.diagnostics.comparison import MEAN, SD, SHAPES, decide
 from numpyro_ext.particles import SVGD, AutoParticles
 from tests.diagnostics.drawn import rows_of, visited, wrong
 
@@ -60,7 +59,7 @@ def group(n=2, known=False, **fields):
     rest = {"ends": np.zeros((3, 40, n)), "accepted": np.array(0.7)} | fields
     names = "abcdefgh".__getitem__
     remedy = "train longer"
-    return MovedGroup(Moved(**arrays, **rest), names, names, (0.85, 1.15), 0.2, remedy, known)
+    return MovedGroup(Moved(**arrays, **rest), names, names, (0.85, 1.15), 0.2, remedy, None, known)
 
 
 @pytest.mark.parametrize(

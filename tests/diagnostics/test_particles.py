@@ -1,6 +1,7 @@
 """Particles that share the noise of their minibatches, or keep the modes that they began in."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 from jax import random
@@ -14,8 +15,7 @@ import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning, diagnose
 from numpyro_ext.diagnostics._fit import fit_of
-from numpyro_ext.diagnostics._points import Points, minibatch_noise
-from numpyro_ext.diagnostics.checks.gradients import rows_of_points
+from numpyro_ext.diagnostics.checks.gradients import minibatch_noise, rows_of_points
 from numpyro_ext.diagnostics.checks.modes import SHARES_OF_MODES
 from numpyro_ext.diagnostics.comparison import MEAN
 from numpyro_ext.particles import AutoParticles, ParVI, RegularizedSVGD
@@ -52,7 +52,7 @@ def test_the_noise_of_a_minibatch_is_that_of_sampling_without_replacement():
     x = jnp.asarray(fit.draws[0]["z"])[:, None]
     # The sd of 32 batches has an error of 1 / sqrt(62) = 13 %.
     assert minibatch_noise(fit, x) == pytest.approx(law, rel=0.5)
-    assert minibatch_noise(fit._replace(minibatch=None), x) is None
+    assert minibatch_noise(fit._replace(minibatch=None), x) == 0
 
 
 @pytest.mark.nightly
@@ -91,9 +91,12 @@ def test_an_ensemble_warns_of_the_noise_that_its_particles_share():
     assert float(mcmc.last_state.minibatch_noise) == pytest.approx(law, rel=0.8)
 
 
+NAMED = SimpleNamespace(info=SimpleNamespace(slices={"a": slice(0, 1), "b": slice(1, 2)}))
+
+
 def test_a_gradient_that_is_no_number_does_not_mark_the_mean():
     x = jnp.linspace(-1.0, 1.0, 50)[:, None]
-    mean, _ = rows_of_points(Points(x, jnp.where(x > 0.95, jnp.nan, -x), str), particles=True)
+    mean, _ = rows_of_points(x, jnp.where(x > 0.95, jnp.nan, -x), NAMED, 0.2, "")
     assert mean.quantity == MEAN and mean.ok is None
 
 
@@ -101,8 +104,7 @@ def test_particles_that_agree_in_a_coordinate_are_too_narrow_there():
     x = np.random.default_rng(0).normal(size=(50, 2)).astype(np.float32)
     for value in (0.1, 0.25):  # the mean of 0.25 is exact
         x[:, 0] = value
-        points = Points(jnp.asarray(x), jnp.asarray(-x), "ab".__getitem__)
-        mean, spread = rows_of_points(points, particles=True)
+        mean, spread = rows_of_points(jnp.asarray(x), jnp.asarray(-x), NAMED, 0.2, "")
         assert spread.value == 0.0 and spread.ok is False and "most of all in a" in spread.verdict
         # On a standard normal it is the distance of the mean, of the other coordinate.
         expected = abs(x[:, 1].mean()) * x[:, 1].std()

@@ -18,7 +18,7 @@ from numpyro_ext.diagnostics.checks.chains import Agreement
 from numpyro_ext.diagnostics.checks.moves import MovedGroup
 from numpyro_ext.diagnostics.checks.weights import WeightSummary
 from numpyro_ext.diagnostics.comparison import MEAN, SD
-from numpyro_ext.diagnostics.plot_data import DiagnosisPlotData, _moved
+from numpyro_ext.diagnostics.plots import DiagnosisPlotData, _worst_numbers
 from numpyro_ext.diagnostics.psis import pareto_khat
 from numpyro_ext.diagnostics.table import Row
 
@@ -46,7 +46,7 @@ def rows(**ok):
 
 
 def parts(**given):
-    empty = {"moved": None, "weights": None, "losses": [], "chains": None}
+    empty = {"moved": None, "weights": None, "losses": [], "chains": None, "dims": {}}
     return DiagnosisPlotData(**empty | given)
 
 
@@ -63,7 +63,7 @@ def dots(ax):
 def test_the_numbers_that_move_most_are_shown_with_the_worst_at_the_top():
     ratio, shift = [0.99, 0.5, 1.05, np.nan], [0.02, 0.1, -0.7, np.nan]
     draws, after = RNG.normal(size=(50, 4)), RNG.normal(size=(8, 4, 4))
-    moved = _moved([group(ratio, shift, "abcd", before=draws, after=after)])
+    moved = _worst_numbers([group(ratio, shift, "abcd", before=draws, after=after)])
     found = Diagnosis("title", rows(shift=False, sd=True), parts(moved=moved))
     axes = plot_diagnosis(found)
     # log .5 / log .85 = 4.3, .7 / .2 = 3.5 and .1; what does not vary is left out.
@@ -111,6 +111,19 @@ def test_weights_and_their_tail_losses_and_chains():
     )
     bars = plot_diagnosis(of_units)["weights"].patches
     assert sum(bar.get_height() for bar in bars) == 40
+
+
+def test_numbers_are_called_by_the_coordinates_of_their_plates():
+    names = ["w[4]", "tau", "v[1] (at tau = 3)"]
+    moved = _worst_numbers([group([0.5, 0.7, 0.8], [0.0, 0.0, 0.0], names)])
+    dims = {"w": (["day", "place"], (2, 3)), "tau": ([], ()), "v": (["other"], (2,))}
+    found = Diagnosis("title", rows(shift=True), parts(moved=moved, dims=dims))
+    axes = plot_diagnosis(found, coords={"place": ["Leeds", "Bath", "Hull"]})
+    labels = [text.get_text() for text in axes["means"].get_yticklabels()]
+    assert labels == ["w[1, Bath]", "tau", "v[1] (at tau = 3)"]
+    for coords in ({"place": ["Leeds"]}, {"town": ["Leeds"]}):
+        with pytest.raises(ValueError, match=r"1 labels for '.*', but the dimensions of the sites"):
+            plot_diagnosis(found, coords=coords)
 
 
 def model(x, y, batch=None):

@@ -8,8 +8,8 @@ import numpy as np
 from numpyro_ext.diagnostics._fit import Numbers
 from numpyro_ext.diagnostics.checks.modes import AtModes, draws_at_modes
 from numpyro_ext.diagnostics.context import FitContext, cached
-from numpyro_ext.diagnostics.limits import DIVERGING, ESS, ESS_EACH, RHAT, judged
-from numpyro_ext.diagnostics.table import Row, equally_spaced
+from numpyro_ext.diagnostics.limits import DIVERGING, ESS, ESS_EACH, RHAT
+from numpyro_ext.diagnostics.table import Row, equally_spaced, judged
 
 AGREEMENT = "largest R-hat"
 _NUMBERS = 1000
@@ -49,7 +49,7 @@ def agreement(context: FitContext) -> list[Row]:
 
 @cached
 def compare_chains(context: FitContext) -> "Agreement":
-    """All numbers of chains, or of restarts; where chains differ, those of each mode by itself."""
+    """All numbers of chains, or of restarts; where chains differ, each mode by itself."""
     together = _all_together(context)
     if context.kind == "chains" and (by_mode := split_by_mode(context)) is not None:
         return together.of_groups([Agreement(x) for x in by_mode.within(context.draws).values()])
@@ -58,7 +58,7 @@ def compare_chains(context: FitContext) -> "Agreement":
 
 def split_by_mode(context: FitContext) -> AtModes | None:
     """The draws at each mode, where there are several with known shares; None where they are judged
-    together, as those of chains that agree are, whatever modes they visit."""
+    together, as chains that agree are, whatever modes they visit."""
     by_mode = draws_at_modes(context)
     if by_mode is None or by_mode.row.ok is None or context.kind == "guide":
         return None

@@ -15,8 +15,7 @@ STILL = "sites that do not vary"
 
 def finite(context: FitContext) -> list[Row]:
     """The line of draws with a number that is NaN or infinite; none if all are finite."""
-    draws = context.draws if context.kind != "particles" else context.particles
-    each = [np.isfinite(x.reshape(*x.shape[:2], -1)).all(-1) for x in draws.values()]
+    each = [np.isfinite(x.reshape(*x.shape[:2], -1)).all(-1) for x in context.draws.values()]
     lost = float(np.mean(~np.all(each, 0)))
     if not lost:
         return []
@@ -31,7 +30,9 @@ def finite(context: FitContext) -> list[Row]:
 def varying(context: FitContext) -> list[Row]:
     """The line of latent sites of which all draws are the same; none if all vary."""
     if context.kind == "chains":
-        moving = {name: x for name, x in context.draws.items() if name in context.moving}
+        z = getattr(context.obj.last_state, "z", None)
+        names = z if isinstance(z, dict) else context.draws  # deterministic sites need not move
+        moving = {name: x for name, x in context.draws.items() if name in names}
         still = [name for name, x in moving.items() if x.size and np.all(x == x[:1, :1])]
         verdict = (
             f"no chain ever moved {_named(still)}: the transform of its support may be saturated;"

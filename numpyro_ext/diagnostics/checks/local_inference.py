@@ -25,7 +25,7 @@ def local_inference(context: FitContext) -> list[Row]:
         return rows
     verdict = (
         f"the guide draws '{name}' independently of local sites, so it is narrower than after a"
-        " step of Gibbs sampling, and that of the posterior is wider still; take"
+        " step of Gibbs sampling, and the posterior is wider still; take"
         " guide.sample_globals of its local draws, which is nearer, or NUTS."
     )
     return [*rows, Row(SD, ratio, None, f"> {NARROW}", False, verdict, of_draws=True)]

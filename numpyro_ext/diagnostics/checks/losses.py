@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_ext.diagnostics._fit import restarts_of
 from numpyro_ext.diagnostics.context import FitContext
-from numpyro_ext.diagnostics.limits import FALL, LOST, STEP_NOISE, judged
-from numpyro_ext.diagnostics.table import Row
+from numpyro_ext.diagnostics.limits import FALL, LOST, STEP_NOISE
+from numpyro_ext.diagnostics.table import Row, judged
 
 _FAR = 10.0
 """Nats: a loss that falls by more in a fifth of the steps began far from the posterior."""
@@ -18,7 +19,7 @@ def losses(context: FitContext, others: Sequence[Row]) -> list[Row]:
     """The line of the losses, or the lines of the equations that an engine solves. A loss that has
     not come to rest has no line where the draws were found right."""
     if hasattr(context.obj, "convergence"):
-        return convergence_rows(context.obj, context.results)
+        return convergence_rows(context.obj, restarts_of(context.result))
     row = loss_row(losses_of(context))
     of_draws = [other.ok for other in others if other.of_draws]
     is_right = True in of_draws and False not in of_draws
@@ -27,7 +28,7 @@ def losses(context: FitContext, others: Sequence[Row]) -> list[Row]:
 
 def losses_of(context: FitContext) -> list[np.ndarray]:
     """The losses of each restart."""
-    every = [np.asarray(getattr(result, "losses", ())) for result in context.results]
+    every = [np.asarray(getattr(result, "losses", ())) for result in restarts_of(context.result)]
     return [losses for losses in every if losses.ndim == 1 and len(losses) > 1]
 
 

@@ -1,21 +1,21 @@
 """At which of the modes that its start has found the draws of a fit are, and with which shares."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 import warnings
 
 import jax
-from jax import Array, lax
+from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
+from numpyro.infer import init_to_sample, init_to_uniform
 
-from numpyro_ext._model.mode_search import find_modes
+from numpyro_ext._model.mode_search import search_modes
 from numpyro_ext._model.modes import Mode, Modes, of_kind
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._typing import Sites
 from numpyro_ext.diagnostics._fit import Numbers
-from numpyro_ext.diagnostics._points import flat_draws
-from numpyro_ext.diagnostics.context import FitContext, cached
+from numpyro_ext.diagnostics.context import FitContext, cached, flat_draws, potential_of
 from numpyro_ext.diagnostics.limits import (
     DEPARTURE,
     ELSEWHERE,
@@ -89,19 +89,33 @@ def draws_at_modes(context: FitContext) -> AtModes | None:
 
 
 def searched(context: FitContext) -> AtModes | None:
-    """The same for a fit whose start has not looked for modes; None where a search is dear."""
-    guide, fit = getattr(context.obj, "guide", None), context.fit
-    is_dear = context.info.size > MOST_LATENTS or (context.gradient_cost or 0.0) > MOST_COST
-    if is_dear or getattr(guide, "start_modes", None) is not None:
+    """The draws of a guide among the modes of a search, where its start has not looked for any;
+    None where a search is dear.
+
+    The searches begin at a draw of the prior, at points near 0, and opposite of each, because from
+    near 0 alone a mode far away is missed; if the first one is lost, they begin near 0 alone.
+    """
+    info, fit = context.info, context.fit
+    is_dear = info.size > MOST_LATENTS or (context.gradient_cost or 0.0) > MOST_COST
+    if is_dear or getattr(context.obj.guide, "start_modes", None) is not None:
         return None
     assert fit.model is not None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            modes = find_modes(fit.model, *fit.args, **fit.kwargs)
-        except Exception:  # whatever stops a search, the other lines stay
-            return None
+    potential, modes = potential_of(fit, info, fit.params[0]), None
+    for strategy, starts in ((init_to_sample, 6), (init_to_uniform, 4)):
+        with warnings.catch_warnings(), suppress(Exception):  # the other lines stay
+            warnings.simplefilter("ignore")
+            modes = search_modes(random.key(0), fit.model, potential, None, strategy, starts=starts)
+            if modes.heaviest.at_mode:
+                break
     return compare_with(context, modes)
+
+
+def _flat(context: FitContext) -> Array:
+    """``(chain * draw, d)`` draws of the latent sites in unconstrained space."""
+    draws = context.draws if context.kind == "chains" else context.latent
+    x = {n: jnp.asarray(draws[n].reshape(-1, *draws[n].shape[2:])) for n in context.info.latents}
+    target = potential_of(context.fit, context.info, context.fit.params[0])
+    return jax.jit(lambda x: flat_draws(target, x, context.block))(x)
 
 
 def compare_with(context: FitContext, modes: Any) -> AtModes | None:
@@ -110,28 +124,16 @@ def compare_with(context: FitContext, modes: Any) -> AtModes | None:
         return None
     if not context.has_gradient or modes.size != context.info.size:
         return None
-    if of_kind(modes.problems, "few rows"):  # whose masses are not those of all
+    if of_kind(modes.problems, "few rows"):  # the masses are not known by some rows
         return None
-    target, place = context.potential(), place_in(list(modes.modes))
-    if context.kind == "particles":
-        kept = np.ones((1, context.num_points), bool)
-        which, away = jax.jit(jax.vmap(place))(context.points.x)
-    else:
-        draws = context.draws if context.kind == "chains" else context.latent
-        draws = {name: draws[name] for name in context.info.latents}
-        kept = np.ones(next(iter(draws.values())).shape[:2], bool)
-        if context.kind == "chains" and context.sampling is not None:
-            kept = context.sampling
-
-        def run(draws: Sites) -> tuple[Array, Array]:
-            x = flat_draws(target, draws, context.block)
-            return lax.map(place, x, batch_size=context.block)
-
-        flat = {name: jnp.asarray(x.reshape(-1, *x.shape[2:])) for name, x in draws.items()}
-        which, away = jax.jit(run)(flat)
-    which, away = (np.asarray(x).reshape(kept.shape) for x in (which, away))
+    kept = np.ones(next(iter(context.draws.values())).shape[:2], bool)
+    if context.kind == "chains" and context.sampling is not None:
+        kept = context.sampling
+    x = context.points[0] if context.kind == "particles" else _flat(context)
+    place = jax.jit(jax.vmap(place_in(list(modes.modes))))
+    which, away = (np.asarray(y).reshape(kept.shape) for y in place(x))
     which = np.where(kept & np.isfinite(away), which, -1)
-    places = _places(target, modes.modes)
+    places = _places(potential_of(context.fit, context.info, context.fit.params[0]), modes.modes)
     row = _row(context, list(modes.modes), which, away, places)
     return AtModes(list(modes.modes), which, places, row)
 

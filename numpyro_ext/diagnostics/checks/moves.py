@@ -4,8 +4,7 @@ It finds what weights and gradients do not: a guide that is a little too narrow,
 far out in a tail, a funnel that is not filled.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 import math
 from typing import Any, NamedTuple
 
@@ -16,19 +15,17 @@ import numpy as np
 
 from numpyro_ext._model.operations import FEW, quick_options
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import coordinate_name, model_info, slices_of
+from numpyro_ext._model.read import coordinate_name, slices_of
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics import limits
-from numpyro_ext.diagnostics._evaluate import Prototype
-from numpyro_ext.diagnostics._fit import Numbers
-from numpyro_ext.diagnostics._moves import LEAPS, Moved, move_points, worst_combinations
-from numpyro_ext.diagnostics._points import flat_draws, replace_nonfinite
+from numpyro_ext.diagnostics._fit import Fit, Numbers, compile_with_data
+from numpyro_ext.diagnostics._moves import LEAPS, Combined, Moved, move_points, worst_combinations
 from numpyro_ext.diagnostics.checks.chains import split_by_mode
 from numpyro_ext.diagnostics.checks.draws import has_moves
 from numpyro_ext.diagnostics.checks.modes import AtModes, place_in
 from numpyro_ext.diagnostics.checks.weights import weights
-from numpyro_ext.diagnostics.comparison import SD, Comparison, not_judged
-from numpyro_ext.diagnostics.context import FitContext, cached
+from numpyro_ext.diagnostics.comparison import SD, Comparison
+from numpyro_ext.diagnostics.context import FitContext, cached, flat_draws, potential_of
 from numpyro_ext.diagnostics.limits import FEWEST_EFFECTIVE, FREE, MOVED_RATIO, STAY, STUCK
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
@@ -37,12 +34,12 @@ MOST_OPERATIONS, SPEED = 2 * 10**10, 5 * 10**8
 """The most numbers that moves compute without being asked, and about how many a core computes in a
 second: they take 40 seconds at most."""
 _DRAWS, _STARTS, _FEWEST_STARTS, _LEAST_STARTS = 10_000, 1000, 128, 32
-"""Draws that are compared, and of them those that are moved: at most; where they cost much; and
+"""Draws that are compared, and of them the number that is moved: at most; where they cost much; and
 where they would cost too much."""
 _MOST_WATCHED = 100
 """Numbers up to which a deterministic site is compared too."""
 _FEW = 10
-"""Particles at a mode, whose spread says nothing."""
+"""Particles at a mode that are too few for their spread to be known."""
 _REMEDIES = {
     "particles": "take twice as many particles, reparametrise the model, or compare with NUTS",
     "guide": "reparametrise the model, train longer, take a richer guide, or compare with NUTS",
@@ -50,7 +47,7 @@ _REMEDIES = {
 }
 
 Group = tuple[AtModes, int]
-"""Where the draws are, and the mode of which those that are there are compared by themselves."""
+"""Where the draws are, and the mode whose draws are compared by themselves."""
 
 
 class MovedGroup(NamedTuple):
@@ -62,12 +59,21 @@ class MovedGroup(NamedTuple):
     coordinate: Callable[[int], str]
     """The name of a coordinate."""
     limits: tuple[float, float]
-    """Of the ratios of sds."""
+    """Limits of the ratios of sds."""
     farthest: float
     """The limit of the shift."""
     remedy: str
+    combined: Combined | None = None
+    """The linear combinations that differ most."""
     shares_known: bool = False
     """True if weights have judged the draws, and with them the shares of modes."""
+
+    @property
+    def values(self) -> np.ndarray:
+        """``(4, n)`` shifts and their errors, ratios of sds and their errors."""
+        moved = self.moved
+        values = moved.shift, moved.shift_error, moved.ratio, moved.error
+        return np.stack([np.asarray(x, np.float64) for x in values])
 
     def rows(self) -> list[Row]:
         """The lines of the worst numbers: their mean, spread and shape."""
@@ -85,26 +91,24 @@ class MovedGroup(NamedTuple):
         return rows
 
     def _compared(self) -> list[Row]:
-        """Of single numbers; of linear combinations too where one of them is wrong, as the worst of
-        so many is known less well."""
-        moved, combined = self.moved, self.moved.combined
-        fields = "shift", "shift_error", "ratio", "error"
-        single = [np.asarray(getattr(moved, name), float) for name in fields]
+        """The lines of single numbers; of linear combinations too where one of them is wrong, as
+        the worst of so many is known less well."""
+        moved, values = self.moved, self.values
         comparison = Comparison(
             "a Markov chain on all data from each draw",
             "Markov chains",
             self.name,
             self.remedy,
-            *single,
+            *values,
             widths=None if moved.range_ratio is None else np.asarray(moved.range_ratio, float),
             width_errors=None if moved.range_error is None else np.asarray(moved.range_error),
             limits=self.limits,
             farthest=self.farthest,
             elsewhere="the draws are elsewhere: begin at the modes, find_modes(model, *args)",
         )
-        if combined is None:
+        if (combined := self.combined) is None:
             return comparison.rows()
-        count, nothing = len(single[0]), np.full(2, np.nan)
+        count = values.shape[1]
 
         def name(k: int) -> str:
             if k < count:
@@ -112,19 +116,13 @@ class MovedGroup(NamedTuple):
             first, second = map(self.coordinate, sorted(combined.coordinates[k - count].tolist()))
             return f"a linear combination of {first} and {second} most of all"
 
-        more = (
-            [*nothing, *combined.shift],
-            [*nothing, *combined.shift_error],
-            [*combined.ratios, np.nan],
-            [*combined.errors, np.nan],
-        )
-        both = (np.append(x, y) for x, y in zip(single, more, strict=True))
-        values = dict(zip(("shift", "shift_error", "ratio", "ratio_error"), both, strict=True))
-        rows = comparison._replace(name=name, **values).rows()
+        fields = "shift", "shift_error", "ratio", "ratio_error"
+        both = np.concatenate([values, combined.values], 1)
+        rows = comparison._replace(name=name, **dict(zip(fields, both, strict=True))).rows()
         return rows if any(row.ok is False for row in rows[:2]) else comparison.rows()
 
     def _doubt(self) -> str | None:
-        """Why chains that leave the draws as they are say nothing of them, if they do not."""
+        """Why chains that leave the draws as they are do not judge them, if so."""
         accepted = float(self.moved.accepted)
         if accepted > FREE:
             return (
@@ -142,16 +140,26 @@ class MovedGroup(NamedTuple):
 
 
 def moves(context: FitContext) -> list[Row]:
-    """The lines of the worst numbers after moves, or why the draws were not moved: of several
-    groups the worst line, which is a wrong one, then one that is not judged."""
+    """The lines of the worst numbers after moves, or why the draws were not moved."""
+    return worst_rows([row for group in move_groups(context) for row in _rows_of(group)])
+
+
+def _rows_of(group: MovedGroup | str) -> list[Row]:
+    if isinstance(group, MovedGroup):
+        return group.rows()
+    low, high = MOVED_RATIO
+    return [Row(SD, math.nan, None, f"{low} to {high}", None, f"not judged: {group}.", True)]
+
+
+def worst_rows(rows: Sequence[Row]) -> list[Row]:
+    """One line for each quantity of several groups: a wrong one, otherwise one that is not judged,
+    otherwise the first."""
     worst: dict[str, Row] = {}
     rank = {False: 0, None: 1, True: 2}
-    for group in move_groups(context):
-        rows = [not_judged(group, MOVED_RATIO)] if isinstance(group, str) else group.rows()
-        for row in rows:
-            before = worst.setdefault(row.quantity, row)
-            if rank[row.ok] < rank[before.ok]:
-                worst[row.quantity] = row
+    for row in rows:
+        before = worst.setdefault(row.quantity, row)
+        if rank[row.ok] < rank[before.ok]:
+            worst[row.quantity] = row
     return list(worst.values())
 
 
@@ -174,29 +182,26 @@ def move_groups(context: FitContext) -> list[MovedGroup | str]:
 
 def _groups_of_particles(context: FitContext) -> list[MovedGroup | str]:
     """The group of all particles; none if there are as many coordinates."""
-    x = context.points.x
+    x, _ = context.points
     m, d = x.shape
     if m <= d:
         return []
     if isinstance(plan := _plan(context, m), str):
         return [plan]
+
+    def moved(x: Array, group: Group | None) -> MovedGroup:
+        # They follow each other, so that they are no independent draws.
+        moved = _moved(context, plan, x, context.rng_key, independent=False, group=group)
+        farthest = limits.particles_shift(len(x))
+        return moved._replace(limits=limits.PARTICLES_RATIO, farthest=farthest)
+
     if (by_mode := split_by_mode(context)) is None:
-        return [_particles_moved(context, plan, x, None)]
-    # Too few at a mode for their spread have too few of all to matter.
+        return [moved(x, None)]
     groups = [np.flatnonzero(by_mode.which[0] == k) for k in range(len(by_mode.modes))]
     large = {k: here for k, here in enumerate(groups) if len(here) > max(d, _FEW)}
     if sum(map(len, large.values())) < 0.9 * m:
         return ["at a mode there are too few particles"]
-    return [_particles_moved(context, plan, x[here], (by_mode, k)) for k, here in large.items()]
-
-
-def _particles_moved(
-    context: FitContext, plan: "_Plan", x: Array, group: Group | None
-) -> MovedGroup:
-    # They follow each other, so that they are no independent draws.
-    moved = _moved(context, plan, x, context.rng_key, independent=False, group=group)
-    of_particles = limits.PARTICLES_RATIO, limits.particles_shift(len(x))
-    return moved._replace(limits=of_particles[0], farthest=of_particles[1])
+    return [moved(x[here], (by_mode, k)) for k, here in large.items()]
 
 
 def _group_of_guide(context: FitContext) -> MovedGroup | str:
@@ -204,9 +209,23 @@ def _group_of_guide(context: FitContext) -> MovedGroup | str:
     if isinstance(plan := _plan(context), str):
         return plan
     key_draws, key_moves = random.split(context.rng_key)
-    group = _moved(context, plan, _more(context, key_draws), key_moves)
+    group = _moved(context, plan, _more_draws(context, key_draws), key_moves)
     # Where the weights may be used, they have judged the draws, and with them the shares of modes.
     return group._replace(shares_known=weights(context)[0].ok is True)
+
+
+def _more_draws(context: FitContext, rng_key: Array) -> Sites:
+    """The draws of latent sites and others like them, by the program that made them."""
+    info = context.info
+    chosen = {name: context.first[name] for name in info.latents}
+    size = len(next(iter(chosen.values())))
+    # Some numbers have so heavy a tail that 1,000 draws do not tell their spread.
+    times = min(_DRAWS, 10**7 // info.size) // size - 1
+    pieces = [chosen]
+    for key in random.split(rng_key, max(0, min(times, 9))):
+        latent = context.evaluate(key, size, [context.fit.params[0]])["latent"]
+        pieces.append({name: latent[name][0] for name in chosen})
+    return {name: jnp.concatenate([piece[name] for piece in pieces]) for name in chosen}
 
 
 def _groups_of_chains(context: FitContext) -> list[MovedGroup | str]:
@@ -226,14 +245,14 @@ def _groups_of_chains(context: FitContext) -> list[MovedGroup | str]:
 def _group_of_chains(
     context: FitContext, draws: Numbers, group: Group | None = None
 ) -> MovedGroup | str:
-    """Draws of chains in a random order, of one mode where one is given."""
+    """Draws of chains in a random order, of one mode if there is a group."""
     mixed, sizes = _mixed(draws)
     if not np.min(sizes) >= FEWEST_EFFECTIVE:
         return f"the effective sample size of the draws is below {FEWEST_EFFECTIVE}"
     if isinstance(plan := _plan(context), str):
         return plan
-    trace, total = context.proto.trace, len(next(iter(mixed.values())))
-    derived = sum(jnp.size(trace[name]["value"]) for name in _watched_sites(context.proto))
+    total = len(next(iter(mixed.values())))
+    derived = sum(_watched_sizes(context).values())
     sizes = np.append(sizes, np.full(derived, np.min(sizes)))
     independent = jnp.asarray(np.maximum(total / sizes, 1.0), float)
     x = {name: jnp.asarray(y) for name, y in mixed.items()}
@@ -257,7 +276,7 @@ def _mixed(draws: Numbers) -> tuple[Numbers, np.ndarray]:
         return mixed, np.zeros(1)
     flat = [y.reshape(*shape, math.prod(y.shape[2:])) for y in draws.values()]
     x = np.concatenate(flat, -1).astype(np.float64)
-    # At most so many numbers get an effective size of their own; the others the least of these.
+    # At most so many numbers get their own effective size; the others get the least of these.
     some = equally_spaced(x.shape[-1], 1000)
     varies = np.any(x != x[:1, :1], (0, 1))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -308,44 +327,39 @@ def _moved(
 ) -> MovedGroup:
     """The first of the constrained draws ``(m, *site)``, or of ``(m, d)`` points, before and after
     moves with the density p^(1/T), which do not leave the mode of a group."""
+    info, watched = context.info, _watched_sizes(context)
 
-    def run(params: Params, x: Any, independent: Array | bool, rng_key: Array) -> Moved:
-        target = context.potential(params, _watched_sites(context.proto))
+    def run(fit: Fit, params: Params, x: Any, independent: Array | bool, rng_key: Array) -> Moved:
+        target = potential_of(fit, info, params, tuple(watched))
         starts = min(plan.starts, len(jax.tree.leaves(x)[0]))
         if isinstance(x, dict):
-            x = replace_nonfinite(flat_draws(target, x, context.block))
+            x = _replace_nonfinite(flat_draws(target, x, context.block))
         energy, numbers = _energy(context, target, group), numbers_of(target)
         return move_points(
             energy, numbers, x, rng_key, plan.num_moves, context.block, starts, independent
         )
 
-    compiled = jax.jit(run, compiler_options=plan.options)
+    compiled = compile_with_data(context.fit, run, plan.options)
     moved = compiled(context.fit.params[0], draws, independent, rng_key)
-    moved = moved._replace(combined=worst_combinations(moved))
+    sizes = {name: math.prod(site.constrained.shape) for name, site in info.latents.items()}
+    places = slices_of(tuple((name, (size,)) for name, size in (sizes | watched).items()))
     where = "" if group is None else f" (at {group[0].places[group[1]]})"
-    name, coordinate = name_of(context.proto), partial(coordinate_name, context.info.slices)
     return MovedGroup(
         moved,
-        name=lambda k: name(k) + where,
-        coordinate=lambda k: coordinate(k) + where,
+        name=lambda k: coordinate_name(places, k) + where,
+        coordinate=lambda k: coordinate_name(info.slices, k) + where,
         limits=MOVED_RATIO,
         farthest=limits.SHIFT,
         remedy=_REMEDIES[context.kind],
+        combined=worst_combinations(moved),
     )
 
 
-def _more(context: FitContext, rng_key: Array) -> Sites:
-    """The draws of latent sites and others like them, by the program that made them."""
-    info = context.info
-    chosen = {name: context.first[name] for name in info.latents}
-    size = len(next(iter(chosen.values())))
-    # Some numbers have so heavy a tail that 1,000 draws do not tell their spread.
-    times = min(_DRAWS, 10**7 // info.size) // size - 1
-    pieces = [chosen]
-    for key in random.split(rng_key, max(0, min(times, 9))):
-        latent = context.evaluate(key, size, [context.fit.params[0]])["latent"]
-        pieces.append({name: latent[name][0] for name in chosen})
-    return {name: jnp.concatenate([piece[name] for piece in pieces]) for name in chosen}
+def _replace_nonfinite(x: Array) -> Array:
+    """Points with the first finite one in place of those that are not: a transform that is
+    saturated has no finite inverse."""
+    fine = jnp.all(jnp.isfinite(x), 1)
+    return x[jnp.where(fine, jnp.arange(len(x)), jnp.argmax(fine))]
 
 
 def _energy(
@@ -379,23 +393,14 @@ def numbers_of(target: Potential) -> Callable[[Array], Array]:
     return numbers
 
 
-def _watched_sites(proto: Prototype) -> tuple[str, ...]:
-    """The deterministic sites whose numbers are compared too, such as a scale that is computed from
-    a precision near 0."""
-    return tuple(
-        name
-        for name, site in proto.trace.items()
+def _watched_sizes(context: FitContext) -> dict[str, int]:
+    """The sizes of the deterministic sites whose numbers are compared too, such as a scale that is
+    computed from a precision near 0."""
+    return {
+        name: jnp.size(site["value"])
+        for name, site in context.proto.trace.items()
         if site["type"] == "deterministic"
-        and name not in proto.left_out
+        and name not in context.proto.left_out
         and jnp.issubdtype(jnp.result_type(site["value"]), jnp.floating)
         and jnp.size(site["value"]) <= _MOST_WATCHED
-    )
-
-
-def name_of(proto: Prototype) -> Callable[[int], str]:
-    """The name of a number of the latent sites, or of the deterministic ones after them."""
-    trace, latents = proto.trace, model_info(proto.trace, sums=True).latents.items()
-    sizes = {name: math.prod(latent.constrained.shape) for name, latent in latents}
-    sizes |= {name: jnp.size(trace[name]["value"]) for name in _watched_sites(proto)}
-    slices = slices_of(tuple((name, (size,)) for name, size in sizes.items()))
-    return partial(coordinate_name, slices)
+    }

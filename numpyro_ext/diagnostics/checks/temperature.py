@@ -1,5 +1,6 @@
 """Whether a chain of stochastic gradients has the temperature and the step of its posterior."""
 
+from collections.abc import Callable
 import math
 from typing import Any
 
@@ -9,7 +10,7 @@ from numpyro_ext._model.modes import of_kind
 from numpyro_ext.diagnostics.checks.chains import AGREEMENT, agreement
 from numpyro_ext.diagnostics.checks.modes import draws_at_modes
 from numpyro_ext.diagnostics.context import FitContext
-from numpyro_ext.diagnostics.limits import TEMPERATURE, judged_mean
+from numpyro_ext.diagnostics.limits import TEMPERATURE
 from numpyro_ext.diagnostics.table import Row, shown
 
 
@@ -56,7 +57,7 @@ def _kinetic(x: np.ndarray, T: float, settings: Any) -> Row:
 
     right = "the draws have the temperature of the posterior."
     allowed = TEMPERATURE * T
-    return judged_mean("kinetic temperature", x, limit, (low, high), allowed, right, wrong)
+    return row_of_mean("kinetic temperature", x, limit, (low, high), allowed, right, wrong)
 
 
 def _implied_variance(ratio: np.ndarray, settings: Any) -> Row:
@@ -70,7 +71,41 @@ def _implied_variance(ratio: np.ndarray, settings: Any) -> Row:
 
     right = "the size of the gradients says that the step is small enough."
     limit, bounds = f"{1 + TEMPERATURE:.3g}", (-math.inf, 1.0)
-    return judged_mean("implied variance ratio", ratio, limit, bounds, TEMPERATURE, right, wrong)
+    return row_of_mean("implied variance ratio", ratio, limit, bounds, TEMPERATURE, right, wrong)
+
+
+def row_of_mean(
+    quantity: str,
+    x: np.ndarray,
+    limit: str,
+    bounds: tuple[float, float],
+    allowed: float,
+    right: str,
+    wrong: Callable[[float], str],
+) -> Row:
+    """The line of the mean of ``(chain, draw)`` numbers.
+
+    The mean may be outside of the bounds by ``allowed``, or by three errors; ``wrong`` makes the
+    sentence about a mean that is farther away.
+    """
+    from arviz_stats.base.array import array_stats
+
+    x = np.asarray(x, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mcse: Any = array_stats.mcse(x, chain_axis=0, draw_axis=1, method="mean")
+    value, error = float(np.mean(x)), float(mcse)
+    excess = max(bounds[0] - value, value - bounds[1])
+    if math.isfinite(value) and math.isnan(error):
+        verdict = "not judged: the Monte Carlo error needs 4 draws of each chain; draw more."
+        return Row(quantity, value, None, limit, None, verdict, True)
+    if allowed < excess <= 3 * error and error > allowed:
+        verdict = (
+            "not judged: the value is outside of its limits by less than three Monte Carlo errors;"
+            " draw more."
+        )
+        return Row(quantity, value, error, limit, None, verdict, True)
+    ok = not (excess > allowed and excess > 3 * error) and math.isfinite(value)
+    return Row(quantity, value, error, limit, ok, right if ok else wrong(value), True)
 
 
 def problems(context: FitContext) -> list[Row]:

@@ -1,13 +1,16 @@
 """Whether the importance weights of a guide may be used, by k-hat, and what they change if so."""
 
 from collections.abc import Callable
+from functools import partial
 import math
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
 from numpyro_ext.diagnostics._density import declare
+from numpyro_ext.diagnostics._evaluate import Prototype
 from numpyro_ext.diagnostics._spread import (
     LEVELS,
     inside,
@@ -16,7 +19,7 @@ from numpyro_ext.diagnostics._spread import (
     mean_and_sd,
     shares_to_sd_ratios,
 )
-from numpyro_ext.diagnostics.comparison import Comparison, void_if_any_unjudged
+from numpyro_ext.diagnostics.comparison import Comparison, decide, void_if_any_unjudged
 from numpyro_ext.diagnostics.context import FitContext, cached
 from numpyro_ext.diagnostics.limits import (
     BAD_UNITS,
@@ -24,17 +27,15 @@ from numpyro_ext.diagnostics.limits import (
     GAP_EACH,
     NO_DENSITY,
     WEIGHTED_RATIO,
-    decide,
 )
-from numpyro_ext.diagnostics.psis import ParetoKhat, khat_error, pareto_khat
+from numpyro_ext.diagnostics.psis import FEWEST, ParetoKhat, fit_tails, khat_error
 from numpyro_ext.diagnostics.table import Row, equally_spaced
 
 KHAT, OF_GAP = "k-hat", "gap of the ELBO in nats"
 _UNITS = 1000
-"""The largest number of units, equally spaced, that get a k-hat of their own."""
+"""The largest number of units, equally spaced, that get their own k-hat."""
 _FLOATS = 10**6
 """The largest number of floats of draws in memory in double precision."""
-_FEWEST = 25
 _REMEDY = "train longer, or take a richer guide"
 _ROUNDING = 1e-6
 """What is left of an error where all weights are equal, which is no lack of evidence."""
@@ -48,8 +49,8 @@ class UsableWeights(NamedTuple):
     column: np.ndarray
     """For every unit, its column there; -1 for units that are left out."""
     gap: tuple[float, float] | None
-    """The ELBO of these units below their bound of order 0, and its error; None where it is not
-    that of the guide alone, or infinite."""
+    """The ELBO of these units below their bound of order 0, and its error; None where it is
+    infinite, or belongs to auxiliary variables too."""
 
 
 class WeightSummary(NamedTuple):
@@ -77,7 +78,7 @@ def _gap(log_w: np.ndarray) -> tuple[float, float] | None:
 @cached
 def weigh_draws(context: FitContext) -> WeightSummary | None:
     """The weights of a guide, if it has a density."""
-    if (log_weight := context.log_weight) is None:
+    if (log_weight := context.stats.get("log_weight")) is None:
         return None
     log_w = log_weight.reshape(-1, *log_weight.shape[2:])
     return summarise_weights(log_w, auxiliary=context.proto.density == "bound")
@@ -85,7 +86,7 @@ def weigh_draws(context: FitContext) -> WeightSummary | None:
 
 @cached
 def weights(context: FitContext) -> list[Row]:
-    """The lines of the weights of a guide; the first one is that of k-hat."""
+    """The lines of the weights of a guide; the first one is k-hat."""
     if (summary := weigh_draws(context)) is None:
         verdict = (
             "not judged: the guide has no density, so its draws have no importance weights"
@@ -95,8 +96,18 @@ def weights(context: FitContext) -> list[Row]:
     if summary.usable is None:
         return [summary.row]
     draws = {name: x.reshape(-1, *x.shape[2:]) for name, x in context.latent.items()}
-    rows = compare_with_weights(draws, summary.usable, context.unit_of)
+    rows = compare_with_weights(draws, summary.usable, partial(_unit_of, context.proto))
     return [summary.row, *rows]
+
+
+def _unit_of(proto: Prototype, name: str) -> np.ndarray:
+    """The unit of every number of a site, by which the weights of a draw are split."""
+    units, site = proto.units, proto.trace[name]
+    shape = jnp.shape(site["value"])
+    if units is None:
+        return np.zeros(math.prod(shape), int)
+    count = jnp.arange(math.prod(units.shape)).reshape(units.shape)
+    return np.ravel(np.broadcast_to(units.along(site, count), shape))
 
 
 def summarise_weights(log_w: np.ndarray, *, auxiliary: bool) -> WeightSummary:
@@ -108,7 +119,7 @@ def summarise_weights(log_w: np.ndarray, *, auxiliary: bool) -> WeightSummary:
         return WeightSummary(Row(KHAT, np.nan, None, "0.7", False, f"{why}."))
     chosen = equally_spaced(units.shape[1], _UNITS)
     some = units[:, chosen] if log_w.ndim > 1 else units[:, 0]
-    fit = pareto_khat(some)
+    fit = fit_tails(some)
     khat = np.atleast_1d(np.asarray(fit.khat, float))
     errors = np.atleast_1d(khat_error(khat, len(log_w)))
     k = np.argsort(khat)[-1]
@@ -146,8 +157,8 @@ def _broken(units: np.ndarray) -> str | None:
             "log weights are not numbers, because the guide leaves the support of the model; fit"
             " again with another guide"
         )
-    if len(units) < _FEWEST:
-        return f"there are fewer than {_FEWEST} weights; pass more num_samples"
+    if len(units) < FEWEST:
+        return f"there are fewer than {FEWEST} weights; pass more num_samples"
     lost = float(np.max(np.mean(units == -np.inf, 0)))
     if lost > NO_DENSITY:
         share = "no draw has" if lost == 1 else f"{lost:.0%} of the draws do not have"
@@ -212,7 +223,7 @@ def _gap_row(usable: UsableWeights, ratios: np.ndarray, others: list[Row]) -> li
         return []
     gap, error = usable.gap
     limit = GAP + GAP_EACH * len(ratios)
-    # Equal weights are known but for rounding, if they are those of draws that vary.
+    # Equal weights of draws that vary are known but for rounding.
     error = max(error, _ROUNDING) if np.any(~np.isnan(ratios)) else 0.0
     ok, _ = decide(np.array([gap]), np.array([error]), (-limit, limit), limit)
     verdict = {
