@@ -44,8 +44,9 @@ def ivon(
     with ``init_scale=0.02``, and draw four or more particles a step.
 
     **When it fails.** If the rate is too large for parameters whose curvature is correlated, the
-    loss grows; take a smaller or a falling rate. Standard deviations are too small where parameters
-    are correlated, as in every mean-field normal.
+    loss grows; take a smaller or a falling rate. A network that also has a head for the logarithm
+    of a scale may end far off, or in NaN; take Adam there. Standard deviations are too small where
+    parameters are correlated, as in every mean-field normal.
 
     :param rate: r, positive, or a schedule of the number of steps.
     :param float b1: share of the averaged gradient that is kept, in [0, 1).
