@@ -134,7 +134,8 @@ class SVAEELBO(ELBO):
         def expected_log_lik(key: Array | None) -> tuple[Array, tuple[Params, Params]]:
             drawn = guide_trace if key is None else _redraw(guide_trace, guide_run.vectors, key)
             trace = self._model_trace(model, model_key, drawn, param_map, args, kwargs)
-            log_lik = sum(map(_scaled_log_prob, _observed(trace)), jnp.zeros(()))
+            observed = [site for site in sample_sites(trace) if site["is_observed"]]
+            log_lik = sum(map(_scaled_log_prob, observed), jnp.zeros(()))
             scales = {s["name"]: jnp.asarray(scale_of(s)) for s in latent_sites(trace)}
             return log_lik, (_mutable(trace), scales)
 
@@ -296,11 +297,6 @@ def _redraw(guide_trace: Trace, vectors: tuple[str, ...], rng_key: Array) -> Tra
         site = guide_trace[name]
         trace[name] = {**site, "value": site["fn"].rsample(key)}
     return trace
-
-
-def _observed(trace: Trace) -> list[Site]:
-    """Data and factors."""
-    return [site for site in sample_sites(trace) if site["is_observed"]]
 
 
 def _scaled_log_prob(site: Site) -> Array:

@@ -172,11 +172,15 @@ class SVAEGuide:
         :param args: arguments of the model.
         """
         y = self._data(args, kwargs)
-        natural = self._registered()
+        name = f"{self.prefix}_natural"
+        natural: Any = numpyro.param(name, self._init_natural) if self.prior else {}
         mean, inner, kl_global = terms(self.local_inference.families, natural, self.prior)
         self._report("kl_global", kl_global)
         sites = self._sample_globals(natural)
-        plate = self._plate(y, args, kwargs)
+        if self.create_plates is None:
+            plate = numpyro.plate("data", y.shape[0])
+        else:
+            plate = self.create_plates(*args, **kwargs)
         is_batch = _is_batch(y, plate)
         name = f"{self.prefix}_recognition"
         shape = (1, *y.shape[1:]) if y.ndim > 1 else ()
@@ -211,22 +215,12 @@ class SVAEGuide:
             check_data(y)
         return jnp.asarray(y)
 
-    def _registered(self) -> dict[str, Any]:
-        if not self.prior:
-            return {}
-        return cast(Any, numpyro.param(f"{self.prefix}_natural", self._init_natural))
-
     def _init_natural(self, rng_key: Array) -> dict[str, Any]:
         if self.start is None:
             return self.local_inference.init_natural(rng_key, self.prior)
         start: Any = self.start(rng_key) if callable(self.start) else self.start
         check_naturals("init_natural", start, self.local_inference)
         return start
-
-    def _plate(self, y: Array, args: tuple, kwargs: dict[str, Any]) -> Any:
-        if self.create_plates is not None:
-            return self.create_plates(*args, **kwargs)
-        return numpyro.plate("data", y.shape[0])
 
     def _report(self, name: str, value: Array) -> None:
         numpyro.deterministic(f"{self.prefix}_{name}", value)
@@ -334,11 +328,9 @@ class SVAEGuide:
 
     def domain(self, params: Params) -> Array:
         """Return whether all natural parameters are in their domains, for ``natural_gradient``."""
-        families = self.local_inference.families
-        inside = jnp.ones((), bool)
-        for name, natural in self.global_natural(params).items():
-            inside &= jnp.all(families[name].in_domain(natural))
-        return inside
+        families, naturals = self.local_inference.families, self.global_natural(params)
+        inside = [jnp.all(families[name].in_domain(x)) for name, x in naturals.items()]
+        return jnp.all(jnp.array(inside, bool))
 
     def check(self, model: Model, rng_key: Array, *args: Any, **kwargs: Any) -> None:
         """An error that names the site where model and guide have different densities.
