@@ -5,7 +5,8 @@ There are six tables: the time of a step of ``VRELBO``, ``RenyiELBO`` and ``Trac
 curvature``); the time of the four gradients of ``VRELBO`` on a VAE; the compiled memory with
 ``vectorize_particles=False``; and the standard deviation of the four gradient estimators; and what
 their noise costs on several guides (alone: ``--only defaults``), which decides the default of
-``VRELBO``.
+``VRELBO``. ``--only row_effects`` compares, by quadrature, the places in which a recognition
+network can stand in an energy of global latents.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from jax import Array, lax, random
 from jax.example_libraries import stax
 import jax.flatten_util
 import jax.numpy as jnp
+from jax.scipy.special import logsumexp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -37,7 +39,7 @@ from numpyro_ext.guides import (
     AutoSplineNormal,
     init_to_fan_in,
 )
-from numpyro_ext.objectives import IWELBO, VRELBO, BBAlphaELBO, CurvatureELBO
+from numpyro_ext.objectives import IWELBO, VRELBO, BBAlphaELBO, CurvatureELBO, NestedVRELBO
 from numpyro_ext.optim import ivon
 from numpyro_ext.targets import bayesian_mlp
 
@@ -327,6 +329,106 @@ def _noise(loss: ELBO, model: Any, guide: Any, data: Any) -> Callable[[Any], Any
     return run
 
 
+X = jnp.array([-1.2, 0.3, 0.9, 1.4, 3.1])
+NODES, WEIGHTS = (jnp.asarray(x) for x in np.polynomial.hermite_e.hermegauss(60))
+LOG_WEIGHTS = jnp.log(WEIGHTS / WEIGHTS.sum())
+
+
+def log_normal(x: Array, loc: Any, scale: Any) -> Array:
+    return dist.Normal(loc, scale).log_prob(x)
+
+
+def mean_of_power(log_w: Array, order: float, axis: int, log_weights: Array) -> Array:
+    """``log E[w^order] / order`` of values at the nodes."""
+    shape = [1] * log_w.ndim
+    shape[axis] = -1
+    log_p = log_weights.reshape(shape)
+    if order == 0:
+        return jnp.sum(jnp.exp(log_p) * log_w, axis)
+    return logsumexp(order * log_w + log_p, axis) / order
+
+
+def energy(params: dict[str, Array], outer: float, inner: float) -> Array:
+    """(1 / outer) sum_n log E_theta [(E_z [w_n^inner]^(1 / inner) (p0 / q)^(1 / N))^outer]."""
+    theta = params["m"] + params["s"] * NODES
+    loc, scale = params["a"] * X + params["b"], params["v"]
+    z = loc[:, None] + scale * NODES
+    log_w = log_normal(z, theta[:, None, None], 1.0) + log_normal(X[:, None], z, 1.0)
+    log_w = log_w - log_normal(z, loc[:, None], scale)  # (theta, rows, z)
+    rows = mean_of_power(log_w, inner, 2, LOG_WEIGHTS)
+    share = (log_normal(theta, 0.0, 2.0) - log_normal(theta, params["m"], params["s"])) / len(X)
+    return jnp.sum(mean_of_power(rows + share[:, None], outer, 0, LOG_WEIGHTS))
+
+
+def row_effects() -> None:
+    print("\n## Where a recognition network stands\n")
+    print(
+        "theta ~ N(0, 4), z_n ~ N(theta, 1), x_n ~ N(z_n, 1), n = 1 to 5;"
+        " q(z_n) = N(a x_n + b, v^2)\n"
+    )
+    covariance = 4 * jnp.ones((5, 5)) + 2 * jnp.eye(5)
+    evidence = dist.MultivariateNormal(0.0, covariance).log_prob(X)
+    precision = 1 / 4 + 5 / 2
+    sd = precision**-0.5
+    print(
+        f"exact: log evidence {evidence:.4f}, theta {jnp.sum(X) / 2 / precision:.4f} +- {sd:.4f}\n"
+    )
+    print("| power of theta | power of z | which | energy | mean of theta | sd of theta | v |")
+    print("|---|---|---|---|---|---|---|")
+    names = {
+        (0.0, 0.0): "`Trace_ELBO`",
+        (0.0, 0.5): "`NestedVRELBO(0.5)`: power EP inside VI",
+        (0.5, 0.0): "VI inside power EP",
+        (0.5, 0.5): "`BBAlphaELBO(0.5)`: a network inside power EP",
+        (0.5, 1.0): "power EP, z integrated out",
+    }
+    start = {"m": 0.5, "s": 0.7, "a": 0.4, "b": 0.2, "v": 0.6}
+    at_start = {name: jnp.array(value) for name, value in start.items()}
+    found = {}
+    for orders, name in names.items():
+        adam = optax.adam(optax.cosine_decay_schedule(0.02, 3000))
+
+        def step(carry: Any, _: None, orders: Any = orders, adam: Any = adam) -> Any:
+            params, state = carry
+            grads = jax.grad(lambda p: -energy(p, *orders))(params)
+            updates, state = adam.update(grads, state)
+            return (optax.apply_updates(params, updates), state), None
+
+        run = jax.jit(lambda c, step=step: lax.scan(step, c, length=3000)[0])
+        params, _ = run((at_start, adam.init(at_start)))
+        found[orders] = params
+        m, s, v = (float(params[n]) for n in ("m", "s", "v"))
+        width = "-" if orders[1] == 1 else f"{v:.3f}"
+        cells = f"{energy(params, *orders):.4f} | {m:.4f} | {s:.4f} | {width}"
+        print(f"| {orders[0]:g} | {orders[1]:g} | {name} | {cells} |")
+
+    def model(x: Array) -> None:
+        theta = numpyro.sample("theta", dist.Normal(0.0, 2.0))
+        with numpyro.plate("rows", len(x)):
+            z = numpyro.sample("z", dist.Normal(theta, 1.0))
+            numpyro.sample("x", dist.Normal(z, 1.0), obs=x)
+
+    def guide(x: Array) -> None:
+        m, s, a, b, v = (numpyro.param(name, start[name]) for name in "msabv")
+        numpyro.sample("theta", dist.Normal(m, s))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("z", dist.Normal(a * x + b, v))
+
+    at = found[(0.5, 0.5)]
+    print("\nall powers of z at the q of BBAlphaELBO(0.5), from VI inside to z integrated out:")
+    print(
+        ", ".join(
+            f"{inner:g}: {energy(at, 0.5, inner):.4f}" for inner in (0.0, 0.25, 0.5, 0.75, 1.0)
+        )
+    )
+    for loss, orders in (
+        (BBAlphaELBO(0.5, 200_000), (0.5, 0.5)),
+        (NestedVRELBO(0.5, 2000, num_inner=500), (0.0, 0.5)),
+    ):
+        value, exact = -loss.loss(random.key(0), found[orders], model, guide, X), found[orders]
+        print(f"{type(loss).__name__}: {value:.4f}, by quadrature {energy(exact, *orders):.4f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=15)
@@ -339,13 +441,17 @@ def main() -> None:
     )
     parser.add_argument("--keys", type=int, default=20_000)
     parser.add_argument(
-        "--only", choices=["numpyro", "curvature", "defaults"], help="this table alone"
+        "--only",
+        choices=["numpyro", "curvature", "defaults", "row_effects"],
+        help="this table alone",
     )
     args = parser.parse_args()
     print(
         f"jax {jax.__version__} on {jax.devices()[0].device_kind}; shortest of {args.repeats} runs"
         " that take turns"
     )
+    if args.only in (None, "row_effects"):
+        row_effects()
     if args.only in (None, "defaults"):
         defaults(args.repeats)
     if args.only in (None, "numpyro"):

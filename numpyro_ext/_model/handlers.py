@@ -9,7 +9,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 import numpyro
 from numpyro.distributions import Delta
-from numpyro.handlers import block, substitute
+from numpyro.handlers import block, substitute, uncondition
 from numpyro.primitives import Messenger
 
 from numpyro_ext._model.minibatch import plate_indices
@@ -324,3 +324,16 @@ class refuse_no_rows(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "plate":
             _check_rows(msg)
+
+
+class unobserved(uncondition):
+    """Draw the observed sites, each in the shape of its data."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and msg["is_observed"]:
+            fn, shape = msg["fn"], jnp.shape(msg["value"])
+            # Without a plate a distribution of one number may have data of many.
+            batch = lax.broadcast_shapes(shape[: len(shape) - fn.event_dim], fn.batch_shape)
+            if batch != tuple(fn.batch_shape):
+                msg["fn"] = fn.expand(batch)
+        super().process_message(msg)  # type: ignore[arg-type] - a message is a dict

@@ -93,6 +93,34 @@ def _count_equation(equation: Any) -> float:
     return size
 
 
+_MOVED = {"broadcast_in_dim", "convert_element_type", "gather", "reshape", "slice", "squeeze"}
+"""Operations whose numbers are those of their first operand."""
+
+
+def is_part_of(fn: Callable[[Array], Array], x: Array) -> bool:
+    """Return whether ``fn(x)`` is x, or some of its numbers, with nothing computed on the way."""
+    jaxpr = jax.make_jaxpr(fn)(x).jaxpr
+    return _origin(jaxpr, jaxpr.outvars[0]) is jaxpr.invars[0]
+
+
+def _origin(jaxpr: Any, variable: Any) -> Any:
+    """The variable whose numbers this one has."""
+    made_by = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
+    while not hasattr(variable, "val") and variable in made_by:
+        equation, place = made_by[variable], 0
+        inner = equation.params.get("jaxpr")
+        if inner is not None and equation.primitive.name in ("jit", "pjit"):
+            out = inner.jaxpr.outvars[equation.outvars.index(variable)]
+            origin = _origin(inner.jaxpr, out)
+            if origin not in inner.jaxpr.invars:
+                return None
+            place = inner.jaxpr.invars.index(origin)
+        elif equation.primitive.name not in _MOVED:
+            return None
+        variable = equation.invars[place]
+    return variable
+
+
 def map_blocks(fn: Callable[[Array], Any], size: int, most: int) -> Any:
     """``fn`` of 0 to ``size - 1``, of at most so many at once, in blocks of one size: a shorter one
     would be compiled by itself."""

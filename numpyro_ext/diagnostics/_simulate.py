@@ -6,30 +6,17 @@ import inspect
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array, lax
+from jax import Array
 import jax.numpy as jnp
 import numpy as np
-from numpyro.handlers import condition, seed, uncondition
+from numpyro.handlers import condition, seed
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._model.arguments import without_handlers
 from numpyro_ext._model.checks import check_observed
-from numpyro_ext._model.handlers import every_row, valid_plates
+from numpyro_ext._model.handlers import every_row, unobserved, valid_plates
 from numpyro_ext._model.read import is_data, latent_sites, sample_sites, shape_trace, trace_of
 from numpyro_ext._typing import Model, Sites, Trace
-
-
-class _unobserved(uncondition):
-    """Draw the observed sites, each in the shape of its data."""
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == "sample" and msg["is_observed"]:
-            fn, shape = msg["fn"], jnp.shape(msg["value"])
-            # Without a plate a distribution of one number may have data of many.
-            batch = lax.broadcast_shapes(shape[: len(shape) - fn.event_dim], fn.batch_shape)
-            if batch != tuple(fn.batch_shape):
-                msg["fn"] = fn.expand(batch)
-        super().process_message(msg)  # type: ignore[arg-type] - a message is a dict
 
 
 class _observed(condition):
@@ -128,7 +115,7 @@ class Simulator:
         return (data, *args), kwargs
 
     def _trace(self, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> Trace:
-        return trace_of(seed(_unobserved(self._whole), rng_key), args, kwargs)
+        return trace_of(seed(unobserved(self._whole), rng_key), args, kwargs)
 
     def _find_data(self) -> tuple[dict[int, str], tuple[str, ...]]:
         """The arguments that are the data of a site, and the names of those that are made into

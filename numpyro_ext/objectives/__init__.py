@@ -21,6 +21,7 @@ from numpyro_ext.objectives.stein_discrepancy import SteinDiscrepancy
 from numpyro_ext.objectives.taylor_proxy import taylor_proxy
 from numpyro_ext.objectives.thermodynamic import ThermodynamicELBO
 from numpyro_ext.objectives.vimco import VIMCO
+from numpyro_ext.objectives.wake_sleep import ReweightedWakeSleep, WakeSleep
 
 __all__ = [
     "AmortizedMCMC",
@@ -38,12 +39,14 @@ __all__ = [
     "NestedVRELBO",
     "Objective",
     "PosteriorRegularizedELBO",
+    "ReweightedWakeSleep",
     "SemiImplicitELBO",
     "SteinDiscrepancy",
     "TailAdaptive",
     "ThermodynamicELBO",
     "VIMCO",
     "VRELBO",
+    "WakeSleep",
     "count_steps",
     "log_weights",
     "minibatch_kl_weights",

@@ -43,6 +43,7 @@ from numpyro_ext._model.handlers import (
     given_rows,
     same_plates,
     seed_plates,
+    unobserved,
     valid_plates,
 )
 from numpyro_ext._model.losses import finite_step, map_over
@@ -76,6 +77,7 @@ from numpyro_ext._typing import Model, Params, Sites, Trace
 
 type MapT = Callable[[Callable[..., Any], Any], Any]
 """``mapT(fn, xs)`` maps over the leading axis of the pytree ``xs``."""
+type Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 type State = dict[str, Any]  # of the mutable sites
 STEP = "_objective_step"  # the mutable site of ``count_steps``
 type Order = float | Array | Callable[[Array], Any]
@@ -285,7 +287,7 @@ class Draws:
         """
         drawn = drawn_sites(self.guide_trace(key))
         values = {name: site["value"] for name, site in drawn.items()}
-        self._refuse_hidden_gradient(key, values)
+        self.refuse_hidden_gradient(key, values)
         if gamma is not None:
             for name, z in values.items():
                 stopped = stop_gradient(z)
@@ -298,14 +300,18 @@ class Draws:
         return {name: site["value"] for name, site in drawn.items()}
 
     def guide_trace(
-        self, key: Array, params: Params | None = None, values: Sites | None = None
+        self,
+        key: Array,
+        params: Params | None = None,
+        values: Sites | None = None,
+        arguments: Arguments | None = None,
     ) -> Trace:
-        """One run of the guide; ``values`` replace its draws."""
+        """One run of the guide; ``values`` replace its draws, and ``arguments`` those of a step."""
         guide_key = random.split(key)[1]
         data = {**(self.params if params is None else params), **(values or {})}
         with valid_plates(), drawn_once(), without_rsample_stop_gradient():
             guide = substitute(seed(self._guide, guide_key), data=data)
-            return trace_of(guide, self.args, self.kwargs)
+            return trace_of(guide, *(arguments or (self.args, self.kwargs)))
 
     def model_trace(self, key: Array, guide_trace: Trace, params: Params | None = None) -> Trace:
         """One run of the model at the values of ``guide_trace``, on its minibatch."""
@@ -314,6 +320,13 @@ class Draws:
         with valid_plates(), same_plates(None, guide_trace):
             model = replay(seed(self._model, model_key), cast(Any, guide_trace))
             return trace_of(substitute(model, data=data), self.args, self.kwargs)
+
+    def dream(self, rng_key: Array, arguments: Arguments | None = None) -> Trace:
+        """One run of the model that draws its observed sites too, with stopped parameters; what
+        was observed is in ``site["infer"]["obs"]``."""
+        with valid_plates():
+            model = unobserved(substitute(self._model, data=self.stopped))
+            return trace_of(seed(model, rng_key), *(arguments or (self.args, self.kwargs)))
 
     def program(self, key: Array, data: Sites, plates: Any = None) -> Program:
         """The model with the key of a particle, at these values of its sites."""
@@ -357,7 +370,7 @@ class Draws:
         _refuse(objective, layout, model_trace, guide_trace)
         return layout
 
-    def _refuse_hidden_gradient(self, key: Array, drawn: Sites) -> None:
+    def refuse_hidden_gradient(self, key: Array, drawn: Sites) -> None:
         """An error if a parameter of the guide is in a density that is not one of a drawn site, or
         in the support of one that is, where the mean of the score is not zero."""
 

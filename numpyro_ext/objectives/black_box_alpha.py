@@ -54,6 +54,12 @@ class BBAlphaELBO(Objective):
     integrated out, so that it trains the network. The two are equal if the network gives
     :math:`p(z_n | x_n, \theta)`, draw by draw, and at alpha = 1 for every network.
 
+    *VI inside power EP*, with :math:`\exp E_{q(z_n)}[\log p(x_n, z_n | \theta) / q(z_n)]` as the
+    factor of a datum, has no class. By Jensen's inequality its L is at most this one at every q, so
+    that it is the looser, and it takes several draws of :math:`z_n` for each of theta.
+    :class:`NestedVRELBO` is the reverse, with the power of the local latents inside VI. The
+    benchmark of the objectives has all of them on a model with row effects.
+
     With a factor for the data of each part, in place of one tied factor, this is distributed
     black-box alpha: the engine ``DAEP(model, partition, power=alpha, mean="moments")`` of
     :mod:`numpyro_ext.ep`.
@@ -82,8 +88,8 @@ class BBAlphaELBO(Objective):
        (eqs. 8-10; its energy is :math:`-L`).
     2. *Dropout inference in Bayesian neural networks with alpha-divergences*, Yingzhen Li, Yarin
        Gal, ICML 2017 (eq. 5).
-    3. *Approximate inference: new visions*, Yingzhen Li, PhD thesis, 2018, appendix B (eqs. B.8 and
-       B.15: parts, and recognition networks).
+    3. *Approximate inference: new visions*, Yingzhen Li, PhD thesis, 2018, appendix B (eqs. B.8,
+       B.15 and B.19: parts, recognition networks, and VI inside power EP).
 
     >>> def model(x):
     ...     w = numpyro.sample("w", dist.Normal(0., 1.))

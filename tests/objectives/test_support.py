@@ -26,6 +26,7 @@ from numpyro_ext.objectives import (
     NestedVRELBO,
     Objective,
     PosteriorRegularizedELBO,
+    ReweightedWakeSleep,
     SemiImplicitELBO,
     SteinDiscrepancy,
     TailAdaptive,
@@ -52,6 +53,7 @@ SUPPORT = {
     NestedVRELBO(0.5, 3): (True, False, True),
     NestedVRELBO(-math.inf, 3): (True, False, True),
     VIMCO(0.5, 3): (False, True, True),
+    ReweightedWakeSleep(3): (False, True, True),
     ChiUpperBound(2.0, 3): (False, False, False),
     FDivergence("kl_pq", 3): (False, False, True),
     FDivergence(TailAdaptive(), 3): (False, False, True),
@@ -71,6 +73,7 @@ OF_OTHER_GUIDES = {
     "PosteriorRegularizedELBO",
     "SemiImplicitELBO",
     "SteinDiscrepancy",
+    "WakeSleep",
 }
 table = pytest.mark.parametrize(
     ("loss", "minibatch", "discrete", "model_params"),
