@@ -33,6 +33,13 @@ model not ahead of the network, by two standard errors. ::
 
 .. literalinclude:: /recorded/vae_digits.txt
    :language: text
+
+With ``--sizes 2 8 32`` auto-encoders of so many latent numbers stand beside those that are given
+the label: the two terms of the bound over the epochs, and the plane of two numbers, as in Cinelli
+(2019, figures 4.8 to 4.13).
+
+.. image:: /recorded/vae_digits_sizes.png
+   :alt: ELBO and KL term over epochs by latent size, and the plane with and without the label.
 """
 
 # sphinx_gallery_thumbnail_path = "recorded/vae_digits.png"
@@ -49,11 +56,12 @@ import jax
 from jax import Array, random
 from jax.example_libraries import stax
 import jax.numpy as jnp
-from jax.scipy.special import logsumexp
+from jax.scipy.special import logsumexp, ndtri
 import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.distributions import kl_divergence
 from numpyro.handlers import substitute
 from numpyro.infer import SVI, Trace_ELBO
 import optax
@@ -62,7 +70,7 @@ from sklearn.datasets import load_digits
 from numpyro_ext.guides import FlowGuide, ImplicitGuide
 from numpyro_ext.objectives import IWELBO, VRELBO, ImplicitELBO, log_weights
 
-LATENT, WIDTH, BATCH, BLOCKS, HALF = 8, 200, 100, 8, 32
+LATENT, WIDTH, BATCH, BLOCKS, CURVE, HALF = 8, 200, 100, 8, 60, 32
 NORMAL, FLOW = "normal, Trace_ELBO(10)", "FlowGuide, Trace_ELBO(10)"
 Params = dict[str, Any]
 Score = Callable[[Params, tuple[Array, Array], int], Array]
@@ -155,22 +163,32 @@ class Fit(NamedTuple):
     scores: np.ndarray
     """Log likelihood of each test image."""
     seconds: float
+    along: list[Params]
+    """After each block."""
 
 
 def fit(
-    of: Any, guide: Any, loss: Any, images: Images, steps: int, score: Score, draws: int
+    of: Any,
+    guide: Any,
+    loss: Any,
+    images: Images,
+    steps: int,
+    score: Score,
+    draws: int,
+    blocks: int = BLOCKS,
 ) -> Fit:
     """The parameters of the block of steps that is best on the validation images."""
     began = time.perf_counter()
-    state, block, params_of = training(of, guide, loss, images, steps // BLOCKS)
-    best = (-np.inf, {})
-    for _ in range(BLOCKS):
+    state, block, params_of = training(of, guide, loss, images, steps // blocks)
+    best, along = (-np.inf, {}), []
+    for _ in range(blocks):
         state = block(state)
         params = params_of(state)
+        along.append(params)
         found = float(score(params, images.validation, 20).mean())
         best = max(best, (found, params), key=lambda x: x[0])
     seconds = time.perf_counter() - began
-    return Fit(best[1], np.asarray(score(best[1], images.test, draws)), seconds)
+    return Fit(best[1], np.asarray(score(best[1], images.test, draws)), seconds, along)
 
 
 def training(of: Any, guide: Any, loss: Any, images: Images, steps: int) -> Any:
@@ -206,19 +224,90 @@ def ahead(one: Fit, other: Fit) -> bool:
     return bool(difference.mean() > 2 * difference.std(ddof=1) / np.sqrt(len(difference)))
 
 
-def by_size(sizes: list[int], steps: int, draws: int) -> None:
+def bound(of: Any, guide: Any) -> Callable[[Params, tuple[Array, Array]], tuple[Array, Array]]:
+    """The ELBO of an image and its KL term, means over images, nats; of a normal encoder."""
+
+    @jax.jit
+    def terms(params: Params, data: tuple[Array, Array]) -> tuple[Array, Array]:
+        elbo = log_weights(random.key(7), params, of, guide, *data, num_samples=20).mean()
+        q = guide.get_posterior(params, *data)
+        prior = dist.Normal().expand(q.event_shape).to_event(1)
+        return elbo, kl_divergence(q, prior).mean()
+
+    return terms
+
+
+class Curve(NamedTuple):
+    params: Params
+    """Those of the best block."""
+    epochs: np.ndarray
+    train: np.ndarray
+    """The ELBO and its KL term after each block, ``(blocks, 2)``."""
+    validation: np.ndarray
+
+
+def by_size(sizes: list[int], steps: int, draws: int, path: Path) -> None:
     """Auto-encoders that are given the label beside those that are not."""
-    print(f"{'latent numbers':16}{'no label':>16} {'given the label':>16} {'gain':>15}")
+    print(f"{'':16}{'no label':^34}{'given the label':^34}")
+    print(f"{'latent numbers':16}" + 2 * f"{'log probability':>17}{'ELBO':>9}{'KL':>8}", end="")
+    print(f"{'gain':>16}")
+    curves: dict[tuple[int, bool], Curve] = {}
     for latent in sizes:
         of = auto_encoder(latent)
         guide = normal(of, latent)
-        score = log_likelihood(of, guide)
-        without, given = (
-            fit(of, guide, Trace_ELBO(10), digits(0, labels), steps, score, draws)
-            for labels in (False, True)
-        )
-        scores = f"{show(without.scores):>16} {show(given.scores):>16}"
-        print(f"{latent:<16}{scores} {show(given.scores - without.scores):>15}", flush=True)
+        score, terms = log_likelihood(of, guide), bound(of, guide)
+        fits, cells = [], ""
+        for labels in (False, True):
+            images, blocks = digits(0, labels), min(CURVE, steps)
+            best = fit(of, guide, Trace_ELBO(10), images, steps, score, draws, blocks)
+            elbo, kl = terms(best.params, images.test)
+            cells += f"{show(best.scores):>17}{elbo:9.2f}{kl:8.2f}"
+            epochs = (1 + np.arange(blocks)) * (steps // blocks) * BATCH / len(images.train[1])
+            train, validation = (
+                np.asarray([terms(params, data) for params in best.along])
+                for data in (images.train, images.validation)
+            )
+            curves[latent, labels] = Curve(best.params, epochs, train, validation)
+            fits.append(best)
+        gain = show(fits[1].scores - fits[0].scores)
+        print(f"{latent:<16}{cells}{gain:>16}", flush=True)
+    print(f"picture: {path}")
+    draw_sizes(curves, path)
+
+
+def draw_sizes(curves: dict[tuple[int, bool], Curve], path: Path) -> None:
+    """The two terms over the epochs, and the plane of two latent numbers."""
+    fig, axes = plt.subplots(2, 3, figsize=(12, 7), constrained_layout=True)
+    sizes = list(dict.fromkeys(latent for latent, _ in curves))
+    for j, (ax, term) in enumerate(zip(axes[:, 0], ("ELBO", "KL term"), strict=True)):
+        for (latent, labels), curve in curves.items():
+            style = {"color": f"C{sizes.index(latent)}", "ls": "--" if labels else "-"}
+            name = f"{latent}, given the label" if labels else f"{latent} numbers"
+            ax.plot(curve.epochs, curve.validation[:, j], **style, label=name)
+            ax.plot(curve.epochs, curve.train[:, j], **style, lw=0.6)
+        ax.set(xscale="log", xlabel="epoch", ylabel=f"{term} of an image, nats")
+    axes[0, 0].set_title("validation images; thin: training images")
+    axes[0, 0].legend(fontsize=7)
+    classes = np.asarray(digits(0, labels=True).test[0].argmax(1))
+    for row, labels in zip(axes, (False, True), strict=True):
+        of, params = auto_encoder(2), curves[2, labels].params
+        mean = normal(of, 2).get_posterior(params, *digits(0, labels).test).mean
+        row[1].scatter(*np.asarray(mean).T, c=classes, cmap="tab10", s=8)
+        title = "given the label" if labels else "no label; colour: the digit"
+        row[1].set(title=f"plane of held-out digits, {title}", aspect="equal")
+        # A row for each label, along the first number; or the plane at quantiles of N(0, I).
+        steps = ndtri((jnp.arange(10) + 0.5) / 10)
+        across, down = (x.ravel() for x in jnp.meshgrid(steps, steps))
+        z = jnp.stack([across, 0 * down if labels else down], axis=-1)
+        given = jnp.repeat(jnp.eye(10), 10, axis=0) if labels else jnp.zeros((100, 0))
+        logits = network(64)[1](params["decoder$params"], jnp.concatenate([z, given], axis=-1))
+        tiles = np.asarray(jax.nn.sigmoid(logits)).reshape(10, 10, 8, 8)
+        tiles = np.pad(tiles, [(0, 0), (0, 0), (1, 1), (1, 1)]).swapaxes(1, 2)
+        row[2].imshow(tiles.reshape(100, 100), cmap="gray_r", vmin=0, vmax=1)
+        title = "each label along the first number" if labels else "the plane, decoded"
+        row[2].set(title=title, xticks=[], yticks=[])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path, dpi=110)
 
 
 def draw_picture(images: Images, params: Params, net: Params, path: Path) -> None:
@@ -247,13 +336,13 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--draws", type=int, default=5000)
     parser.add_argument("--half", action="store_true", help="the conditional models alone")
-    help = "so many latent numbers, with and without the label, in place of the other tables"
+    help = "2 and so many latent numbers, with and without the label: bounds over epochs, plane"
     parser.add_argument("--sizes", type=int, nargs="+", help=help)
     parser.add_argument("--out", type=Path, default=Path("out/vae_digits.png"))
     args = parser.parse_args()
 
     if args.sizes:
-        by_size(args.sizes, args.steps, args.draws)
+        by_size([2, *(x for x in args.sizes if x != 2)], args.steps, args.draws, args.out)
         return 0
 
     def vae(guide: Any, loss: Any, images: Images) -> Fit:
