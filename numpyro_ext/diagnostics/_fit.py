@@ -1,6 +1,7 @@
 """One record of what was fitted, for SVI, engines and MCMC, and the errors about it."""
 
 from collections.abc import Callable, Sequence
+import math
 from typing import Any, NamedTuple, TypedDict
 import warnings
 
@@ -399,6 +400,12 @@ def chains_of(fit: Fit) -> Numbers:
 def split_chains(x: np.ndarray, num_chains: int) -> np.ndarray:
     """``(chain, draw, ...)`` of draws of several chains, one chain after the other."""
     return x.reshape(num_chains, len(x) // num_chains, *x.shape[1:])
+
+
+def flatten(draws: Numbers) -> np.ndarray:
+    """``(chain, draw, n)`` numbers of all sites, one site after the other."""
+    each = [x.reshape(*x.shape[:2], math.prod(x.shape[2:])) for x in draws.values()]
+    return np.concatenate(each, -1)
 
 
 def mcmc_stats(mcmc: MCMC, fit: Fit) -> dict[str, Any]:

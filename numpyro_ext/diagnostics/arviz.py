@@ -22,6 +22,7 @@ from numpyro_ext.diagnostics._evaluate import (
     warn_of_lost_draws,
 )
 from numpyro_ext.diagnostics._fit import Numbers, chains_of, check_key, fit_of, mcmc_stats
+from numpyro_ext.diagnostics._predicted import LARGEST
 from numpyro_ext.diagnostics.checks.chains import divergences
 from numpyro_ext.diagnostics.checks.gradients import enough_particles, rows_of_particles
 from numpyro_ext.diagnostics.checks.temperature import temperature
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 Names = Mapping[str, Sequence[str]]
 """Dimension names by site."""
-LARGEST = 1e9
-"""The largest group, in bytes, that is computed."""
 
 
 def dims_of(site: Site, extra: Sequence[str] = ()) -> list[str]:

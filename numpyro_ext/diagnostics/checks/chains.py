@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 
-from numpyro_ext.diagnostics._fit import Numbers
+from numpyro_ext._model.read import coordinate_name, slices_of
+from numpyro_ext.diagnostics._fit import Numbers, flatten
 from numpyro_ext.diagnostics.checks.modes import AtModes, draws_at_modes
 from numpyro_ext.diagnostics.context import FitContext, cached
 from numpyro_ext.diagnostics.limits import DIVERGING, ESS, ESS_EACH, RHAT
@@ -81,16 +82,13 @@ class Agreement:
     def __init__(self, draws: Numbers) -> None:
         from arviz_stats.base.array import array_stats
 
-        names, columns = [], []
-        for site, x in draws.items():
-            size = math.prod(x.shape[2:])
-            names += [f"{site}[{k}]" if size > 1 else site for k in range(size)]
-            columns.append(x.reshape(*x.shape[:2], size))
-        x = np.concatenate(columns, -1)
+        places = slices_of(tuple((name, x.shape[2:]) for name, x in draws.items()))
+        x = flatten(draws)
         chosen = equally_spaced(x.shape[-1], _NUMBERS)
         # Entries such as the zeros of a triangular factor never move.
         chosen = chosen[np.any(x[..., chosen] != x[:1, :1, chosen], (0, 1))]
-        self.names, x = [names[k] for k in chosen], x[..., chosen].astype(np.float64)
+        self.names = [coordinate_name(places, k) for k in chosen.tolist()]
+        x = x[..., chosen].astype(np.float64)
         self.chains, self.draws = x.shape[:2]
         self.rhat = self.ess = np.zeros(0)
         if not self.names:

@@ -18,7 +18,7 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import coordinate_name, slices_of
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics import limits
-from numpyro_ext.diagnostics._fit import Fit, Numbers, compile_with_data
+from numpyro_ext.diagnostics._fit import Fit, Numbers, compile_with_data, flatten
 from numpyro_ext.diagnostics._moves import LEAPS, Combined, Moved, move_points, worst_combinations
 from numpyro_ext.diagnostics.checks.chains import split_by_mode
 from numpyro_ext.diagnostics.checks.draws import has_moves
@@ -274,8 +274,7 @@ def _mixed(draws: Numbers) -> tuple[Numbers, np.ndarray]:
     mixed = {n: y.reshape(len(order), *y.shape[2:])[order] for n, y in draws.items()}
     if len(chosen) < 4:
         return mixed, np.zeros(1)
-    flat = [y.reshape(*shape, math.prod(y.shape[2:])) for y in draws.values()]
-    x = np.concatenate(flat, -1).astype(np.float64)
+    x = flatten(draws).astype(np.float64)
     # At most so many numbers get their own effective size; the others get the least of these.
     some = equally_spaced(x.shape[-1], 1000)
     varies = np.any(x != x[:1, :1], (0, 1))
