@@ -402,6 +402,14 @@ def split_chains(x: np.ndarray, num_chains: int) -> np.ndarray:
     return x.reshape(num_chains, len(x) // num_chains, *x.shape[1:])
 
 
+def sites_of(group: Any) -> Numbers:
+    """``{site: (chain, draw, *site)}`` of a group of a ``DataTree``."""
+    return {
+        value.attrs.get("site", str(name)): value.transpose("chain", "draw", ...).to_numpy()
+        for name, value in group.data_vars.items()
+    }
+
+
 def flatten(draws: Numbers) -> np.ndarray:
     """``(chain, draw, n)`` numbers of all sites, one site after the other."""
     each = [x.reshape(*x.shape[:2], math.prod(x.shape[2:])) for x in draws.values()]

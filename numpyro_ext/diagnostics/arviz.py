@@ -12,16 +12,17 @@ import numpyro
 from numpyro.infer import MCMC
 
 from numpyro_ext._checks import InferenceWarning, check_count
-from numpyro_ext._model.read import Site, is_data, sample_sites
+from numpyro_ext._model.read import is_data, sample_sites
 from numpyro_ext._typing import Trace
 from numpyro_ext.diagnostics._evaluate import (
     Prototype,
     count_of,
+    dims_of,
     evaluator,
     prototype,
     warn_of_lost_draws,
 )
-from numpyro_ext.diagnostics._fit import Numbers, chains_of, check_key, fit_of, mcmc_stats
+from numpyro_ext.diagnostics._fit import chains_of, check_key, fit_of, mcmc_stats
 from numpyro_ext.diagnostics._predicted import LARGEST
 from numpyro_ext.diagnostics.checks.chains import divergences
 from numpyro_ext.diagnostics.checks.gradients import enough_particles, rows_of_particles
@@ -36,36 +37,9 @@ Names = Mapping[str, Sequence[str]]
 """Dimension names by site."""
 
 
-def dims_of(site: Site, extra: Sequence[str] = ()) -> list[str]:
-    """A name for every axis of a site: plates, ``event_dims``, or ArviZ's default."""
-    name, shape = site["name"], np.shape(site["value"])
-    names = [f"{name}_dim_{i}" for i in range(len(shape))]
-    frames = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
-    if site["type"] == "sample":
-        shape = np.broadcast_shapes(shape, site["fn"].shape())
-        names = [f"{name}_dim_{i}" for i in range(len(shape))]
-        num_batch = len(shape) - site["fn"].event_dim
-        for frame in frames:
-            names[num_batch + frame.dim] = frame.name
-    elif shape[: len(frames)] == tuple(frame.size for frame in frames):
-        names[: len(frames)] = [frame.name for frame in frames]
-    event = [*(site.get("infer") or {}).get("event_dims", ()), *extra]
-    if event:
-        names[len(names) - len(event) :] = event
-    return names
-
-
 def _name(site: str) -> str:
     """A name for a ``DataTree``, in which the slash of NumPyro's ``scope`` would be a path."""
     return site.replace("/", ".")
-
-
-def sites_of(group: Any) -> Numbers:
-    """``{site: (chain, draw, *site)}`` of a group of a ``DataTree``."""
-    return {
-        value.attrs.get("site", str(name)): value.transpose("chain", "draw", ...).to_numpy()
-        for name, value in group.data_vars.items()
-    }
 
 
 def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:

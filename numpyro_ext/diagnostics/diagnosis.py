@@ -10,8 +10,7 @@ from numpyro_ext.diagnostics._target import target_of
 from numpyro_ext.diagnostics.checks.chains import agreement, divergences
 from numpyro_ext.diagnostics.checks.draws import finite, varying
 from numpyro_ext.diagnostics.checks.gradients import by_gradients, enough_particles
-from numpyro_ext.diagnostics.checks.local_inference import local_inference
-from numpyro_ext.diagnostics.checks.losses import losses
+from numpyro_ext.diagnostics.checks.losses import local_inference, losses
 from numpyro_ext.diagnostics.checks.missing_modes import missing_modes
 from numpyro_ext.diagnostics.checks.moves import moves
 from numpyro_ext.diagnostics.checks.temperature import problems, temperature

@@ -10,8 +10,7 @@ import numpy as np
 from numpyro_ext._checks import check_count
 from numpyro_ext._typing import Model
 from numpyro_ext.diagnostics._evaluate import prototype
-from numpyro_ext.diagnostics._fit import Fit, check_arguments
-from numpyro_ext.diagnostics.arviz import sites_of
+from numpyro_ext.diagnostics._fit import Fit, check_arguments, sites_of
 from numpyro_ext.diagnostics.context import points_and_score
 from numpyro_ext.diagnostics.full_data import full_data
 from numpyro_ext.scores.discrepancy import squared_ksd, squared_mmd

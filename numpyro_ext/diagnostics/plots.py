@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.diagnostics._fit import FitArguments
-from numpyro_ext.diagnostics.arviz import dims_of, sites_of
+from numpyro_ext.diagnostics._evaluate import dims_of
+from numpyro_ext.diagnostics._fit import FitArguments, sites_of
 from numpyro_ext.diagnostics.calibration import Calibration
 from numpyro_ext.diagnostics.checks.chains import AGREEMENT, Agreement, compare_chains
 from numpyro_ext.diagnostics.checks.losses import losses_of

@@ -1,14 +1,17 @@
-"""Whether the optimiser of a guide has come to rest: its losses, or the equations of an engine."""
+"""Whether the fit of a guide has come to rest: its losses, the equations of an engine, or the local
+inference of a structured guide."""
 
 from collections.abc import Sequence
 import math
 from typing import Any
 
+from jax import random
 import numpy as np
 
 from numpyro_ext.diagnostics._fit import restarts_of
+from numpyro_ext.diagnostics.comparison import SD
 from numpyro_ext.diagnostics.context import FitContext
-from numpyro_ext.diagnostics.limits import FALL, LOST, STEP_NOISE
+from numpyro_ext.diagnostics.limits import FALL, LOST, NARROW, STEP_NOISE
 from numpyro_ext.diagnostics.table import Row, judged
 
 _FAR = 10.0
@@ -105,3 +108,26 @@ def convergence_rows(engine: Any, results: list[Any]) -> list[Row]:
     wrong = "factors were left as they were; their moments do not exist or were not found."
     wrong += f" The nodes of the quadrature were too few {inaccurate} times." * bool(inaccurate)
     return [*rows, judged("factors skipped", skipped, "0", skipped == 0, right, wrong)]
+
+
+def local_inference(context: FitContext) -> list[Row]:
+    """The lines of a guide with ``judge_local`` and ``narrowest_global``; none of other guides. A
+    global site that is narrower than after a step of Gibbs sampling is too narrow."""
+    fit, guide, draws = context.fit, context.obj.guide, context.draws
+    if not hasattr(guide, "judge_local"):
+        return []
+    key_prior, key_step = random.split(random.fold_in(context.rng_key, 1))
+    fitted = fit.model, fit.params, draws, fit.args, fit.kwargs
+    judgements = guide.judge_local(key_prior, *fitted)
+    rows = [Row(x.quantity, x.value, None, x.limit, x.ok, x.verdict) for x in judgements]
+    if (narrowest := guide.narrowest_global(key_step, draws)) is None:
+        return rows
+    ratio, name = narrowest
+    if ratio >= NARROW:
+        return rows
+    verdict = (
+        f"the guide draws '{name}' independently of local sites, so it is narrower than after a"
+        " step of Gibbs sampling, and the posterior is wider still; take"
+        " guide.sample_globals of its local draws, which is nearer, or NUTS."
+    )
+    return [*rows, Row(SD, ratio, None, f"> {NARROW}", False, verdict, of_draws=True)]
