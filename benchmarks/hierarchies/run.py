@@ -42,7 +42,7 @@ def write_reference(name: str) -> None:
     with jax.enable_x64(True):
         data = jax.tree.map(jnp.asarray, problem.data)
         mcmc = MCMC(
-            NUTS(model, target_accept_prob=0.9),
+            NUTS(model, dense_mass=True, target_accept_prob=0.9),
             num_warmup=WARMUP,
             num_samples=DRAWS,
             num_chains=2,
