@@ -7,6 +7,7 @@ import warnings
 
 import jax
 from jax import random
+import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import ELBO, MCMC, NUTS, SVI
 import optax
@@ -15,7 +16,7 @@ from numpyro_ext.diagnostics import Diagnosis, InferenceWarning, diagnose
 from numpyro_ext.particles import AutoParticles, ParVI, particle_step
 
 Draws = dict[str, np.ndarray]
-GUIDE_STEPS, GUIDE_DRAWS, PARTICLE_STEPS = 5000, 4000, 500
+GUIDE_STEPS, GUIDE_DRAWS, PARTICLE_STEPS, ENGINE_STEPS = 5000, 4000, 500, 50
 WARMUP, DRAWS, STEPS = 200, 2500, 20
 """Of two chains; draws are that many transitions apart."""
 
@@ -50,6 +51,12 @@ def judged(obj: Any, result: Any, data: tuple[Any, ...], began: float, seed: int
     draws = jax.device_get(sample(random.key(seed), result.params, data))
     seconds = time.perf_counter() - began
     return Fit(draws, diagnose(obj, result=result, model_args=data), seconds)
+
+
+def by_engine(engine: Any, data: tuple[Any, ...], seed: int = 1, steps: int = ENGINE_STEPS) -> Fit:
+    began, data = time.perf_counter(), jax.tree.map(jnp.asarray, data)
+    result = engine.run(random.key(seed), steps, *data, progress_bar=False)
+    return judged(engine, result, data, began)
 
 
 def by_particles(

@@ -40,7 +40,7 @@ from numpyro_ext.objectives import VRELBO, taylor_proxy
 from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
 
 sys.path.append(str(Path(__file__).parents[1]))
-from _shared.methods import by_kernel, merged
+from _shared.methods import by_engine, by_kernel, merged
 from _shared.nuts import nuts
 from _shared.verdicts import HEADS, Truth, Verdict, counted, errors, kept, moments
 from crossed.models import MODELS, Crossed
@@ -49,13 +49,9 @@ DRAWS, STEPS = 4000, 3000
 COLUMNS = ("model", "method", "worst mean", "sd ratio", *HEADS, "seconds")
 
 
-def by_engine(engine: Callable[..., Any], steps: int, problem: Crossed) -> Any:
-    fitted, data = engine(problem.model), jax.tree.map(jnp.asarray, problem.data)
-    result = fitted.run(random.key(1), steps, *data, progress_bar=False)
-    draws = fitted.guide.sample_posterior(
-        random.key(2), result.params, *data, sample_shape=(DRAWS,)
-    )
-    return draws, diagnose(fitted, result=result, model_args=data)
+def by_engine_of(engine: Callable[..., Any], steps: int, problem: Crossed) -> Any:
+    fit = by_engine(engine(problem.model), problem.data, steps=steps)
+    return fit.draws, fit.found
 
 
 def by_kernel_of(kernel: Callable[..., Any], problem: Crossed) -> Any:
@@ -98,10 +94,10 @@ def common(problem: Crossed) -> tuple[Any, tuple]:
 
 
 METHODS: dict[str, Callable[[Crossed], Any]] = {
-    "EP": partial(by_engine, EP, 50),
-    "EP parallel": partial(by_engine, partial(EP, schedule="parallel"), 50),
-    "StochasticEP": partial(by_engine, StochasticEP, 200),
-    "DSEP": partial(by_engine, partial(DSEP, partition=4), 200),
+    "EP": partial(by_engine_of, EP, 50),
+    "EP parallel": partial(by_engine_of, partial(EP, schedule="parallel"), 50),
+    "StochasticEP": partial(by_engine_of, StochasticEP, 200),
+    "DSEP": partial(by_engine_of, partial(DSEP, partition=4), 200),
     "SGHMC": partial(by_kernel_of, SGHMC),
     "SGLD": partial(by_kernel_of, SGLD),
     "SGNHT, SVRG": partial(by_kernel_of, partial(SGNHT, gradient=SVRG(100))),

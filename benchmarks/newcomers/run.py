@@ -6,12 +6,13 @@ chosen before any of them was run, and five kinds that people ask about, with si
 
 One name is swapped. Guides run for 5,000 steps of `optax.adam(5e-3)`, NumPyro's with
 `Trace_ELBO(4)`, flows with `VRELBO(1., 4)` and `AutoMixtureNormal` with `MixtureELBO()`, and give
-4,000 draws; with "falling rate" behind its name a flow takes `VRELBO(1., 16)` and a rate that falls
-from 5e-3 to 0 along a cosine; particles are 200, for 500 steps; kernels are built as `Kernel(model,
-steps_per_sample=20)` and run for 2 chains of 200 + 2,500 draws. The two models of many rows have
-minibatches of 200 and 300 rows for all methods, flows and particles with the proxy. The truth is
-exact by quadrature, or NUTS in double precision (4 chains of 2,000 + 5,000 draws), kept under
-`--out`; `--truth` makes it and fits nothing.
+4,000 draws. With "falling rate" behind its name a flow takes `VRELBO(1., 16)` and a rate that falls
+from 5e-3 to 0 along a cosine; with "4 draws" too, it takes that rate alone. Particles are 200, for
+500 steps; kernels are built as `Kernel(model, steps_per_sample=20)` and run for 2 chains of 200 +
+2,500 draws; `EP` makes at most 50 sweeps. The two models of many rows have minibatches of 200 and
+300 rows for all methods, flows and particles with the proxy. The truth is exact by quadrature, or
+NUTS in double precision (4 chains of 2,000 + 5,000 draws), kept under `--out`; `--truth` makes it
+and fits nothing.
 
 `worst mean` is the largest error of a mean in standard deviations, `sd ratio` the mean, and
 [least, largest], of the standard deviations over the right ones, over all numbers of the compared
@@ -46,6 +47,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 import optax
 
 from numpyro_ext.diagnostics import InferenceWarning
+from numpyro_ext.ep import EP
 from numpyro_ext.guides import AutoMixtureNormal, AutoRealNVPNormal, AutoSplineNormal
 from numpyro_ext.mcmc import SGHMC, SGLD, SGNHT
 from numpyro_ext.objectives import VRELBO, MixtureELBO, taylor_proxy
@@ -54,6 +56,7 @@ from numpyro_ext.particles import Blob, RegularizedSVGD
 sys.path.append(str(Path(__file__).parents[1]))
 from _shared.brought_models import BROUGHT
 from _shared.methods import (
+    by_engine,
     by_guide,
     by_kernel,
     by_nuts,
@@ -72,11 +75,11 @@ from hierarchies.models import HIERARCHIES
 MODELS = {**UNSEEN, **STATSMODELS, **BROUGHT, **HIERARCHIES}
 STOCK = {guide.__name__: guide for guide in (AutoNormal, AutoMultivariateNormal)}
 FLOWS = {guide.__name__: guide for guide in (AutoRealNVPNormal, AutoSplineNormal)}
-FALLING = "AutoRealNVPNormal, falling rate"
-FLOWS[FALLING] = AutoRealNVPNormal
+FALLING, FOUR_FALLING = (f"AutoRealNVPNormal, {how}falling rate" for how in ("", "4 draws, "))
+FLOWS |= {FALLING: AutoRealNVPNormal, FOUR_FALLING: AutoRealNVPNormal}
 FIELDS = {field.__name__: field for field in (RegularizedSVGD, Blob)}
 KERNELS: dict[str, Callable[..., Any]] = {"SGHMC": SGHMC, "SGNHT": SGNHT, "SGLD": SGLD}
-METHODS = [*STOCK, *FLOWS, "AutoMixtureNormal", *FIELDS, "ParVI", *KERNELS]
+METHODS = [*STOCK, *FLOWS, "AutoMixtureNormal", *FIELDS, "ParVI", *KERNELS, "EP"]
 COLUMNS = ("model", "method", "worst mean", "sd ratio", *HEADS, "seconds", "/ NUTS")
 KERNEL_BAND = 0.1, 0.1
 LEAST_ESS = 400
@@ -98,13 +101,14 @@ def fit(problem: Unseen, method: str, truth: Truth, seed: int) -> tuple[Errors, 
         proxy = None if problem.batch is None else taylor_proxy(model, *data)
         before = time.perf_counter() - began
         if method in FLOWS:
-            falls = method == FALLING
-            loss = VRELBO(1.0, 16 if falls else 4, proxy=proxy)
-            rate = None if falls else adam  # None is one that falls
+            loss = VRELBO(1.0, 16 if method == FALLING else 4, proxy=proxy)
+            rate = None if method in (FALLING, FOUR_FALLING) else adam  # None is one that falls
             found = by_guide(model, data, FLOWS[method](model), loss, rate, seed)
         else:
             field = partial(FIELDS[method], proxy=proxy)
             found = by_particles(model, data, field, seed, problem.particles)
+    elif method == "EP":
+        found = by_engine(EP(model), data, seed)
     elif method == "AutoMixtureNormal":
         found = by_guide(model, data, AutoMixtureNormal(model), MixtureELBO(), adam, seed)
     else:

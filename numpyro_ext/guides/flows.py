@@ -41,6 +41,33 @@ def _exp_of_triple(_: QuickPositive) -> Transform:
     return ComposeTransform([AffineTransform(0.0, 3.0), ExpTransform()])
 
 
+class RowsOfFactor(type(constraints.scaled_unit_lower_cholesky)):  # pyright: ignore[reportGeneralTypeIssues]
+    """Lower triangular factors of which an optimiser moves a row, and not each of its numbers, by
+    its step. Otherwise the noise of d numbers would move a draw by the root of d steps."""
+
+
+class _Quieter(VectorTransform):
+    """The numbers below the diagonal of a (d, d) factor, which come before the d on it, over the
+    root of d."""
+
+    def call_with_intermediates(self, x: Array) -> tuple[Array, Array]:
+        units = self.units(x)
+        return x * units, jnp.sum(jnp.log(units)) + 0 * x[..., 0]
+
+    def _inverse(self, y: Array) -> Array:
+        return y / self.units(y)
+
+    def units(self, x: Array) -> Array:
+        d = int((2 * x.shape[-1]) ** 0.5)
+        below = jnp.arange(x.shape[-1]) < x.shape[-1] - d
+        return jnp.where(below, d**-0.5, 1.0).astype(x.dtype)
+
+
+@biject_to.register(RowsOfFactor)
+def _rows_of_factor(_: RowsOfFactor) -> Transform:
+    return ComposeTransform([_Quieter(), biject_to(constraints.scaled_unit_lower_cholesky)])
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class AutoFlowNormal(AutoAtModes):
     r"""Base of the normalizing-flow guides, over all latent sites together.
@@ -100,8 +127,8 @@ class AutoFlowNormal(AutoAtModes):
         zero = jnp.zeros_like(loc)
         shift = IndependentTransform(AffineTransform(loc, jnp.ones_like(loc)), 1)
         if fixed and isinstance(fixed[0], LowerCholeskyAffine):
-            lower = constraints.scaled_unit_lower_cholesky
-            L: Any = numpyro.param(f"{self.prefix}_scale_tril", jnp.diag(scale), constraint=lower)
+            name, rows = f"{self.prefix}_scale_tril", RowsOfFactor()
+            L: Any = numpyro.param(name, jnp.diag(scale), constraint=rows)
             return [LowerCholeskyAffine(zero, L), shift, *fixed]
         scale: Any = numpyro.param(f"{self.prefix}_scale", scale, constraint=QuickPositive())
         return [IndependentTransform(AffineTransform(zero, scale), 1), shift, *fixed]

@@ -20,7 +20,7 @@ from numpyro_ext.guides import (
     AutoPlanarNormal,
     AutoSemiImplicit,
 )
-from numpyro_ext.guides.flows import SkewTransform, other_halves
+from numpyro_ext.guides.flows import RowsOfFactor, SkewTransform, other_halves
 
 GUIDES = {"NICE": AutoNICENormal, "MAF": AutoMAFNormal, "Householder": AutoHouseholderNormal}
 
@@ -51,6 +51,18 @@ def test_starts_exactly_at_the_normal_of_init_from(name):
     log_q = jax.jit(lambda p: guide.get_posterior(p).log_prob(z))(params)
     expected = dist.MultivariateNormal(LOC, scale_tril=FACTOR).log_prob(z)
     assert jnp.allclose(log_q, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_a_row_of_the_factor_moves_by_about_the_step_of_its_numbers():
+    rows = dist.biject_to(RowsOfFactor())
+    x = rows.inv(FACTOR)
+    below = jnp.arange(6) < 3
+    moved = rows(x + 0.01 * below) - FACTOR
+    steps = 0.01 * jnp.diagonal(FACTOR) * jnp.sqrt(jnp.arange(3) / 3)
+    np.testing.assert_allclose(jnp.linalg.norm(moved, axis=1), steps, atol=1e-6)
+    plain = dist.biject_to(dist.constraints.scaled_unit_lower_cholesky)
+    difference = rows.log_abs_det_jacobian(x, FACTOR) - plain.log_abs_det_jacobian(x, FACTOR)
+    assert difference == pytest.approx(-1.5 * np.log(3), rel=1e-5)
 
 
 @pytest.mark.slow
