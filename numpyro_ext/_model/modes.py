@@ -47,30 +47,14 @@ class Mode:
     :math:`\xi \sim N(0, I)`; or the normal of greatest ELBO, where there is no mode or where the
     posterior is far from normal there.
 
-    :param center: c, ``(n,)`` in the flat order.
-    :param factor: A, lower triangular ``(n, n)``, or the ``(n,)`` diagonal for large n.
-    :param float decrement: :math:`\sqrt{g^\top H^{-1} g}`, the distance of c from the mode in
-        posterior standard deviations; nan for a normal of greatest ELBO.
+    The fields that are not named here are those of :class:`Modes`.
+
     :param int num_negative: number of negative directions of the curvature, which were turned
         positive.
     :param int row_gradients: gradients of single rows that were spent.
-    :param float log_evidence: logarithm of the integral of :math:`e^{-U}` around the mode by
-        Laplace's formula, :math:`-U(c) + \tfrac n2 \log 2\pi + \log |A|`; of a normal of greatest
-        ELBO, its ELBO, which is a lower bound.
-    :param float elbo: the evidence lower bound of the normal, from 64 draws.
-    :param float elbo_error: its standard error.
-    :param float slope: the length of the ELBO's natural gradient, with which a step would gain
-        :math:`\tfrac12 \text{slope}^2` nats: 0 at the normal of greatest ELBO.
-    :param float slope_error: its standard error.
-    :param float departure: median of :math:`|A^\top \nabla U(z) - \xi|^2 / n` over draws, 0 for a
-        normal posterior and 1 where the approximation is off by as much as the gradients are large.
     :param float stiffness: the largest curvature in whitened coordinates, in all but a twentieth of
         the draws, and at least 1, which is that of a normal posterior.
     :param bool out_of_budget: True if the search was stopped because it had no gradients left.
-    :param bool variational: True for the normal of greatest ELBO.
-    :param float share: its part of the mass of all modes that were found.
-    :param int copy_of: the place of a heavier mode that is the same after a permutation or changes
-        of sign of coordinates; None where none was recognised.
     :param tuple problems: a :class:`Problem` for each thing that did not hold.
     """
 
@@ -134,16 +118,25 @@ class Modes:
     counted, and where a posterior is not near normal at a mode its share is as far off as the
     formula is.
 
-    :param tuple modes: a record of each mode, the heaviest first, with the fields ``center`` and
-        ``factor`` (c and A, lower triangular or its diagonal), ``share``, ``log_evidence`` (by
-        Laplace's formula), ``elbo`` and ``elbo_error`` (the ELBO of the normal, from 64 draws),
-        ``decrement`` (the distance of c from the mode, in posterior standard deviations), ``slope``
-        and ``slope_error`` (the length of the ELBO's natural gradient, which is 0 at the normal of
-        greatest ELBO), ``departure`` (0 for a normal posterior, and 1 where gradients around c are
-        off by as much as they are large), ``variational`` (True if it is the normal of greatest
-        ELBO instead, whose ``log_evidence`` is its ELBO), and ``copy_of`` (the place of a heavier
-        mode of which it is an image by a permutation or by changes of sign of coordinates, or
-        None).
+    :param tuple modes: a record of each mode, the heaviest first, with the fields
+
+        * ``center``, ``(n,)``, and ``factor``, lower triangular ``(n, n)`` or its diagonal ``(n,)``
+          for large n: c and A;
+        * ``share``: its part of the mass of all modes that were found;
+        * ``log_evidence``: logarithm of the integral of :math:`e^{-U}` around the mode by Laplace's
+          formula, :math:`-U(c) + \tfrac n2 \log 2\pi + \log |A|`;
+        * ``decrement``: :math:`\sqrt{g^\top H^{-1} g}`, the distance of c from the mode in
+          posterior standard deviations;
+        * ``elbo``, ``elbo_error``: the ELBO of the normal, from 64 draws, and its standard error;
+        * ``slope``, ``slope_error``: the length of the ELBO's natural gradient, with which a step
+          would gain :math:`\tfrac12 \text{slope}^2` nats: 0 at the normal of greatest ELBO;
+        * ``departure``: median of :math:`|A^\top \nabla U(z) - \xi|^2 / n` over draws, 0 for a
+          normal posterior and 1 where the gradients are off by as much as they are large;
+        * ``variational``: True for the normal of greatest ELBO, which stands where there is no mode
+          or the posterior is far from normal at it; its ``log_evidence`` is its ELBO, and its
+          ``decrement`` nan;
+        * ``copy_of``: the place of a heavier mode that is the same after a permutation or changes
+          of sign of coordinates, or None.
     :param tuple shapes: ``(site, unconstrained shape)`` of each latent site, in the flat order.
     :param int row_gradients: gradients of single rows that all searches spent.
     :param tuple problems: sentences on what did not hold; each has a ``kind``, which is ``"no
