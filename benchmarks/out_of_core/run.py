@@ -10,7 +10,6 @@ Memory is the largest of the process without pages of the file (`RssAnon`).
 
     python benchmarks/out_of_core/run.py --rows 1e6
     python benchmarks/out_of_core/run.py --rows 1e8 --dir /some/disk
-    python benchmarks/out_of_core/run.py --pymc PYTHON      # and the loader of pymc-extras
     python benchmarks/out_of_core/run.py --beside-arrays    # the rows in memory, at 10^6 rows
     python benchmarks/out_of_core/run.py --reads            # rows and blocks, from memory and disk
     python benchmarks/out_of_core/picture.py --dir /some/disk
@@ -214,7 +213,7 @@ def by_numpyro(x, y, ready, seconds):
         now.constrain_fn = svi.constrain_fn
         return now.update(state, *batch)
 
-    ready(1)
+    ready(0)
     while (share := 1 - (time.perf_counter() - began) / seconds) > 0:
         state, loss = update(state, 0.01 * share, next(batches))
         steps += 1
@@ -232,51 +231,6 @@ METHODS = {
 }
 
 
-class Line:
-    """What a process notes of its method."""
-
-    def __init__(self):
-        self.began, self.before, self.steps, self.MB, self.said = time.perf_counter(), 0.0, 0, 0, []
-
-    def seconds(self):
-        return time.perf_counter() - self.began
-
-    def ready(self, steps):
-        """The next step is the first of so many."""
-        self.before, self.steps = self.seconds(), steps
-
-    def found(self, mean, sd):
-        self.mean, self.sd, self.total = mean, sd, self.seconds()
-
-
-@contextmanager
-def watched():
-    """A line, with the largest memory and the warnings of the block."""
-    with peak_memory() as largest, warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        line = Line()
-        yield line
-    ours = {str(w.message) for w in said if "numpyro_ext" in str(w.category)}
-    line.MB, line.said = largest[0], sorted(ours)
-
-
-def print_line(line, folder):
-    """The line as JSON, with the errors of its answer."""
-    right, right_sd = exact(Path(folder))
-    ratio = line.sd / right_sd
-    values = {
-        "mean": float(np.max(np.abs(line.mean - right) / right_sd)),
-        "low": float(ratio.min()),
-        "high": float(ratio.max()),
-        "ready": line.before,
-        "step": 1e3 * (line.total - line.before) / max(line.steps, 1),
-        "total": line.total,
-        "MB": line.MB,
-        "said": line.said,
-    }
-    print(json.dumps(values))
-
-
 def read_columns(folder):
     """The two columns, mapped."""
     return [np.load(Path(folder) / name, mmap_mode="r") for name in ("x.npy", "y.npy")]
@@ -284,16 +238,36 @@ def read_columns(folder):
 
 def run_method(name, folder, seconds):
     """One method in this process, whose line is printed as JSON."""
-    with watched() as line:
+    began = time.perf_counter()
+    with peak_memory() as largest, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         x, y = read_columns(folder)
+        marks = []
+
+        def ready(steps):
+            marks.extend([time.perf_counter() - began, steps])
+
         if name == "NumPyro":
-            mean, sd, line.steps = by_numpyro(x, y, line.ready, seconds)
+            mean, sd, marks_steps = by_numpyro(x, y, ready, seconds)
+            marks[1] = marks_steps
         else:
             from numpyro_ext.data import HostArray
 
-            mean, sd = METHODS[name](HostArray(x), HostArray(y), line.ready)
-        line.found(mean, sd)
-    print_line(line, folder)
+            mean, sd = METHODS[name](HostArray(x), HostArray(y), ready)
+    total = time.perf_counter() - began
+    right, right_sd = exact(folder)
+    ratio = sd / right_sd
+    line = {
+        "mean": float(np.max(np.abs(mean - right) / right_sd)),
+        "low": float(ratio.min()),
+        "high": float(ratio.max()),
+        "ready": marks[0],
+        "step": 1e3 * (total - marks[0]) / max(marks[1], 1),
+        "total": total,
+        "MB": largest[0],
+        "said": sorted({str(w.message) for w in said if "numpyro_ext" in str(w.category)}),
+    }
+    print(json.dumps(line))
 
 
 def beside_arrays(folder):
@@ -353,7 +327,8 @@ def beside_arrays(folder):
 
 def times_of_reads(folder):
     """Milliseconds of a read of 256 rows, one by one and in blocks of neighbours: from pages in
-    memory, and from a disk, the mean of the first reads after the system has dropped the file."""
+    memory, and from a disk, after the system has dropped the file. The first read of five, by which
+    it is known that rows come from the disk, is left out."""
     from numpyro_ext.data import HostArray
 
     rng = np.random.default_rng(0)
@@ -378,18 +353,19 @@ def times_of_reads(folder):
             times = []
             for _ in range(5):
                 rows = mapped(width, cold)
-                for index in rng.integers(0, len(rows), (4, BATCH // width)):
+                for k, index in enumerate(rng.integers(0, len(rows), (5, BATCH // width))):
                     began = time.perf_counter()
                     rows.read(index)
-                    times.append(1e3 * (time.perf_counter() - began))
+                    if k > 0:
+                        times.append(1e3 * (time.perf_counter() - began))
                 del rows
             means.append(np.mean(times))
         yield name, *means
 
 
-def in_a_process(python, script, *options):
+def in_a_process(script, *options):
     """The JSON that a script prints with these options."""
-    command = [python, str(Path(__file__).with_name(script)), *options]
+    command = [sys.executable, str(Path(__file__).with_name(script)), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"failed": done.stderr.strip().splitlines()[-1]}
@@ -401,7 +377,6 @@ def main():
     parser.add_argument("--rows", type=float, default=1e7)
     parser.add_argument("--dir", type=Path, help="where the file is made, and kept")
     parser.add_argument("--only", nargs="*", default=[*METHODS, "NumPyro"])
-    parser.add_argument("--pymc", metavar="PYTHON", help="an interpreter that has pymc-extras")
     parser.add_argument("--beside-arrays", action="store_true")
     parser.add_argument("--reads", action="store_true")
     parser.add_argument("--method", help=argparse.SUPPRESS)
@@ -427,12 +402,11 @@ def main():
         print("| method | mean off (sd) | sd ratio | ready (s) | a step (ms) | in all (s) | MB |")
         print("|---|---|---|---|---|---|---|")
         longest = options.seconds
-        here = sys.executable, "run.py", "--rows", str(rows), "--dir", str(folder.parent)
-        for name in [*options.only, *(["PyMC"] if options.pymc else [])]:
-            if name == "PyMC":
-                line = in_a_process(options.pymc, "pymc_loader.py", str(folder), str(longest))
-            else:
-                line = in_a_process(*here, "--method", name, "--seconds", str(longest))
+        for name in options.only:
+            line = in_a_process(
+                *("run.py", "--rows", str(rows), "--dir", str(folder.parent)),
+                *("--method", name, "--seconds", str(longest)),
+            )
             if "failed" in line:
                 print(f"| {name} | {line['failed']} |", flush=True)
                 continue

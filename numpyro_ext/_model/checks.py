@@ -257,7 +257,7 @@ def _look_at_rows(
         if not shapes_on_plates(run, rng_key) or _is_hidden((args, kwargs)):
             return {}
         with jax.ensure_compile_time_eval():  # while a loss is traced, too
-            looked = jit_on_data(run, None)(rng_key)
+            looked = jit_on_data(run)(rng_key)
         return {} if _is_hidden(looked) else jax.device_get(looked)  # the model may hold tracers
 
 

@@ -17,7 +17,7 @@ from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.handlers import first_rows, refuse_noise, valid_plates
 from numpyro_ext._model.mode_search import advice, budget_note, make_search, starts_of
 from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, check_sites
-from numpyro_ext._model.operations import pieces
+from numpyro_ext._model.operations import jit_on_data, pieces
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import (
     ModelInfo,
@@ -194,7 +194,7 @@ class TaylorExpansion:
             return self.info.ravel(unconstrain_fn(fn, *self.arguments, values))
 
         keys = random.split(rng_key, _DRAWS_OF_GUIDE)
-        return jnp.mean(jax.jit(jax.vmap(draw))(keys), axis=0)
+        return jnp.mean(jit_on_data(jax.vmap(draw))(keys), axis=0)
 
     def _check_forward_mode(self, x: Array) -> None:
         """An error where a step could not take the derivatives of the rows along a line."""
@@ -223,7 +223,7 @@ class TaylorExpansion:
             regular = np.all(np.isfinite(factor)) and np.all(np.diagonal(factor))
             directions = factor if regular else directions
 
-        @jax.jit
+        @jit_on_data
         def sums(x: Array, idx: Array) -> tuple[Array, Array, Array | None]:
             here = self.potential.with_rows({self.plate: idx})
 
@@ -264,7 +264,7 @@ class TaylorExpansion:
         def slope_at(x: Array) -> Array:
             return prior.value_and_grad_flat(x, idx)[1]
 
-        both = jax.jit(lambda x: (slope_at(x), jax.jacfwd(slope_at)(x)))(x)
+        both = jit_on_data(lambda x: (slope_at(x), jax.jacfwd(slope_at)(x)))(x)
         slope, curvature = (np.asarray(part, np.float64) for part in both)
         precision = (curvature - hessian + (curvature - hessian).T) / 2
         try:
@@ -287,7 +287,7 @@ class TaylorExpansion:
             t = nearest + (factor @ xi if factor.ndim == 2 else factor * xi)
             return jnp.var(proxy.change(t, rows_at(t), rows_at)[1], ddof=1)
 
-        @jax.jit
+        @jit_on_data
         def variances(rng_key: Array) -> Array:
             xi = random.normal(rng_key, (_POINTS, len(nearest)), nearest.dtype)
             return jax.vmap(variance)(xi)

@@ -39,26 +39,31 @@ def run_once(fn: Callable[..., Any], rng_key: Array, *args: Any) -> Any:
     :param rng_key: a key that was split off or folded in, so that it is traced where a program
         inside another one is: there, options of the compiler are an error.
     """
-    options = None if isinstance(rng_key, Tracer) else quick_options()
-    return jax.jit(fn, compiler_options=options)(rng_key, *args)
+    if isinstance(rng_key, Tracer):
+        return jax.jit(fn)(rng_key, *args)
+    return jit_on_data(fn, quick_options())(rng_key, *args)
 
 
-def jit_on_data(fn: Callable[..., Any], options: dict[str, int] | None) -> Callable[..., Any]:
-    """``jax.jit`` of a function that is called with one set of shapes. The arrays that it closes
+def jit_on_data(
+    fn: Callable[..., Any], options: dict[str, int] | None = None
+) -> Callable[..., Any]:
+    """``jax.jit`` of a function that is called with few sets of shapes. The arrays that it closes
     over, such as a model's data, are arguments of the program, which would hold copies of them."""
-    traced: list[Any] = []
+    programs: dict[tuple, tuple] = {}
 
     def call(*args: Any) -> Any:
-        if not traced:
-            closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+        leaves, tree = jax.tree.flatten(args)
+        shapes = tree, *((jnp.shape(x), jnp.result_type(x)) for x in leaves)
+        if shapes not in programs:
+            closed, of_result = jax.make_jaxpr(fn, return_shape=True)(*args)
 
             def run(consts: list[Array], leaves: list[Array]) -> list[Array]:
                 return jaxpr_as_fun(closed.replace(consts=consts))(*leaves)
 
             program = jax.jit(run, compiler_options=options)
-            traced.extend([program, closed.consts, jax.tree.structure(shapes)])
-        program, consts, structure = traced
-        return jax.tree.unflatten(structure, program(consts, jax.tree.leaves(args)))
+            programs[shapes] = program, closed.consts, jax.tree.structure(of_result)
+        program, consts, structure = programs[shapes]
+        return jax.tree.unflatten(structure, program(consts, leaves))
 
     return call
 

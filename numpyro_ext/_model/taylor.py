@@ -22,7 +22,7 @@ from numpyro.handlers import block, seed
 
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import first_rows
-from numpyro_ext._model.operations import pieces
+from numpyro_ext._model.operations import jit_on_data, pieces
 from numpyro_ext._model.potential import Potential, Program
 from numpyro_ext._model.read import (
     frames,
@@ -260,7 +260,7 @@ class TaylorProxy:
         # Evaluated now, also where a step is being traced.
         with jax.ensure_compile_time_eval(), block(), jax.default_matmul_precision("highest"):
             z = self.unravel(self.location)
-            each = jax.jit(
+            each = jit_on_data(
                 lambda i: program.with_rows({self.plate: i}).rows_log_lik(z, {self.plate: i})
             )
             before, squares, off = np.asarray(self.rows), 0.0, 0

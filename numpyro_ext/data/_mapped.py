@@ -16,7 +16,7 @@ class MappedRows:
 
     To touch a page that is not in memory is a read from the disk, and the next page waits for it.
     If a read was slow, the next one asks for all of its pages first, which the disk then reads
-    together, and of each read only its own pages are read. A slice asks for all of its pages.
+    together, and no pages around them.
 
     :param x: a contiguous ``np.memmap``.
     """
@@ -38,7 +38,7 @@ class MappedRows:
         self._map: Any = whole.base if knows else None
         self._is_slow = False
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """An error if the file is shorter than it was: to touch a page behind its end would kill
         the process."""
         size, needed = os.stat(self._file).st_size, self.begin + self._rows.nbytes
@@ -47,13 +47,14 @@ class MappedRows:
 
     def take(self, index: np.ndarray | slice) -> np.ndarray:
         """Rows by their numbers, or a view of a slice of them."""
-        self.check()
+        self._check()
         if isinstance(index, slice):
-            self._ask_for(np.array([index.start]), index.stop - index.start)
+            if self._is_slow:
+                self.ask_for(np.array([index.start]), index.stop - index.start)
             return self._rows[index]
         began = time.perf_counter()
         if self._is_slow:
-            self._ask_for(index, 1)
+            self.ask_for(index, 1)
         # The numbers have been checked, and "clip" does not do it again.
         rows = np.take(self._rows, index, 0, mode="clip")
         slow = time.perf_counter() - began > _SLOW * len(index)
@@ -62,7 +63,7 @@ class MappedRows:
         self._is_slow = slow
         return rows
 
-    def _ask_for(self, index: np.ndarray, num: int) -> None:
+    def ask_for(self, index: np.ndarray, num: int) -> None:
         """Tell the system that ``num`` rows from each of these will be read."""
         if self._map is None:
             return

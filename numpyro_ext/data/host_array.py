@@ -63,7 +63,7 @@ class HostArray(HostRows):
         process 0 has the first, and ``len(x)`` counts all. A row is read by the process that has
         it, and the rows of a batch are spread over the devices, which share out the step.
 
-    .. note:: Each ``x[i]`` is one callback, of about 0.2 ms; put columns that are used together
+    .. note:: Each ``x[i]`` is a call to the host of its own; put columns that are used together
         into one object: ``rows = HostArray({"x": x, "y": y})``, ``b = rows[i]``, ``b["x"]``.
 
     .. doctest::
@@ -188,17 +188,21 @@ class HostArray(HostRows):
         return jax.tree.map(lambda x: x.reshape(*index.shape, *x.shape[1:]), taken)
 
     def _piece(self, begin: int, end: int) -> Rows:
-        """Rows ``begin`` to ``end - 1``; those behind them in a thread, if they go on a pass."""
+        """Rows ``begin`` to ``end - 1``; those behind them are read meanwhile, if it is a pass."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[:2] == (begin, end):
             rows = ahead[2].result()
-            self._of_source(range(begin, end), _Column.check)
         else:
             rows = self._take(range(begin, end))
         goes_on, self._last = self._last == begin > 0, end
         if goes_on and end < self._length:
             to = min(2 * end - begin, self._length)
-            self._ahead = end, to, _reader().submit(self._take, range(end, to))
+            mapped = [c.array for c in self._leaves if isinstance(c.array, MappedRows)]
+            if self.transform is None and len(mapped) == len(self._leaves):
+                for rows_of_file in mapped:  # the system has threads of its own
+                    rows_of_file.ask_for(np.array([end]), to - end)
+            else:
+                self._ahead = end, to, _reader().submit(self._take, range(end, to))
         return rows
 
     def _take(self, index: np.ndarray | range) -> Rows:
@@ -209,7 +213,7 @@ class HostArray(HostRows):
         if self.transform is not None:
             rows = self._transformed(rows, len(index))
         for x in jax.tree.leaves(rows):
-            self._look_at(x, index)
+            self._check_nan(x, index)
         return rows
 
     def _of_source(self, index: np.ndarray | range, fn: Callable[[Any], Any]) -> list[Any]:
@@ -234,11 +238,9 @@ class HostArray(HostRows):
                 )
         return rows
 
-    def _look_at(self, x: np.ndarray, index: np.ndarray | range) -> None:
-        """An error if there is NaN. All numbers of a piece are looked at, so that they are read
-        from the disk before the piece is used."""
-        no_nan = x.dtype.kind in "fc" and not self.allow_nan
-        if x.size and (no_nan or isinstance(index, range)) and np.isnan(np.max(x)) and no_nan:
+    def _check_nan(self, x: np.ndarray, index: np.ndarray | range) -> None:
+        """An error if there is NaN."""
+        if x.dtype.kind in "fc" and not self.allow_nan and x.size and np.isnan(np.max(x)):
             row = index[int(np.argmax(np.isnan(x).reshape(len(index), -1).any(axis=1)))]
             raise ValueError(
                 f"row {row} of {self.name} has NaN; leave such rows out, or say allow_nan=True if"
@@ -290,11 +292,6 @@ class _Column:
             )
         if not self.shape:
             raise TypeError(f"{name} is one number and has no rows.")
-
-    def check(self) -> None:
-        """An error if a file has been cut since rows were looked at, which are a view of it."""
-        if isinstance(self.array, MappedRows):
-            self.array.check()
 
 
 def _is_column(x: Any) -> bool:

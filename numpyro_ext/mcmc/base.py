@@ -41,7 +41,7 @@ from numpyro_ext._model.checks import check_rows, read_global
 from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.minibatch import draw_indices, start_plates
 from numpyro_ext._model.modes import Mode, Modes, check_sites
-from numpyro_ext._model.operations import quick_options
+from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.sharding import num_devices, spread_arrays
@@ -942,10 +942,7 @@ def first_states(
     """
     info, single = potential.info, is_prng_key(rng_key)
     spread, whole = spread_arrays(*potential.arguments)
-    # Compiled for one run.
-    options = None if isinstance(rng_key, Tracer) else quick_options()
 
-    @partial(jax.jit, static_argnames="validate_grad", compiler_options=options)
     def begin(
         rng_key: Array, z: Sites | None, spread: dict[int, Array], scale: float, validate_grad: bool
     ) -> tuple[Any, Any, Array]:
@@ -980,6 +977,10 @@ def first_states(
         finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in values])
         return state, (drawn, idx, grad), jnp.all(finite)
 
+    # Compiled for one run.
+    once: Any = partial(jit_on_data, options=quick_options())
+    compiled = jax.jit if isinstance(rng_key, Tracer) else once
+    programs = {x: compiled(partial(begin, validate_grad=x)) for x in (False, True)}
     attempts = [(1.0, False)]  # scale of the normal approximation, and validate_grad
     if near is not None:
         attempts += [(0.5, False), (0.1, False)]
@@ -987,9 +988,8 @@ def first_states(
         attempts += [(1.0, True)]
     failures: list[Any] = []
     for scale, validate_grad in attempts:
-        state, (drawn, idx, grad), finite = begin(
-            rng_key, init_params, spread, scale, validate_grad
-        )
+        at = rng_key, init_params, spread, scale
+        state, (drawn, idx, grad), finite = programs[validate_grad](*at)
         traced = is_traced((state, finite))
         if traced or finite:
             break

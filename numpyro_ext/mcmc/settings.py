@@ -160,7 +160,7 @@ class Fitness:
 
     @classmethod
     def at(cls, potential: Potential, whitening: Whitening) -> "Fitness":
-        gradients = jax.jit(partial(_probe, potential))(whitening)
+        gradients = jit_on_data(partial(_probe, potential))(whitening)
         return cls(whitening, _batches(potential), np.asarray(gradients, float))
 
     def of(self, potential: Potential) -> str:

@@ -301,7 +301,7 @@ def test_the_state_does_not_grow_with_the_data():
 def test_an_estimate_of_the_evidence_that_would_not_fit_into_memory(monkeypatch):
     sep = StochasticEP(probit)
     state = sep.init(random.key(0), *PROBIT)
-    monkeypatch.setattr("numpyro_ext.ep.stochastic._LARGEST", 8 * 4 * 4 - 1)
+    monkeypatch.setattr("numpyro_ext.ep.stochastic._LARGEST", 8 * 3 * 4 - 1)
     with pytest.raises(ValueError, match=r"each of 8 rows, 0.0 GB; use .*evidence_bounds"):
         sep.log_evidence(state, *PROBIT)
 
