@@ -75,6 +75,21 @@ def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
         raise ValueError(f"{name} is {value!r}; it must be one of {words}.")
 
 
+class OwnArgumentsFirst:
+    """The signature of a class whose fields are its arguments: a subclass's own come before those
+    of its bases, which a dataclass has first."""
+
+    def __get__(self, instance: Any, owner: type) -> inspect.Signature:
+        def order(argument: inspect.Parameter) -> int:
+            if argument.kind is not argument.KEYWORD_ONLY:
+                return len(owner.__mro__) if argument.kind is argument.VAR_KEYWORD else -1
+            fields = [vars(base).get("__annotations__", {}) for base in owner.__mro__]
+            return next((k for k, own in enumerate(fields) if argument.name in own), len(fields))
+
+        _, *arguments = inspect.signature(owner.__init__).parameters.values()
+        return inspect.Signature(sorted(arguments, key=order))
+
+
 def summary(
     made: Any, argument: Callable[[Any, str, Any], Any] = getattr, *, defaults: bool = True
 ) -> str:

@@ -1,11 +1,16 @@
 """Checks of arguments: NumPy's numbers pass, and a refusal says what is allowed."""
 
+from dataclasses import dataclass, field
+import inspect
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from numpyro_ext._checks import (
+    OwnArgumentsFirst,
     check_choice,
     check_count,
     check_nonnegative,
@@ -85,3 +90,17 @@ def test_a_summary_names_the_arguments_and_no_numbers_of_an_array():
     seen = []
     jax.eval_shape(lambda alpha: seen.append(summary(Made(alpha, 1))), 1.0)
     assert seen == ["Made(alpha=<traced>, x=1)"]
+
+
+def test_a_signature_begins_with_the_arguments_of_the_class_itself():
+    @dataclass(kw_only=True)
+    class Kernel:
+        __signature__ = OwnArgumentsFirst()
+        model: Any = field(kw_only=False)
+        shared: int = 1
+
+    @dataclass(kw_only=True)
+    class Own(Kernel):
+        own: int = 2
+
+    assert str(inspect.signature(Own)) == "(model: Any, *, own: int = 2, shared: int = 1)"

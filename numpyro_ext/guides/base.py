@@ -24,7 +24,7 @@ from numpyro.handlers import block, seed, substitute
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import not_jax_tracer
 
-from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._checks import OwnArgumentsFirst, check_count, check_positive
 from numpyro_ext._model.checks import read_global
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.masked import record_filled
@@ -56,6 +56,8 @@ class AutoJoint(ContinuousGuide):
     :param bool forward_mode_differentiation: whether the guide is set up by derivatives in forward
         mode, as ``AutoNormal`` is, for a model with a loop whose length depends on its values.
     """
+
+    __signature__ = OwnArgumentsFirst()
 
     model: Model = field(kw_only=False)
     init_scale: float = 0.1

@@ -30,6 +30,7 @@ from numpyro.infer import init_to_uniform
 from numpyro.util import identity, is_prng_key
 
 from numpyro_ext._checks import (
+    OwnArgumentsFirst,
     check_choice,
     check_count,
     check_nonnegative,
@@ -57,6 +58,8 @@ type Schedule = Callable[[Any], Any]
 """A number for every transition ``i``, counted from 0."""
 type Coordinates = Whitening | Modes
 """The coordinates in which a step moves, or the modes from which they follow."""
+type InitStrategy = Callable[..., Any]
+"""A per-site initialization function of NumPyro."""
 type Gradient = GradientEstimator
 """Where the gradient comes from, such as ``ControlVariate``."""
 
@@ -477,11 +480,13 @@ class ModelKernel(ResumableKernel):
         other arguments.
     """
 
+    __signature__ = OwnArgumentsFirst()
+
     model: Model = field(kw_only=False)
     step_size: float | Schedule | None = field(default=None, kw_only=False)
     whitening: Coordinates | None = None
     steps_per_sample: int = 1
-    init_strategy: Callable[..., Any] = init_to_uniform
+    init_strategy: InitStrategy = init_to_uniform
 
     state_class: ClassVar[Any]
     finds_whitening: ClassVar[bool] = True

@@ -26,6 +26,7 @@ from numpyro.handlers import substitute
 from numpyro.infer import ELBO
 
 from numpyro_ext._checks import (
+    OwnArgumentsFirst,
     check_choice,
     check_count,
     check_positive,
@@ -161,6 +162,8 @@ class ParticleField(ELBO, ABC):
     [[0.5]
      [0.5]]
     """
+
+    __signature__ = OwnArgumentsFirst()
 
     default_bandwidth: ClassVar[str] = "median_distance"
     """The rule of the RBF that ``kernel=None`` means."""
