@@ -9,8 +9,7 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice, check_count, check_positive, check_several, summary
-from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext.objectives.base import Draws, MapT, Objective, State
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Proxy, State
 from numpyro_ext.objectives.samples import Samples
 
 Transition = Callable[[Array, Array, Callable[[Array], Array]], Array]
@@ -90,7 +89,7 @@ class AmortizedMCMC(Objective):
         step_size: float | Array = 1e-2,
         loss: str = "energy",
         vectorize_particles: bool | MapT = True,
-        proxy: TaylorProxy | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         if not callable(transition):
             check_choice("transition", transition, ("langevin", "mala"))

@@ -3,8 +3,7 @@
 from jax import Array
 
 from numpyro_ext._model.read import sample_sites, split_auxiliary
-from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, Proxy, State
 from numpyro_ext.objectives.power_mean import surrogate
 
 
@@ -57,7 +56,7 @@ class AuxiliaryELBO(Objective):
         importance_weighted: bool = False,
         *,
         vectorize_particles: bool | MapT = True,
-        proxy: TaylorProxy | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         self.importance_weighted = importance_weighted
         self.linear = self.minus_elbo = not importance_weighted

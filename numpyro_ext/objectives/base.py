@@ -78,6 +78,8 @@ from numpyro_ext._typing import Model, Params, Sites, Trace
 type MapT = Callable[[Callable[..., Any], Any], Any]
 """``mapT(fn, xs)`` maps over the leading axis of the pytree ``xs``."""
 type Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+type Proxy = TaylorProxy
+"""The result of :func:`taylor_proxy`."""
 type State = dict[str, Any]  # of the mutable sites
 STEP = "_objective_step"  # the mutable site of ``count_steps``
 type Order = float | Array | Callable[[Array], Any]
@@ -141,7 +143,7 @@ class Objective(ELBO, ABC):
         num_particles: int = 10,
         *,
         vectorize_particles: bool | MapT = True,
-        proxy: TaylorProxy | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         num_particles = check_count("num_particles", num_particles)
         self.proxy = check_proxy(proxy)

@@ -4,8 +4,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice, check_several
-from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext.objectives.base import Draws, MapT, Objective, State, refuse_count
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Proxy, State, refuse_count
 from numpyro_ext.objectives.renyi import dreg, standard
 
 
@@ -70,7 +69,7 @@ class ChiUpperBound(Objective):
         *,
         vectorize_particles: bool | MapT = True,
         gradient: str = "standard",
-        proxy: TaylorProxy | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         check_choice("gradient", gradient, ("standard", "dreg"))
         why = "with one the loss is the ELBO, which must not be minimised"

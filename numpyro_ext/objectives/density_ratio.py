@@ -15,10 +15,9 @@ from numpyro.distributions import biject_to
 from numpyro_ext._checks import check_choice, check_several
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.read import latent_sites
-from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Trace
-from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, Proxy, State
 from numpyro_ext.objectives.critic import critic_of
 from numpyro_ext.objectives.samples import Samples, Vectors
 from numpyro_ext.scores import KernelRatio, logistic_loss, whiten
@@ -114,7 +113,7 @@ class DensityRatioELBO(Objective):
         *,
         ratio: Any = "critic",
         vectorize_particles: bool | MapT = True,
-        proxy: TaylorProxy | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         if not isinstance(contrast, dist.Distribution):
             check_choice("contrast", contrast, ("adaptive", "adaptive_full", "prior"))

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
 from numpyro_ext._checks import check_choice
-from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, Proxy, State
 from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 
 Weighting = Callable[[Array], tuple[Array, Array]]
@@ -151,7 +150,7 @@ class FDivergence(Objective):
         num_particles: int = 10,
         *,
         vectorize_particles: bool | MapT = True,
-        proxy: TaylorProxy | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         if isinstance(f, str):
             check_choice("f", f, _NAMED)

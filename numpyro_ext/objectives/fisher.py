@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from numpyro_ext._checks import check_choice
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.read import is_delta, latent_sites
-from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext.objectives.base import Draws, MapT, Objective, State
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Proxy, State
 from numpyro_ext.objectives.critic import critic_of
 from numpyro_ext.objectives.samples import Samples
 from numpyro_ext.objectives.stein_discrepancy import refuse_model_params
@@ -82,7 +81,7 @@ class FisherDivergence(Objective):
         form: str = "explicit",
         *,
         vectorize_particles: bool | MapT = True,
-        proxy: TaylorProxy | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         check_choice("form", form, ("explicit", "minimax"))
         self.form = form

@@ -10,8 +10,7 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_several
-from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext.objectives.base import Draws, MapT, Objective, State
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Proxy, State
 from numpyro_ext.objectives.critic import critic_of
 from numpyro_ext.objectives.samples import Samples, Vectors
 from numpyro_ext.scores import DenoisingScore, SteinScore
@@ -80,7 +79,7 @@ class ImplicitELBO(Objective):
         score: Callable[[Array], Array] | DenoisingScore | None = None,
         *,
         vectorize_particles: bool | MapT = True,
-        proxy: TaylorProxy | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         why = "the score of q is estimated from several draws"
         check_several("num_particles", num_particles, why)

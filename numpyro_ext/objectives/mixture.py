@@ -9,8 +9,7 @@ import numpyro.distributions as dist
 
 from numpyro_ext._checks import check_choice
 from numpyro_ext._model.read import base_distribution, sample_sites
-from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext.objectives.base import Draws, MapT, Objective, State
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Proxy, State
 from numpyro_ext.objectives.samples import Samples
 
 
@@ -73,7 +72,7 @@ class MixtureELBO(Objective):
         entropy: str = "stratified",
         *,
         vectorize_particles: bool | MapT = True,
-        proxy: TaylorProxy | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         check_choice("entropy", entropy, ("stratified", "gershman"))
         self.entropy = entropy

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice
 from numpyro_ext._model.operations import count_operations
-from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.objectives.base import (
     Draws,
     MapT,
     Objective,
     Order,
     Particle,
+    Proxy,
     State,
     alpha_at,
     check_alpha,
@@ -209,7 +209,7 @@ class VRELBO(Objective):
         *,
         vectorize_particles: bool | MapT = True,
         gradient: str | None = None,
-        proxy: TaylorProxy | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         refuse_count(self, alpha, num_particles)
         self.alpha = check_alpha(alpha, finite=gradient == "dreg")
@@ -259,7 +259,7 @@ class IWELBO(VRELBO):
         *,
         vectorize_particles: bool | MapT = True,
         gradient: str = "standard",
-        proxy: TaylorProxy | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         super().__init__(
             0.0,

@@ -8,9 +8,8 @@ from jax.nn import logsumexp
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice, check_count
-from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives.base import Draws, MapT, Objective, State
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Proxy, State
 from numpyro_ext.objectives.samples import Samples
 
 
@@ -73,7 +72,7 @@ class SemiImplicitELBO(Objective):
         *,
         bound: str = "lower",
         vectorize_particles: bool | MapT = True,
-        proxy: TaylorProxy | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         check_choice("bound", bound, ("lower", "upper", "sandwich"))
         self.num_aux = check_count("num_aux", num_aux, minimum=0)

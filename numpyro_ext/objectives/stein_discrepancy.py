@@ -10,9 +10,8 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice, check_positive, check_several
-from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._typing import Params
-from numpyro_ext.objectives.base import Draws, MapT, Objective, State
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Proxy, State
 from numpyro_ext.objectives.critic import critic_of
 from numpyro_ext.objectives.samples import Samples
 from numpyro_ext.scores import IMQ, as_kernel
@@ -92,7 +91,7 @@ class SteinDiscrepancy(Objective):
         statistic: str = "u",
         critic_penalty: float = 1.0,
         vectorize_particles: bool | MapT = True,
-        proxy: TaylorProxy | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         check_choice("statistic", statistic, ("u", "v"))
         check_positive("critic_penalty", critic_penalty)

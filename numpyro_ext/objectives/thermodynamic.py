@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_choice, check_count, check_several
-from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext.objectives.base import Draws, MapT, Objective, State
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Proxy, State
 from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 
 
@@ -89,7 +88,7 @@ class ThermodynamicELBO(Objective):
         bound: str = "lower",
         vectorize_particles: bool | MapT = True,
         gradient: str = "covariance",
-        proxy: TaylorProxy | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         check_choice("bound", bound, ("lower", "upper"))
         check_choice("gradient", gradient, ("covariance", "pathwise"))

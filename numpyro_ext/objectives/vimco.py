@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_choice, check_several
-from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.objectives.base import (
     Draws,
     MapT,
     Objective,
     Order,
     Particle,
+    Proxy,
     State,
     alpha_at,
     check_alpha,
@@ -94,7 +94,7 @@ class VIMCO(Objective):
         *,
         vectorize_particles: bool | MapT = True,
         baseline: str = "arithmetic",
-        proxy: TaylorProxy | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         check_choice("baseline", baseline, ("arithmetic", "geometric"))
         why = "the baseline of a particle is made of the others"
