@@ -9,7 +9,11 @@
   In (a) the inputs are N(0, I), in (b) they come from 5 clusters, which are the parts of DSEP.
 - `batches`: the same in (a), by minibatches of stochastic EP, and in 20 random parts by DSEP; with
   the moments of 40,000 draws of NUTS.
-- `xor`: kernel probit regression on four clusters, the parts of DSEP.
+- `xor`: kernel probit regression on four clusters, the parts of DSEP; with `--flipped`, a share of
+  the training rows has the other class.
+- `digits`: probit regression of odd against even digits (8 x 8), which are the ten parts of DSEP.
+- `parts`: logistic regression with 4 coefficients in 20 random parts, whose moments are found by
+  NUTS; KL as in `synthetic`, from the moments of 40,000 draws of NUTS.
 - `mixture`: the means of a mixture of four normal distributions (see `mixture.py`).
 - `hierarchy`: regressions of 20 groups, which are the parts of DEP (see `hierarchy.py`).
 - `compare`: EP, a normal guide by SVI, Laplace's approximation and NUTS on a regression and on the
@@ -23,10 +27,12 @@ says `last`.
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 import sys
 import time
 from typing import Any
+import warnings
 
 from fits import Moments, Table, fit, of_draws, of_params, passes
 from hierarchy import run_hierarchy
@@ -43,11 +49,21 @@ from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNormal
 from numpyro.infer.reparam import LocScaleReparam
 import optax
+from sklearn.datasets import load_digits
 
 sys.path.append(str(Path(__file__).parents[1]))
 from _shared.figures import figures
 
-from numpyro_ext.ep import ADF, DSEP, EP, StochasticEP
+from numpyro_ext.diagnostics import InferenceWarning
+from numpyro_ext.ep import (
+    ADF,
+    DSEP,
+    EP,
+    DistributedEP,
+    NUTSProjection,
+    StochasticDistributedEP,
+    StochasticEP,
+)
 
 
 def probit(X: Array, y: Array) -> None:
@@ -239,7 +255,8 @@ def run_xor(args: argparse.Namespace) -> None:
             def features(points: Array, x: Array = x) -> Array:
                 return jnp.exp(-jnp.sum((points[:, None] - x) ** 2, -1) / 2)
 
-            X, y = features(x), jnp.where(labels < 2, -1.0, 1.0)
+            flipped = random.bernoulli(random.key(seed + 1000), args.flipped, (4 * n,))
+            X, y = features(x), jnp.where((labels < 2) ^ flipped, -1.0, 1.0)
             X_test, y_test = np.asarray(features(x_test)), np.where(labels_test < 2, -1.0, 1.0)
             sep, dsep, ep = engines
             fits = {
@@ -251,8 +268,78 @@ def run_xor(args: argparse.Namespace) -> None:
                 found.setdefault(method, []).append(test_scores(q, X_test, y_test))
         for method, scores in found.items():
             error, ll = np.mean(scores, 0)
-            paper = published.get(f"{n} x 4 / {method}", "")
+            paper = "" if args.flipped else published.get(f"{n} x 4 / {method}", "")
             rows.append([f"{n} x 4", method, f"{error:.4f}", f"{ll:.3f}", paper])
+
+
+def run_digits(args: argparse.Namespace) -> None:
+    """A part of DSEP is one digit, in which all rows have one class."""
+    rows = Table("method", "error", "log likelihood", "from EP, nats", "seconds")
+    images, labels = load_digits(return_X_y=True)
+    found: dict[str, list[tuple[float, ...]]] = {}
+    for seed in range(args.repeats):
+        order = np.random.default_rng(seed).permutation(len(labels))
+        x, digit = images[order] / 16, labels[order]
+        X = np.concatenate([x - x.mean(0), np.ones((len(x), 1))], 1)
+        y = np.where(digit % 2 == 1, 1.0, -1.0)
+        data = jnp.asarray(X[:1200]), jnp.asarray(y[:1200])
+        runs = {
+            "EP": lambda data=data: of_params(
+                fit(EP(probit, schedule="parallel"), 100, *data).params
+            ),
+            "DSEP, a part for each digit": lambda data=data, digit=digit: passes(
+                DSEP(probit, digit[:1200]), 20 * 120, *data
+            )[0],
+            "SEP": lambda data=data: passes(DSEP(probit, 1), 20 * 1200, *data)[0],
+        }
+        ep = None
+        for method, run in runs.items():
+            began = time.perf_counter()
+            q = run()
+            seconds = time.perf_counter() - began
+            ep = q if ep is None else ep
+            scores = *test_scores(q, X[1200:], y[1200:]), kl(ep, q), seconds
+            found.setdefault(method, []).append(scores)
+    for method, scores in found.items():
+        error, ll, apart, seconds = np.mean(scores, 0)
+        rows.append([method, f"{error:.4f}", f"{ll:.4f}", f"{apart:.2f}", f"{seconds:.1f}"])
+
+
+def run_parts(args: argparse.Namespace) -> None:
+    rows = Table("method", "passes", "seconds", *(f"key {i}" for i in range(args.repeats)))
+    N, J = args.rows, 20
+    parts = np.random.default_rng(0).permutation(np.arange(N) % J)
+    by_nuts = NUTSProjection(num_warmup=200, num_samples=args.part_draws)
+    stochastic = partial(StochasticDistributedEP, logistic, parts, projection=by_nuts)
+    engines = {
+        "DEP": (DistributedEP(logistic, parts, projection=by_nuts), 8),
+        "AEP": (stochastic(schedule="parallel"), 8),
+        "SDEP": (stochastic(schedule="serial"), 8),
+    }
+    found: dict[str, list[float]] = {name: [] for name in ("NUTS, its two halves", "EP", *engines)}
+    took = dict.fromkeys(found, 0.0)
+    for seed in range(args.repeats):
+        keys = random.split(random.key(seed), 3)
+        X = random.normal(keys[0], (N, 4))
+        y = random.bernoulli(keys[1], jax.nn.sigmoid(X @ random.normal(keys[2], (4,)))).astype(
+            float
+        )
+        mcmc = MCMC(NUTS(logistic), num_warmup=500, num_samples=40_000, progress_bar=False)
+        mcmc.run(random.key(0), X, y)
+        draws = mcmc.get_samples()["w"]
+        exact = of_draws(draws)
+        found["NUTS, its two halves"].append(kl(*map(of_draws, np.split(np.asarray(draws), 2))))
+        for name, (engine, steps) in {"EP": (EP(logistic), 8), **engines}.items():
+            began = time.perf_counter()
+            with warnings.catch_warnings():
+                # Sites by NUTS do not settle below their noise.
+                warnings.filterwarnings("ignore", ".*has not converged", InferenceWarning)
+                q = of_params(fit(engine, steps, X, y).params)
+            took[name] = time.perf_counter() - began
+            found[name].append(kl(exact, q))
+    for name, values in found.items():
+        cells = ["", ""] if name.startswith("NUTS") else [8, f"{took[name]:.1f}"]
+        rows.append([name, *cells, *(f"{x:.4f}" for x in values)])
 
 
 SITES = ("w", "mu", "tau", "theta")
@@ -372,6 +459,8 @@ PARTS = {
     "synthetic": run_synthetic,
     "batches": run_batches,
     "xor": run_xor,
+    "digits": run_digits,
+    "parts": run_parts,
     "mixture": run_mixture,
     "hierarchy": run_hierarchy,
     "compare": run_compare,
@@ -389,6 +478,7 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=int, default=5000, help="rows of the synthetic sets")
     parser.add_argument("--repeats", type=int, default=3, help="random sets, synthetic and xor")
     parser.add_argument("--xor-sizes", type=int, nargs="*", default=[10, 20])
+    parser.add_argument("--flipped", type=float, default=0.0, help="share of labels, xor")
     parser.add_argument("--draws", type=int, default=4000, help="draws of NUTS")
     parser.add_argument("--part-draws", type=int, default=2000, help="of NUTS in a part of DEP")
     parser.add_argument("--sizes", type=int, nargs="*", default=[5_000, 10_000, 20_000, 40_000])
