@@ -1,4 +1,4 @@
-"""Draws the picture of the page *Large data*: an array, rows on a disk, and a loader.
+"""Draws what an array, rows on a disk and a loader cost, and reads from memory and a disk.
 
 For each number of rows and each way a process of its own runs `SGHMC(steps_per_sample=20)` on the
 plain gradient of 256 rows. Milliseconds are the best of five for a transition, warm; memory is the
