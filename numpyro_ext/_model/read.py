@@ -57,6 +57,16 @@ def layers(fn: Any) -> Iterator[Any]:
         fn = getattr(fn, "base_dist", None)
 
 
+def transforms_of(fn: Any) -> list[Any]:
+    """The transforms of a distribution."""
+    return [t for layer in layers(fn) for t in getattr(layer, "transforms", ())]
+
+
+def value_before(site: Site) -> Array:
+    """What was drawn before the one transform of a site."""
+    return site["intermediates"][0][0]
+
+
 def has_array_mask(fn: Any) -> bool:
     """Return whether an array masks entries of a distribution; ``mask=False`` leaves out all."""
     masks = [mask_of(layer) for layer in layers(fn)]

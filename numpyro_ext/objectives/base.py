@@ -63,6 +63,8 @@ from numpyro_ext._model.read import (
     set_up,
     shapes_on_plates,
     trace_of,
+    transforms_of,
+    value_before,
 )
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._model.units import (
@@ -282,19 +284,35 @@ class Draws:
         guide_trace = self.guide_trace(key, guide_params, values)
         return Particle(self, key, params, guide_trace, guide_trace)
 
-    def path_particle(self, key: Array, gamma: Array | None = None, **options: Any) -> "Particle":
+    def path_particle(
+        self, key: Array, gamma: Array | None = None, params: Params | None = None
+    ) -> "Particle":
         """A particle whose guide has a gradient through its draws alone, scaled by ``gamma``.
 
-        Its log q has stopped parameters; ``gamma`` is one number for each unit, or None.
+        Its log q has stopped parameters; ``gamma`` is one number for each unit, or None. A value
+        that a fixed transform rounds to the boundary of its support, as a share near 0 or 1, has
+        no inverse: log q takes what was drawn before the transform.
+
+        :param dict params: the parameters of the model, ``self.params`` if None.
         """
         drawn = drawn_sites(self.guide_trace(key))
         values = {name: site["value"] for name, site in drawn.items()}
-        self.refuse_hidden_gradient(key, values)
+        fixed = self.refuse_hidden_gradient(key, values)
+        before = {name: value_before(drawn[name]) for name in fixed}
         if gamma is not None:
-            for name, z in values.items():
-                stopped = stop_gradient(z)
-                values[name] = stopped + self.layout.along(drawn[name], gamma) * (z - stopped)
-        return self.particle(key, **{"guide_params": self.stopped, "values": values, **options})
+            for name, site in drawn.items():
+                weight = self.layout.along(site, gamma)
+                values[name] = _path_scaled(values[name], weight)
+                if name in before:
+                    ndim = weight.ndim - site["fn"].event_dim
+                    last = (1,) * (before[name].ndim - ndim)
+                    weight = weight.reshape(weight.shape[:ndim] + last)
+                    before[name] = _path_scaled(before[name], weight)
+        params = self.params if params is None else params
+        guide_trace = self.guide_trace(key, self.stopped, values)
+        for name, x in before.items():
+            guide_trace[name] = {**guide_trace[name], "intermediates": [[x, None]]}
+        return Particle(self, key, params, guide_trace, guide_trace)
 
     def values(self, key: Array, params: Params | None = None) -> Sites:
         """The draws of the guide with one key, without the Delta sites computed from them."""
@@ -372,22 +390,40 @@ class Draws:
         _refuse(objective, layout, model_trace, guide_trace)
         return layout
 
-    def refuse_hidden_gradient(self, key: Array, drawn: Sites) -> None:
+    def refuse_hidden_gradient(self, key: Array, drawn: Sites) -> list[str]:
         """An error if a parameter of the guide is in a density that is not one of a drawn site, or
-        in the support of one that is, where the mean of the score is not zero."""
+        in the support of one that is, where the mean of the score is not zero.
 
-        def others(params: Params) -> dict[str, Any]:
+        :return: the drawn sites that one transform makes in which there is no parameter.
+        """
+
+        single = {
+            name: site
+            for name, site in drawn_sites(self.guide_trace(key)).items()
+            if site["intermediates"] and len(transforms_of(site["fn"])) == 1
+        }
+
+        def others(params: Params) -> tuple[dict[str, Any], dict[str, Any]]:
             trace = self.guide_trace(key, {**self.params, **params}, drawn)
-            return {
+            densities = {
                 s["name"]: jax.tree.leaves(s["fn"].support)
                 if s["name"] in drawn
                 else (s["value"], self.log_q(s))
                 for s in sample_sites(trace)
             }
+            at_zero = {
+                name: transforms_of(trace[name]["fn"])[0](jnp.zeros(jnp.shape(value_before(site))))
+                for name, site in single.items()
+            }
+            return densities, at_zero
+
+        def depends(origins: Any) -> bool:
+            return any(jax.tree.leaves(origins, is_leaf=lambda x: isinstance(x, frozenset)))
 
         params = {n: self.params[n] for n in self.layout.guide_params if n in self.params}
-        for name, origins in eval_provenance(others, params=params).items():
-            if not any(jax.tree.leaves(origins, is_leaf=lambda x: isinstance(x, frozenset))):
+        densities, at_zero = eval_provenance(others, params=params)
+        for name, origins in densities.items():
+            if not depends(origins):
                 continue
             site = self.guide_trace(key)[name]
             kind = "a Delta" if is_delta(site) else "observed" if is_data(site) else "a factor"
@@ -398,6 +434,7 @@ class Draws:
                 f"{type(self.objective).__name__}: site '{name}' of the guide {why}; use"
                 f" {self.objective.without_log_q}."
             )
+        return [name for name, origins in at_zero.items() if not depends(origins)]
 
     def log_q(self, site: Site) -> Array:
         """Log density of a guide site; the error of a value without one names the alternative."""
@@ -474,6 +511,12 @@ class Particle:
     def _log_q(self, sites: Iterable[Site], *, local: bool) -> Array:
         sites = (site for site in sites if site["type"] == "sample")
         return self._draws.layout.sum_sites(sites, local=local, log_prob=self._draws.log_q)
+
+
+def _path_scaled(x: Array, weight: Array) -> Array:
+    """``x`` itself, whose gradient is multiplied by ``weight``."""
+    stopped = stop_gradient(x)
+    return stopped + weight * (x - stopped)
 
 
 def _mutable(trace: Trace) -> State:

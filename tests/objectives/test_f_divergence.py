@@ -159,7 +159,8 @@ def test_refuses_what_has_no_path_gradient():
     loss = FDivergence()
 
     def flow(x):
-        numpyro.sample("z", dist.TransformedDistribution(dist.Normal(), NoInverse()))
+        shift = dist.transforms.AffineTransform(numpyro.param("shift", 0.0), 1.0)
+        numpyro.sample("z", dist.TransformedDistribution(dist.Normal(), [shift, NoInverse()]))
 
     sentence = "guide site 'z' cannot be evaluated .*VRELBO, or ThermodynamicELBO"
     assert_refuses(sentence, loss, NONE, linear_gaussian, flow, 1.5)
