@@ -12,6 +12,10 @@ from numpyro.infer import init_to_value
 from numpyro.infer.autoguide import AutoNormal
 import pytest
 
+from numpyro_ext._model.checks import read_global
+from numpyro_ext._model.mode_search import make_search
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.start import draw_params
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.objectives import taylor_proxy
 from numpyro_ext.optim import find_modes
@@ -46,6 +50,13 @@ FAMILIES = {
     ),
 }
 PRIOR_SD = 100.0
+
+
+def searches_of(model, *args):
+    """The searches of ``find_modes``, without what takes the place of a mode."""
+    info = read_global(model, args, {}, because="the test has one", sums=True)
+    params = draw_params(random.key(0), model, info, args, {})
+    return make_search(random.key(1), Potential(model, info, params, args, {}).on_one_batch())
 
 
 def mode_of(x, y, derivatives):
@@ -93,6 +104,25 @@ def test_a_search_resolves_the_least_curvature_beside_the_largest():
     off = np.asarray(mode.center, np.float64) - center
     assert np.sqrt(off @ H @ off) < 0.1
     np.testing.assert_allclose(mode.sds, np.sqrt(np.diag(np.linalg.inv(H))), rtol=0.01)
+
+
+def test_correlated_columns_have_a_center_where_a_matrix_is_too_large():
+    """Above 512 numbers the scales are a diagonal, whose steps alone would end far away."""
+    rng, n = np.random.default_rng(1), 520
+    x = rng.standard_normal((2000, n)) @ (rng.standard_normal((n, n)) / n**0.5) + 0.5
+    y = x @ rng.standard_normal(n) + rng.standard_normal(2000)
+
+    def model(x, y):
+        b = numpyro.sample("b", dist.Normal(0.0, 10.0).expand([n]).to_event(1))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
+
+    search = searches_of(model, jnp.asarray(x), jnp.asarray(y))
+    mode = next(search([np.zeros(n)]))
+    H = x.T @ x + np.eye(n) / 100
+    off = np.asarray(mode.center, np.float64) - np.linalg.solve(H, x.T @ y)
+    assert np.sqrt(off @ H @ off) < 0.2  # of sqrt(520) = 23 for a draw
+    assert mode.decrement < 0.05 and mode.factor.shape == (n,)
 
 
 def test_a_guide_that_finds_no_start_is_told_of_the_center():
