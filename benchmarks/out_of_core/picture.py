@@ -89,7 +89,7 @@ def draw(points, reads, path):
         axes.set(xscale="log", yscale="log", xlabel="rows", title=title)
         axes.grid(alpha=0.3)
     left.set_ylim(1e-3, 1)
-    middle.set_ylim(100, 10_000)
+    middle.set_ylim(100, 3_000)
     left.legend()
     place = np.arange(len(reads))
     for k, label in ((1, "in memory"), (2, "on a disk")):
@@ -98,7 +98,7 @@ def draw(points, reads, path):
     right.set(yticks=place, yticklabels=[x[0] for x in reads], xscale="log")
     right.set(title="a read of 256 rows, milliseconds", xlim=(0.01, 300))
     right.invert_yaxis()
-    right.legend(loc="lower right")
+    right.legend(loc="center right")
     path.parent.mkdir(exist_ok=True)
     fig.savefig(path, dpi=90)
 
