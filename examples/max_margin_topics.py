@@ -25,7 +25,7 @@ Other ``--ways``: ``assignments``, the margin of the mean assignment of the word
 the paper, in place of theta; and ``slda``, supervised LDA (Blei and McAuliffe, 2007), the baseline
 with a likelihood of the class. With ``--numbers`` a document has a number in place of its class,
 how much of it comes from the one rare topic, or minus how much from the other, and the hinge is the
-epsilon-insensitive loss, c max(0, |y - E[eta . theta]| - 0.1).
+epsilon-insensitive loss, c max(0, abs(y - E[eta . theta]) - 0.1).
 
 The exit code is 1 if a margin by expectations does not lower the error of topics followed by a
 classifier, or if it narrows eta by more than a half, or the factor by less. ::
