@@ -140,7 +140,7 @@ def learnt_noise(steps):
     print(f"{'alpha':>8}{'formula':>10}{'VRELBO':>10}{'slope':>10}")
     tops, close, h = {}, True, 1e-4
     for alpha in LEARNT:
-        top = minimize_scalar(lambda s: -regression_bound(alpha, s), bounds=(0.3, 3)).x  # noqa: B023
+        top = minimize_scalar(lambda s, a=alpha: -regression_bound(a, s), bounds=(0.3, 3)).x
         tops[alpha] = top
         best = tops[0.0]
         up, down = (regression_bound(alpha, best + e) for e in (h, -h))

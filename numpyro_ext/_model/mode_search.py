@@ -515,16 +515,26 @@ def _is_same(end: Mode, x: Array, y: Array, most: float, stages: list[int]) -> b
     return replace(end, center=y).distance(x) < 0.5 * math.sqrt(most / stages[-1])
 
 
+def _hessian_product(
+    potential: Potential, idx: dict[str, Array], x: Array
+) -> Callable[[Array], Array]:
+    """The Hessian on the rows ``idx`` times a direction."""
+
+    def grad(x: Array) -> Array:
+        return potential.value_and_grad_flat(x, idx)[1]
+
+    return lambda direction: jax.jvp(grad, (x,), (direction,))[1]
+
+
 def _curvature(potential: Potential, idx: dict[str, Array], x: Array, root: Array) -> Array:
     """The Hessian on the rows ``idx``: ``(n, n)``, in coordinates of which ``root`` is the matrix;
     or the ``(n,)`` diagonal for large n."""
     dense = root.ndim == 2
 
-    def grad(x: Array) -> Array:
-        return potential.value_and_grad_flat(x, idx)[1]
+    product = _hessian_product(potential, idx, x)
 
     def along(direction: Array) -> Array:
-        slope = jax.jvp(grad, (x,), (direction,))[1]
+        slope = product(direction)
         return slope if dense else jnp.vdot(slope, direction)
 
     directions = root.T if dense else jnp.eye(len(x), dtype=x.dtype)
@@ -535,16 +545,11 @@ def _curvature(potential: Potential, idx: dict[str, Array], x: Array, root: Arra
 def _conjugate_step(potential: Potential, x: Array, g: Array, scales: Array) -> Array:
     """H^{-1} g for the Hessian of some rows, by conjugate gradients in the units of its diagonal;
     the step of the diagonal alone, where the curvature along theirs is negative."""
-    idx = some_rows(potential)
-
-    def along(direction: Array) -> Array:
-        return jax.jvp(lambda x: potential.value_and_grad_flat(x, idx)[1], (x,), (direction,))[1]
-
-    diagonal = g / scales
+    product, diagonal = _hessian_product(potential, some_rows(potential), x), g / scales
     step, _ = jax.scipy.sparse.linalg.cg(
-        along, g, diagonal, tol=_CG_TOLERANCE, maxiter=_CG_STEPS, M=lambda v: v / scales
+        product, g, diagonal, tol=_CG_TOLERANCE, maxiter=_CG_STEPS, M=lambda v: v / scales
     )
-    downhill = (jnp.vdot(g, step) > 0) & (jnp.vdot(step, along(step)) > 0)
+    downhill = (jnp.vdot(g, step) > 0) & (jnp.vdot(step, product(step)) > 0)
     return jnp.where(downhill, step, diagonal)
 
 

@@ -47,7 +47,7 @@ class Mode:
     :math:`\xi \sim N(0, I)`; or the normal of greatest ELBO, where there is no mode or where the
     posterior is far from normal there.
 
-    The fields that are not named here are those of :class:`Modes`.
+    The other fields are described in :class:`Modes`.
 
     :param int num_negative: number of negative directions of the curvature, which were turned
         positive.

@@ -191,7 +191,7 @@ def shared_plates(guide_trace: Trace) -> dict[str, int]:
 def latent_size(guide: Model, guide_trace: Trace) -> int:
     """The number of unconstrained coordinates that a guide draws, over all rows of its plates.
 
-    The model's supports count if the guide has it, as auto guides do, and otherwise those of the
+    The model's supports count if the guide has it, as auto guides do, and the supports of the
     guide's own sites otherwise, so that a ``Delta`` counts as unconstrained.
     """
     model_trace = getattr(guide, "prototype_trace", None)

@@ -47,6 +47,15 @@ class _rows_of(Messenger):
                 msg["scale"] = self.scale if msg["scale"] is None else msg["scale"] * self.scale
 
 
+def _taken(size: int, index: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, Any]:
+    """The arguments, with the rows of an index where they have all ``size`` rows on the host."""
+
+    def take(x: Any) -> Any:
+        return x[index] if is_rows(x) and len(x) == size else x
+
+    return jax.tree.map(take, (args, kwargs), is_leaf=is_rows)
+
+
 @dataclass(frozen=True)
 class _OnSomeRows:
     """The model in whose arguments rows of a plate stand in place of all rows on the host.
@@ -61,21 +70,17 @@ class _OnSomeRows:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with numpyro.plate(PLATE, self.size, subsample_size=min(_BATCH, self.size)) as i:
             pass
-
-        def given(x: Any) -> Any:
-            return x[i] if is_rows(x) and len(x) == self.size else x
-
-        args, kwargs = jax.tree.map(given, (args, kwargs), is_leaf=is_rows)
+        args, kwargs = _taken(self.size, i, args, kwargs)
         return _rows_of(self.model, self.plates, self.size / len(i))(*args, **kwargs)
 
 
 def on_some_rows(model: Model, args: tuple, kwargs: dict[str, Any]) -> Model:
     """
     The model itself, if it takes rows on the host by an index; otherwise a model with a plate of
-    these rows, which is given those of any index in place of all.
+    these rows, which takes the rows of any index in place of all.
 
-    Its log density is that of the model where that is a sum over the rows, and it is an error
-    where it is not, or where a plate of the model does not hold them.
+    Its log density equals the model's where the model's is a sum over rows. It is an error where
+    it is no sum, or where no plate of the model holds the rows.
     """
     hosted = rows_among((args, kwargs))
     if not hosted or is_stream((args, kwargs)) or _can_index(model, args, kwargs):
@@ -128,11 +133,7 @@ def _seeded(model: Model) -> Any:
 
 def _trace_of(model: Model, size: int, args: tuple, kwargs: dict[str, Any], num_rows: int) -> Trace:
     """The trace on so many rows, of shapes alone."""
-
-    def given(x: Any) -> Any:
-        return x[np.zeros(num_rows, int)] if is_rows(x) and len(x) == size else x
-
-    some = jax.tree.map(given, (args, kwargs), is_leaf=is_rows)
+    some = _taken(size, np.zeros(num_rows, int), args, kwargs)
     try:
         return shape_trace(_seeded(model), *some)
     except (TypeError, ValueError) as error:
@@ -143,7 +144,7 @@ def _trace_of(model: Model, size: int, args: tuple, kwargs: dict[str, Any], num_
 
 
 def _check_sum(model: _OnSomeRows, args: tuple, kwargs: dict[str, Any]) -> None:
-    """An error unless the density of rows is the mean of those of their halves, as for a sum."""
+    """An error unless the log density on rows is the mean over both halves, as for a sum."""
     index = jnp.asarray(np.linspace(0, model.size - 1, _TRIED).astype(int))
 
     @jax.jit

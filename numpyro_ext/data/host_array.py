@@ -208,23 +208,19 @@ class HostArray(HostRows):
     def _take(self, index: np.ndarray | range) -> Rows:
         """Rows of the source as they are there, transformed, in which there is no NaN."""
         which = slice(index.start, index.stop) if isinstance(index, range) else index
-        columns = self._of_source(index, lambda column: column.take(which))
+        try:
+            columns = [column.take(which) for column in self._leaves]
+        except Exception as error:
+            raise RuntimeError(
+                f"rows {min(index)} to {max(index)} of {self.name} could not be read:"
+                f" {type(error).__name__}: {error}"
+            ) from error
         rows = jax.tree.unflatten(self._tree, columns)
         if self.transform is not None:
             rows = self._transformed(rows, len(index))
         for x in jax.tree.leaves(rows):
             self._check_nan(x, index)
         return rows
-
-    def _of_source(self, index: np.ndarray | range, fn: Callable[[Any], Any]) -> list[Any]:
-        """``fn`` of each column, which an error of the source stops."""
-        try:
-            return [fn(column) for column in self._leaves]
-        except Exception as error:
-            raise RuntimeError(
-                f"rows {min(index)} to {max(index)} of {self.name} could not be read:"
-                f" {type(error).__name__}: {error}"
-            ) from error
 
     def _transformed(self, rows: Rows, size: int) -> Rows:
         assert self.transform is not None

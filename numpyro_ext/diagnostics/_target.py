@@ -125,7 +125,7 @@ def proxy_at_draws(fit: Fit, obj: Any) -> TaylorProxy | None:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", InferenceWarning)  # those of a loss with the proxy
+            warnings.simplefilter("ignore", InferenceWarning)  # a loss with the proxy says it
             expansion = TaylorExpansion(_model_of(obj), fit.args, fit.kwargs)
             return expansion.proxy(random.key(0), _center_of(fit, expansion))
     except ValueError as error:

@@ -993,8 +993,8 @@ def first_states(
         attempts += [(1.0, True)]
     failures: list[Any] = []
     for scale, validate_grad in attempts:
-        at = rng_key, init_params, spread, scale
-        state, (drawn, idx, grad), finite = programs[validate_grad](*at)
+        program = programs[validate_grad]
+        state, (drawn, idx, grad), finite = program(rng_key, init_params, spread, scale)
         traced = is_traced((state, finite))
         if traced or finite:
             break

@@ -297,7 +297,7 @@ class Draws:
         """
         drawn = drawn_sites(self.guide_trace(key))
         values = {name: site["value"] for name, site in drawn.items()}
-        fixed = self.refuse_hidden_gradient(key, values)
+        fixed = self.refuse_hidden_gradient(key, drawn)
         before = {name: value_before(drawn[name]) for name in fixed}
         if gamma is not None:
             for name, site in drawn.items():
@@ -390,21 +390,22 @@ class Draws:
         _refuse(objective, layout, model_trace, guide_trace)
         return layout
 
-    def refuse_hidden_gradient(self, key: Array, drawn: Sites) -> list[str]:
+    def refuse_hidden_gradient(self, key: Array, drawn: Trace) -> list[str]:
         """An error if a parameter of the guide is in a density that is not one of a drawn site, or
         in the support of one that is, where the mean of the score is not zero.
 
-        :return: the drawn sites that one transform makes in which there is no parameter.
+        :param drawn: the drawn sites of the guide with this key.
+        :return: those that one transform makes in which there is no parameter.
         """
-
+        values = {name: site["value"] for name, site in drawn.items()}
         single = {
             name: site
-            for name, site in drawn_sites(self.guide_trace(key)).items()
+            for name, site in drawn.items()
             if site["intermediates"] and len(transforms_of(site["fn"])) == 1
         }
 
         def others(params: Params) -> tuple[dict[str, Any], dict[str, Any]]:
-            trace = self.guide_trace(key, {**self.params, **params}, drawn)
+            trace = self.guide_trace(key, {**self.params, **params}, values)
             densities = {
                 s["name"]: jax.tree.leaves(s["fn"].support)
                 if s["name"] in drawn

@@ -14,6 +14,7 @@ from numpyro_ext._checks import check_choice, check_several
 from numpyro_ext._model.arguments import without_handlers
 from numpyro_ext._model.operations import is_part_of
 from numpyro_ext._model.read import base_distribution, frames, latent_sites
+from numpyro_ext._model.units import drawn_sites
 from numpyro_ext._typing import Sites, Trace
 from numpyro_ext.objectives.base import Arguments, Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
@@ -143,7 +144,7 @@ def _estimate(draws: Draws, power: float, wake: float) -> tuple[Array, State]:
 
     def densities(key: Array) -> tuple[Array, Array, State]:
         values = stop_gradient(draws.values(key))
-        draws.refuse_hidden_gradient(key, values)
+        draws.refuse_hidden_gradient(key, drawn_sites(draws.guide_trace(key, values=values)))
         lw = draws.particle(key, guide_params=draws.stopped, values=values).log_weight
         particle = draws.particle(key, values=values)
         return lw, particle.log_q_of(drawn), particle.state
