@@ -23,6 +23,8 @@ else:
 
         Bool = Float = Int = _PlainArray
 
+type Shape = tuple[int, ...]
+"""The shape of an array."""
 type Model = Callable[..., Any]
 """A callable with NumPyro primitives, model or guide."""
 type Params = dict[str, Any]

@@ -8,7 +8,7 @@ from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
 
-from numpyro_ext._typing import Bool, Float
+from numpyro_ext._typing import Bool, Float, Shape
 from numpyro_ext.expfam.leaves import canonical, event_sum, leaves_of
 
 
@@ -28,9 +28,9 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
 
     **A family of your own.** Subclass ``ExponentialFamily[Natural, Mean, Standard]``, with three
     tuples whose annotations ``Annotated[Array, "d d symmetric"]`` carry the shapes of the leaves;
-    say in ``domain`` what the standard parameters must satisfy; and write :meth:`from_standard`,
-    :meth:`statistics` and the methods with an underscore. Those are given arrays of one floating
-    type and of one batch shape, with symmetric matrices.
+    say in ``domain`` what the standard parameters must satisfy; and write :meth:`statistics` and
+    the methods with an underscore. Those are given arrays of one floating type and of one batch
+    shape, with symmetric matrices.
 
     **Limits of float32.** :meth:`kl` is a difference of numbers as large as the counts in n, so
     that it needs double precision where these are above about 1e4.
@@ -47,12 +47,20 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
     """The type of the parameters that textbooks use."""
     domain: ClassVar[str]
     """The conditions on the standard parameters, in words, for the message of an error."""
+    distribution: ClassVar[Any]
+    """The distribution of NumPyro that takes the standard parameters in their order."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for base in get_original_bases(cls):
             if types := get_args(base):
                 cls.Natural, cls.Mean, cls.Standard = types
+
+    @classmethod
+    def from_standard(cls, *args: Any, **kwargs: Any) -> N:
+        """Natural parameters from the fields of ``Standard``; an error outside the domain."""
+        standard = canonical(cls.Standard(*args, **kwargs))
+        return cls._constructed(cls._from_standard(standard))
 
     @classmethod
     def log_partition(cls, natural: N) -> Float[Array, "*batch"]:
@@ -84,7 +92,7 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
         return inside
 
     @classmethod
-    def sample(cls, rng_key: Array, natural: N, sample_shape: tuple[int, ...] = ()) -> Any:
+    def sample(cls, rng_key: Array, natural: N, sample_shape: Shape = ()) -> Any:
         """Draws of shape ``sample_shape + batch + event``, differentiable where possible."""
         return cls._sample(rng_key, cls._checked(cls.Natural, natural), tuple(sample_shape))
 
@@ -129,9 +137,8 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
     # Methods of each family, which the public ones above call with checked arguments.
 
     @classmethod
-    @abstractmethod
-    def from_standard(cls, *args: Any, **kwargs: Any) -> N:
-        """Natural parameters from the textbook ones; an error where these are not allowed."""
+    def _from_standard(cls, standard: S) -> N:
+        return cls._natural(cls.Mean(*standard))
 
     @classmethod
     @abstractmethod
@@ -152,19 +159,20 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
 
     @classmethod
     def _to_standard(cls, natural: N) -> S:
-        raise TypeError(f"{cls.__name__} has no standard parameters; use its mean.")
+        """By default the standard parameters are the means."""
+        return cls.Standard(*cls._mean(natural))
+
+    @classmethod
+    def _in_domain(cls, natural: N) -> Array:
+        return jnp.isfinite(cls._log_partition(natural))
 
     @classmethod
     @abstractmethod
-    def _in_domain(cls, natural: N) -> Array: ...
+    def _sample(cls, rng_key: Array, natural: N, sample_shape: Shape) -> Any: ...
 
     @classmethod
-    @abstractmethod
-    def _sample(cls, rng_key: Array, natural: N, sample_shape: tuple[int, ...]) -> Any: ...
-
-    @classmethod
-    @abstractmethod
-    def _to_distribution(cls, natural: N) -> Any: ...
+    def _to_distribution(cls, natural: N) -> Any:
+        return cls.distribution(*cls._to_standard(natural))
 
     @classmethod
     def _log_base_measure(cls, mean: M) -> Array:
@@ -184,8 +192,7 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
     def _constructed(cls, natural: Any, inside: Any = True, in_domain: Any = None) -> N:
         """The result of ``from_standard``: checked where the values are known, NaN otherwise.
 
-        :param inside: whether the standard parameters are allowed, beyond :meth:`in_domain`.
-        :param in_domain: takes the place of :meth:`in_domain`.
+        :param inside: a condition beyond ``in_domain``, which takes the place of :meth:`in_domain`.
         """
         natural = canonical(natural)
         inside = inside & (cls.in_domain(natural) if in_domain is None else in_domain)

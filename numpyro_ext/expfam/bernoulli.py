@@ -6,8 +6,8 @@ from jax import Array, nn, random
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
+from numpyro_ext._typing import Shape
 from numpyro_ext.expfam.base import ExponentialFamily
-from numpyro_ext.expfam.leaves import canonical
 
 
 class BernoulliNatural(NamedTuple):
@@ -22,10 +22,7 @@ class BernoulliMean(NamedTuple):
     prob: Annotated[Array, ""]
 
 
-class BernoulliStandard(NamedTuple):
-    """Probability of 1 of :class:`Bernoulli`."""
-
-    prob: Annotated[Array, ""]
+BernoulliStandard = BernoulliMean
 
 
 class Bernoulli(ExponentialFamily[BernoulliNatural, BernoulliMean, BernoulliStandard]):
@@ -44,12 +41,6 @@ class Bernoulli(ExponentialFamily[BernoulliNatural, BernoulliMean, BernoulliStan
     domain = "a prob between 0 and 1, both excluded"
 
     @classmethod
-    def from_standard(cls, prob: Any) -> BernoulliNatural:
-        """Natural parameters from the probability of 1, between 0 and 1."""
-        (prob,) = canonical(BernoulliStandard(prob))
-        return cls._constructed(BernoulliNatural(jnp.log(prob) - jnp.log1p(-prob)))
-
-    @classmethod
     def statistics(cls, value: Any) -> BernoulliMean:
         return BernoulliMean(jnp.asarray(value, jnp.result_type(float)))
 
@@ -66,17 +57,7 @@ class Bernoulli(ExponentialFamily[BernoulliNatural, BernoulliMean, BernoulliStan
         return BernoulliNatural(jnp.log(mean.prob) - jnp.log1p(-mean.prob))
 
     @classmethod
-    def _to_standard(cls, natural: BernoulliNatural) -> BernoulliStandard:
-        return BernoulliStandard(nn.sigmoid(natural.log_odds))
-
-    @classmethod
-    def _in_domain(cls, natural: BernoulliNatural) -> Array:
-        return jnp.ones(natural.log_odds.shape, bool)
-
-    @classmethod
-    def _sample(
-        cls, rng_key: Array, natural: BernoulliNatural, sample_shape: tuple[int, ...]
-    ) -> Array:
+    def _sample(cls, rng_key: Array, natural: BernoulliNatural, sample_shape: Shape) -> Array:
         prob = nn.sigmoid(natural.log_odds)
         drawn = random.bernoulli(rng_key, prob, sample_shape + prob.shape)
         return drawn.astype(jnp.result_type(int))

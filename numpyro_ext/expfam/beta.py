@@ -7,28 +7,24 @@ import jax.numpy as jnp
 from jax.scipy.special import xlog1py, xlogy
 import numpyro.distributions as dist
 
-from numpyro_ext._typing import Float
+from numpyro_ext._typing import Float, Shape
 from numpyro_ext.expfam.base import ExponentialFamily
 from numpyro_ext.expfam.dirichlet import Dirichlet, DirichletMean, DirichletNatural
-from numpyro_ext.expfam.leaves import canonical
 
 
 class BetaNatural(NamedTuple):
-    """Natural parameters of :class:`Beta`."""
+    """Natural parameters of :class:`Beta`: the concentrations minus 1, to which counts of ones and
+    of zeros are added."""
 
     a: Annotated[Array, ""]
-    """``concentration1`` minus 1: a count of ones is added here."""
     b: Annotated[Array, ""]
-    """``concentration0`` minus 1: a count of zeros is added here."""
 
 
 class BetaMean(NamedTuple):
-    """Mean parameters of :class:`Beta`."""
+    """Mean parameters of :class:`Beta`: E log p and E log(1 - p)."""
 
     log_p: Annotated[Array, ""]
-    """E log p."""
     log_1mp: Annotated[Array, ""]
-    """E log(1 - p)."""
 
 
 class BetaStandard(NamedTuple):
@@ -59,12 +55,11 @@ class Beta(ExponentialFamily[BetaNatural, BetaMean, BetaStandard]):
     """
 
     domain = "a positive concentration1 and concentration0, in float32 above 6e-8"
+    distribution = dist.Beta
 
     @classmethod
-    def from_standard(cls, concentration1: Any, concentration0: Any) -> BetaNatural:
-        """Natural parameters from the concentrations, the prior counts of ones and zeros."""
-        concentrations = canonical(BetaStandard(concentration1, concentration0))
-        return cls._constructed(BetaNatural(*(c - 1 for c in concentrations)))
+    def _from_standard(cls, standard: BetaStandard) -> BetaNatural:
+        return BetaNatural(*(concentration - 1 for concentration in standard))
 
     @classmethod
     def statistics(cls, value: Any) -> BetaMean:
@@ -98,16 +93,8 @@ class Beta(ExponentialFamily[BetaNatural, BetaMean, BetaStandard]):
         return BetaStandard(both[..., 0], both[..., 1])
 
     @classmethod
-    def _in_domain(cls, natural: BetaNatural) -> Array:
-        return (natural.a > -1) & (natural.b > -1)
-
-    @classmethod
-    def _sample(cls, rng_key: Array, natural: BetaNatural, sample_shape: tuple[int, ...]) -> Array:
+    def _sample(cls, rng_key: Array, natural: BetaNatural, sample_shape: Shape) -> Array:
         return Dirichlet.sample(rng_key, _as_dirichlet(natural), sample_shape)[..., 0]
-
-    @classmethod
-    def _to_distribution(cls, natural: BetaNatural) -> dist.Distribution:
-        return dist.Beta(*cls._to_standard(natural))
 
 
 def _as_dirichlet(natural: BetaNatural) -> DirichletNatural:

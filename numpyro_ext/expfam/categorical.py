@@ -8,7 +8,7 @@ from jax.scipy.special import logsumexp
 import numpyro.distributions as dist
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._typing import Float
+from numpyro_ext._typing import Float, Shape
 from numpyro_ext.expfam.base import ExponentialFamily
 from numpyro_ext.expfam.leaves import canonical
 
@@ -25,10 +25,7 @@ class CategoricalMean(NamedTuple):
     probs: Annotated[Array, "K"]
 
 
-class CategoricalStandard(NamedTuple):
-    """Probabilities of :class:`Categorical`."""
-
-    probs: Annotated[Array, "K"]
+CategoricalStandard = CategoricalMean
 
 
 class Categorical(ExponentialFamily[CategoricalNatural, CategoricalMean, CategoricalStandard]):
@@ -53,7 +50,6 @@ class Categorical(ExponentialFamily[CategoricalNatural, CategoricalMean, Categor
 
     @classmethod
     def from_standard(cls, probs: Any) -> CategoricalNatural:
-        """The logarithms of positive probabilities, ``(*batch, K)``, which sum to 1."""
         (probs,) = canonical(CategoricalStandard(probs))
         normalised = jnp.abs(jnp.sum(probs, axis=-1) - 1) < 1e-4
         return cls._constructed(CategoricalNatural(jnp.log(probs)), normalised)
@@ -92,17 +88,7 @@ class Categorical(ExponentialFamily[CategoricalNatural, CategoricalMean, Categor
         return CategoricalNatural(jnp.log(mean.probs))
 
     @classmethod
-    def _to_standard(cls, natural: CategoricalNatural) -> CategoricalStandard:
-        return CategoricalStandard(nn.softmax(natural.logits))
-
-    @classmethod
-    def _in_domain(cls, natural: CategoricalNatural) -> Array:
-        return jnp.ones(natural.logits.shape[:-1], bool)
-
-    @classmethod
-    def _sample(
-        cls, rng_key: Array, natural: CategoricalNatural, sample_shape: tuple[int, ...]
-    ) -> Array:
+    def _sample(cls, rng_key: Array, natural: CategoricalNatural, sample_shape: Shape) -> Array:
         shape = sample_shape + natural.logits.shape[:-1]
         return random.categorical(rng_key, natural.logits, shape=shape)
 

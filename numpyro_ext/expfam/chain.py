@@ -1,6 +1,5 @@
-"""The parts that families of chains share: the choice of algorithm, and their distributions."""
+"""What families of chains share: their distributions, whose events are whole sequences."""
 
-from abc import abstractmethod
 from typing import Any, ClassVar
 
 from jax import Array
@@ -8,63 +7,16 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_ext._typing import Float
+from numpyro_ext._typing import Shape
 from numpyro_ext.expfam.base import ExponentialFamily
 from numpyro_ext.expfam.leaves import leaves_of
 
-LONG = 64
-"""From this number of steps on, the algorithm of logarithmic depth is the default."""
-
 
 class ChainFamily[N: tuple, M: tuple, S: tuple](ExponentialFamily[N, M, S]):
-    """A family of sequences, whose sums over states run step by step or as associative scans.
-
-    A value has T steps. With ``parallel=False`` the depth of the computation is T; with
-    ``parallel=True`` it is O(log T) at about twice the work, which pays on an accelerator and for
-    long chains; with None, the default, it is parallel from 64 steps on. The numbers agree up to
-    rounding, and draws of the same key are the same.
-    """
+    """A family of sequences of T steps, whose sums over states run step by step."""
 
     discrete: ClassVar[bool]
     """True if the steps are integers."""
-
-    @classmethod
-    def log_partition(cls, natural: N, *, parallel: bool | None = None) -> Float[Array, "*batch"]:
-        checked = cls._checked(cls.Natural, natural)
-        return cls._log_partition(checked, cls._in_parallel(checked, parallel))
-
-    @classmethod
-    def mean(cls, natural: N, *, parallel: bool | None = None) -> M:
-        """The mean of the statistics: smoothed moments of steps and of pairs of neighbours."""
-        checked = cls._checked(cls.Natural, natural)
-        return cls._mean(checked, cls._in_parallel(checked, parallel))
-
-    @classmethod
-    def sample(
-        cls,
-        rng_key: Array,
-        natural: N,
-        sample_shape: tuple[int, ...] = (),
-        *,
-        parallel: bool | None = None,
-    ) -> Array:
-        checked = cls._checked(cls.Natural, natural)
-        parallel = cls._in_parallel(checked, parallel)
-        return cls._sample(rng_key, checked, tuple(sample_shape), parallel)
-
-    @classmethod
-    @abstractmethod
-    def _log_partition(cls, natural: N, parallel: bool = False) -> Array: ...
-
-    @classmethod
-    @abstractmethod
-    def _mean(cls, natural: N, parallel: bool = False) -> M: ...
-
-    @classmethod
-    @abstractmethod
-    def _sample(
-        cls, rng_key: Array, natural: N, sample_shape: tuple[int, ...], parallel: bool = False
-    ) -> Array: ...
 
     @staticmethod
     def num_steps(natural: Any) -> int:
@@ -72,8 +24,8 @@ class ChainFamily[N: tuple, M: tuple, S: tuple](ExponentialFamily[N, M, S]):
         return natural[0].shape[-2]
 
     @classmethod
-    def _in_parallel(cls, natural: N, parallel: bool | None) -> bool:
-        return cls.num_steps(natural) >= LONG if parallel is None else bool(parallel)
+    def _to_standard(cls, natural: N) -> S:
+        raise TypeError(f"{cls.__name__} has no standard parameters; use its mean.")
 
     @classmethod
     def _to_distribution(cls, natural: N) -> "ChainDistribution":
@@ -110,7 +62,7 @@ class ChainDistribution(dist.Distribution):
             return constraints.independent(constraints.integer_interval(0, num_states - 1), 1)
         return constraints.independent(constraints.real, 2)
 
-    def sample(self, key: Array | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array | None = None, sample_shape: Shape = ()) -> Array:
         assert key is not None
         return self.family.sample(key, self.natural, sample_shape)
 

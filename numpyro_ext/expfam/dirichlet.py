@@ -8,10 +8,9 @@ import jax.numpy as jnp
 from jax.scipy.special import digamma, gammaln, logsumexp, polygamma, xlogy
 import numpyro.distributions as dist
 
-from numpyro_ext._typing import Float
+from numpyro_ext._typing import Float, Shape
 from numpyro_ext.expfam.base import ExponentialFamily
 from numpyro_ext.expfam.fixed_point import newton
-from numpyro_ext.expfam.leaves import canonical
 
 
 class DirichletNatural(NamedTuple):
@@ -41,7 +40,7 @@ class Dirichlet(ExponentialFamily[DirichletNatural, DirichletMean, DirichletStan
         \mathrm{E} \log \pi_k &= \psi(a_k + 1) - \psi\Big(\sum_j (a_j + 1)\Big).
 
     **The natural parameter is not the concentration**, which is a + 1: counts of data are added to
-    either, and a uniform prior has a = 0. The reverse map takes at most 50 damped Newton steps.
+    either, and a uniform prior has a = 0.
 
     **Limits of float32.** A concentration below 6e-8 cannot be told from 0 in a, and is refused.
     The reverse map loses digits in proportion to the sum of the concentrations, and gives NaN where
@@ -59,12 +58,11 @@ class Dirichlet(ExponentialFamily[DirichletNatural, DirichletMean, DirichletStan
     """
 
     domain = "a concentration of positive numbers, in float32 above 6e-8"
+    distribution = dist.Dirichlet
 
     @classmethod
-    def from_standard(cls, concentration: Any) -> DirichletNatural:
-        """Natural parameters from the concentration, positive numbers, ``(*batch, K)``."""
-        (concentration,) = canonical(DirichletStandard(concentration))
-        return cls._constructed(DirichletNatural(concentration - 1))
+    def _from_standard(cls, standard: DirichletStandard) -> DirichletNatural:
+        return DirichletNatural(standard.concentration - 1)
 
     @classmethod
     def statistics(cls, value: Any) -> DirichletMean:
@@ -96,19 +94,9 @@ class Dirichlet(ExponentialFamily[DirichletNatural, DirichletMean, DirichletStan
         return DirichletStandard(jnp.where(natural.a > -1, natural.a + 1, jnp.nan))
 
     @classmethod
-    def _in_domain(cls, natural: DirichletNatural) -> Array:
-        return jnp.all(natural.a > -1, axis=-1)
-
-    @classmethod
-    def _sample(
-        cls, rng_key: Array, natural: DirichletNatural, sample_shape: tuple[int, ...]
-    ) -> Array:
+    def _sample(cls, rng_key: Array, natural: DirichletNatural, sample_shape: Shape) -> Array:
         (alpha,) = cls._to_standard(natural)
         return random.dirichlet(rng_key, alpha, sample_shape + alpha.shape[:-1])
-
-    @classmethod
-    def _to_distribution(cls, natural: DirichletNatural) -> dist.Distribution:
-        return dist.Dirichlet(*cls._to_standard(natural))
 
 
 def _mean_log(alpha: Array) -> Array:

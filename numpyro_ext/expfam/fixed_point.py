@@ -43,19 +43,15 @@ def fixed_point(
     .. math:: u = v + (\partial f / \partial x)^\top u, \qquad
         \bar{args} = (\partial f / \partial args)^\top u,
 
-    which is iterated from u = v by the same rule, in units of the largest element of v. So the
-    memory does not depend on the number of iterations. ``init`` and the diagnostics have no
-    gradient. Only reverse mode is defined.
+    which is iterated from u = v by the same rule, so that the memory does not depend on the number
+    of iterations. ``init`` and the diagnostics have no gradient. Only reverse mode is defined.
 
     **When it fails.** Without convergence the value is the last finite iterate, and ``converged``
     is False; nothing is raised. Where the transposed iteration does not converge, as at a fixed
     point that repels (a symmetric start of mean field), u = v: the derivative of a single step.
 
-    What ``f`` closes over is differentiated as ``args`` are. Under ``jax.vmap`` each element stops
-    on its own.
-
     :param f: a map ``(args, x) -> x`` that keeps the tree, the shapes and the dtypes of x.
-    :param args: pytree of what the gradient is taken in.
+    :param args: pytree of what the gradient is taken in; so is what ``f`` closes over.
     :param init: pytree of floating arrays, the start.
     :param tol: tolerance; 1e-5 in float32 and 1e-10 in double precision by default.
     :param max_iter: largest number of evaluations of f, and of transposed steps.

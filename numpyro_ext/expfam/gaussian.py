@@ -6,8 +6,8 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
+from numpyro_ext._typing import Shape
 from numpyro_ext.expfam.base import LocationFamily
-from numpyro_ext.expfam.leaves import canonical
 from numpyro_ext.expfam.linalg import (
     cholesky,
     half_logdet,
@@ -21,21 +21,17 @@ from numpyro_ext.expfam.linalg import (
 
 
 class GaussianNatural(NamedTuple):
-    """Natural parameters of :class:`Gaussian`."""
+    """Natural parameters of :class:`Gaussian`: precision times mean, and -1/2 the precision."""
 
     h: Annotated[Array, "d"]
-    """Precision times mean."""
     W: Annotated[Array, "d d symmetric"]
-    """Minus half the precision."""
 
 
 class GaussianMean(NamedTuple):
-    """Mean parameters of :class:`Gaussian`."""
+    """Mean parameters of :class:`Gaussian`: E x and E x x^T."""
 
     x: Annotated[Array, "d"]
-    """E x."""
     xx: Annotated[Array, "d d symmetric"]
-    """E x x^T."""
 
 
 class GaussianStandard(NamedTuple):
@@ -72,19 +68,16 @@ class Gaussian(LocationFamily[GaussianNatural, GaussianMean, GaussianStandard]):
     """
 
     domain = "a finite loc and a positive definite covariance_matrix"
+    distribution = dist.MultivariateNormal
 
     @classmethod
-    def from_standard(cls, loc: Any, covariance_matrix: Any) -> GaussianNatural:
-        """Natural parameters from mean ``(*batch, d)`` and covariance ``(*batch, d, d)``."""
-        loc, covariance = canonical(GaussianStandard(loc, covariance_matrix))
-        J = inverse(cholesky(covariance))
-        return cls._constructed(GaussianNatural(matvec(J, loc), -J / 2))
+    def _from_standard(cls, standard: GaussianStandard) -> GaussianNatural:
+        J = inverse(cholesky(standard.covariance_matrix))
+        return GaussianNatural(matvec(J, standard.loc), -J / 2)
 
     @classmethod
     def statistics(cls, value: Any) -> GaussianMean:
         x = jnp.asarray(value)
-        if x.ndim == 0:
-            raise ValueError("a value of Gaussian is a number; it must be a vector, (*batch, d).")
         return GaussianMean(x, outer(x, x))
 
     @classmethod
@@ -100,17 +93,12 @@ class Gaussian(LocationFamily[GaussianNatural, GaussianMean, GaussianStandard]):
 
     @classmethod
     def _natural(cls, mean: GaussianMean) -> GaussianNatural:
-        J = inverse(cholesky(mean.xx - outer(mean.x, mean.x)))
-        return GaussianNatural(matvec(J, mean.x), -J / 2)
+        return cls._from_standard(GaussianStandard(mean.x, mean.xx - outer(mean.x, mean.x)))
 
     @classmethod
     def _to_standard(cls, natural: GaussianNatural) -> GaussianStandard:
         L = cholesky(-2 * natural.W)
         return GaussianStandard(solve(L, natural.h), inverse(L))
-
-    @classmethod
-    def _in_domain(cls, natural: GaussianNatural) -> Array:
-        return jnp.isfinite(half_logdet(cholesky(-2 * natural.W)))
 
     @classmethod
     def _log_base_measure(cls, mean: GaussianMean) -> Array:
@@ -122,14 +110,7 @@ class Gaussian(LocationFamily[GaussianNatural, GaussianMean, GaussianStandard]):
         return natural.h + 2 * matvec(natural.W, x)
 
     @classmethod
-    def _sample(
-        cls, rng_key: Array, natural: GaussianNatural, sample_shape: tuple[int, ...]
-    ) -> Array:
+    def _sample(cls, rng_key: Array, natural: GaussianNatural, sample_shape: Shape) -> Array:
         L = cholesky(-2 * natural.W)
         eps = random.normal(rng_key, sample_shape + natural.h.shape, natural.h.dtype)
         return solve(L, natural.h) + matvec(inverse_root(L), eps)
-
-    @classmethod
-    def _to_distribution(cls, natural: GaussianNatural) -> dist.MultivariateNormal:
-        loc, covariance = cls._to_standard(natural)
-        return dist.MultivariateNormal(loc, covariance)

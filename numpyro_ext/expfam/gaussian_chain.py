@@ -6,6 +6,7 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._typing import Shape
 from numpyro_ext.expfam.base import LocationFamily
 from numpyro_ext.expfam.chain import ChainFamily
 from numpyro_ext.expfam.leaves import canonical
@@ -36,14 +37,11 @@ class GaussianChainNatural(NamedTuple):
 
 
 class GaussianChainMean(NamedTuple):
-    """Mean parameters of :class:`GaussianChain`."""
+    """Mean parameters of :class:`GaussianChain`: E x_t, E x_t x_t^T, and E x_{t+1} x_t^T."""
 
     x: Annotated[Array, "T d"]
-    """E x_t."""
     xx: Annotated[Array, "T d d symmetric"]
-    """E x_t x_t^T."""
     xx_next: Annotated[Array, "T-1 d d"]
-    """E x_{t+1} x_t^T."""
 
 
 class GaussianChainStandard(NamedTuple):
@@ -74,17 +72,14 @@ class GaussianChain(
 
     and :math:`x_t \mid x_{t+1} \sim N(J_t'^{-1}(h_t' + V_t^\top x_{t+1}), J_t'^{-1})` gives moments
     and draws backwards. Potentials of observations are added to h and W; there is no need for the
-    transitions to be normalised. With ``parallel=True`` both passes are associative scans: of pairs
-    of steps whose common step is eliminated, and of affine maps.
+    transitions to be normalised.
 
-    **When it fails.** A precision that is not positive definite gives NaN. In float32 an element of
-    :math:`J_t'^{-1}` has a relative error of 1e-7 times the condition number of :math:`J_t'`. If
-    the weight lets variances grow more than a millionfold in num_steps, float32 loses their
-    inverse: log densities and draws are NaN then, or keep few digits.
+    **When it fails.** A precision that is not positive definite gives NaN. If the weight lets
+    variances grow more than a millionfold in num_steps, float32 loses their inverse: log densities
+    and draws are NaN then, or keep few digits.
 
-    References: Sarkka and Garcia-Fernandez, *Temporal parallelization of Bayesian smoothers* (IEEE
-    Transactions on Automatic Control, 2021), sections III and IV; Johnson et al., *Composing
-    graphical models with neural networks* (NIPS 2016), section 4.
+    References: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016),
+    section 4.
 
     >>> from numpyro_ext.expfam import GaussianChain
     >>> prior = GaussianChain.from_standard(
@@ -104,10 +99,8 @@ class GaussianChain(
     def from_standard(
         cls, initial_loc: Any, initial_covariance: Any, weight: Any, covariance: Any, num_steps: int
     ) -> GaussianChainNatural:
-        """The chain x_1 ~ N(initial_loc, initial_covariance), x_{t+1} ~ N(weight x_t, covariance).
-
-        All have leading ``*batch`` dimensions; ``num_steps`` is T.
-        """
+        """The chain of ``num_steps`` steps with x_1 ~ N(initial_loc, initial_covariance) and
+        x_{t+1} ~ N(weight x_t, covariance)."""
         T = check_count("num_steps", num_steps)
         m, C, F, Q = canonical(
             GaussianChainStandard(initial_loc, initial_covariance, weight, covariance)
@@ -127,21 +120,19 @@ class GaussianChain(
     @classmethod
     def statistics(cls, value: Any) -> GaussianChainMean:
         x = jnp.asarray(value)
-        if x.ndim < 2:
-            raise ValueError(f"a value has shape {x.shape}; it must be of shape (*batch, T, d).")
         return GaussianChainMean(x, outer(x, x), outer(x[..., 1:, :], x[..., :-1, :]))
 
     @classmethod
-    def _log_partition(cls, natural: GaussianChainNatural, parallel: bool = False) -> Array:
-        J, h = _filter(natural, parallel)
+    def _log_partition(cls, natural: GaussianChainNatural) -> Array:
+        J, h = _filter(natural)
         L = cholesky(J)
         root = solve_lower(L, h[..., None])[..., 0]
         return jnp.sum(jnp.sum(root**2, axis=-1) / 2 - half_logdet(L), axis=0)
 
     @classmethod
-    def _mean(cls, natural: GaussianChainNatural, parallel: bool = False) -> GaussianChainMean:
-        L, G, b = _backward_maps(natural, parallel)
-        x, C = _affine(G, b, inverse(L), parallel)
+    def _mean(cls, natural: GaussianChainNatural) -> GaussianChainMean:
+        L, G, b = _backward_maps(natural)
+        x, C = _affine(G, b, inverse(L))
         lag = matmul(C[1:], transpose(G[:-1]))
         return GaussianChainMean(
             jnp.moveaxis(x, 0, -2),
@@ -159,11 +150,6 @@ class GaussianChain(
         noise = jnp.concatenate([C[..., :1, :, :], symmetric(Q)], axis=-3)
         centred = _from_transitions(F, inverse(cholesky(noise)), jnp.zeros_like(x))
         return centred._replace(h=-cls._slope(centred, x))
-
-    @classmethod
-    def _in_domain(cls, natural: GaussianChainNatural) -> Array:
-        J, _ = _filter(natural, cls._in_parallel(natural, None))
-        return jnp.all(jnp.isfinite(half_logdet(cholesky(J))), axis=0)
 
     @classmethod
     def _log_base_measure(cls, mean: GaussianChainMean) -> Array:
@@ -184,19 +170,13 @@ class GaussianChain(
         )
 
     @classmethod
-    def _sample(
-        cls,
-        rng_key: Array,
-        natural: GaussianChainNatural,
-        sample_shape: tuple[int, ...],
-        parallel: bool = False,
-    ) -> Array:
-        L, G, b = _backward_maps(natural, parallel)
+    def _sample(cls, rng_key: Array, natural: GaussianChainNatural, sample_shape: Shape) -> Array:
+        L, G, b = _backward_maps(natural)
         shape = (b.shape[0], *sample_shape, *b.shape[1:])
         eps = random.normal(rng_key, shape, b.dtype)
         within = (slice(None), *[None] * len(sample_shape))
         noise = matvec(inverse_root(L)[within], eps)
-        x, _ = _affine(G[within], b[within] + noise, None, parallel)
+        x, _ = _affine(G[within], b[within] + noise, None)
         return jnp.moveaxis(x, 0, -2)
 
 
@@ -213,11 +193,9 @@ def _time_first(natural: GaussianChainNatural) -> tuple[Array, Array, Array]:
     return jnp.moveaxis(h, -2, 0), -2 * jnp.moveaxis(W, -3, 0), jnp.moveaxis(V, -3, 0)
 
 
-def _filter(natural: GaussianChainNatural, parallel: bool) -> tuple[Array, Array]:
+def _filter(natural: GaussianChainNatural) -> tuple[Array, Array]:
     """J_t' and h_t', time first: each step with all before it eliminated."""
     h, J, V = _time_first(natural)
-    if parallel:
-        return _filter_by_pairs(h, J, V)
 
     def step(carry: tuple[Array, Array], inputs: tuple[Array, Array, Array]) -> Any:
         J_last, h_last = carry
@@ -225,74 +203,35 @@ def _filter(natural: GaussianChainNatural, parallel: bool) -> tuple[Array, Array
         L = cholesky(J_last)
         a = solve_lower(L, transpose(V_t))
         v = solve_lower(L, h_last[..., None])
-        new = (J_t - _product(a, a), h_t + _product(a, v)[..., 0])
+        back = transpose(a)
+        new = (J_t - matmul(back, a), h_t + matmul(back, v)[..., 0])
         return new, new
 
     rest = lax.scan(step, (J[0], h[0]), (h[1:], J[1:], V))[1]
     return jnp.concatenate([J[:1], rest[0]]), jnp.concatenate([h[:1], rest[1]])
 
 
-def _product(a: Array, b: Array) -> Array:
-    return matmul(transpose(a), b)
-
-
-def _filter_by_pairs(h: Array, J: Array, V: Array) -> tuple[Array, Array]:
-    """The same filter as an associative scan over factors of pairs (l, r) of steps.
-
-    An element is exp{-l^T J_ll l / 2 - l^T J_lr r - r^T J_rr r / 2 + h_l^T l + h_r^T r}. Element t
-    has the whole of step t in r, and x_{t-1} in l only through its coupling, so that J_ll is 0;
-    whatever is eliminated later is then positive definite if the chain is.
-    """
-    coupling = jnp.concatenate([jnp.zeros_like(J[:1]), -transpose(V)])
-    elements = (jnp.zeros_like(J), coupling, J, jnp.zeros_like(h), h)
-
-    def combine(e: tuple[Array, ...], f: tuple[Array, ...]) -> tuple[Array, ...]:
-        e_ll, e_lr, e_rr, eh_l, eh_r = e
-        f_ll, f_lr, f_rr, fh_l, fh_r = f
-        L = cholesky(e_rr + f_ll)
-        g = (eh_r + fh_l)[..., None]
-        a, b, v = (solve_lower(L, M) for M in (transpose(e_lr), f_lr, g))
-        return (
-            e_ll - _product(a, a),
-            -_product(a, b),
-            f_rr - _product(b, b),
-            eh_l - _product(a, v)[..., 0],
-            fh_r - _product(b, v)[..., 0],
-        )
-
-    _, _, J_filtered, _, h_filtered = lax.associative_scan(combine, elements)
-    return J_filtered, h_filtered
-
-
-def _backward_maps(natural: GaussianChainNatural, parallel: bool) -> tuple[Array, Array, Array]:
+def _backward_maps(natural: GaussianChainNatural) -> tuple[Array, Array, Array]:
     """The factor of J_t', and G_t, b_t of E[x_t | x_{t+1}] = G_t x_{t+1} + b_t, time first."""
-    J, h = _filter(natural, parallel)
+    J, h = _filter(natural)
     L = cholesky(J)
     V = _time_first(natural)[2]
     ahead = jnp.concatenate([transpose(V), jnp.zeros_like(J[:1])])
     return L, solve(L, ahead), solve(L, h)
 
 
-def _affine(G: Array, b: Array, D: Array | None, parallel: bool) -> tuple[Array, Any]:
+def _affine(G: Array, b: Array, D: Array | None) -> tuple[Array, Any]:
     """Solve x_t = G_t x_{t+1} + b_t and C_t = G_t C_{t+1} G_t^T + D_t from the end, where G is 0.
 
     The second is left out if D is None.
     """
 
-    def then(x: Array, C: Any, G: Array, b: Array, D: Any) -> tuple[Array, Any]:
+    def step(later: tuple[Array, Any], inputs: tuple[Array, Array, Any]) -> Any:
+        x, C = later
+        G, b, D = inputs
         if D is not None:
             D = D + matmul(matmul(G, C), transpose(G))
-        return matvec(G, x) + b, D
-
-    if parallel:
-
-        def combine(later: Any, earlier: Any) -> Any:
-            return (matmul(earlier[0], later[0]), *then(*later[1:], *earlier))
-
-        return lax.associative_scan(combine, (G, b, D), reverse=True)[1:]
-
-    def step(carry: Any, inputs: Any) -> Any:
-        new = then(*carry, *inputs)
+        new = matvec(G, x) + b, D
         return new, new
 
     start = (jnp.zeros_like(b[0]), None if D is None else jnp.zeros_like(D[0]))

@@ -6,34 +6,27 @@ from jax import Array
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
+from numpyro_ext._typing import Shape
 from numpyro_ext.expfam.base import ExponentialFamily
-from numpyro_ext.expfam.gamma import Gamma, GammaMean, GammaNatural
-from numpyro_ext.expfam.leaves import canonical
+from numpyro_ext.expfam.gamma import Gamma, GammaMean, GammaNatural, GammaStandard
 
 
 class InverseGammaNatural(NamedTuple):
-    """Natural parameters of :class:`InverseGamma`."""
+    """Natural parameters of :class:`InverseGamma`, to which half the number of normal data and half
+    the sum of their squares are added."""
 
     a: Annotated[Array, ""]
-    """Concentration: half the number of normal data is added here."""
     b: Annotated[Array, ""]
-    """Half a sum of squares is added here."""
 
 
 class InverseGammaMean(NamedTuple):
-    """Mean parameters of :class:`InverseGamma`."""
+    """Mean parameters of :class:`InverseGamma`: -E log v and -E 1/v."""
 
     neg_log_value: Annotated[Array, ""]
-    """-E log v."""
     neg_inverse: Annotated[Array, ""]
-    """-E 1/v."""
 
 
-class InverseGammaStandard(NamedTuple):
-    """Concentration and rate of :class:`InverseGamma`, named as in NumPyro."""
-
-    concentration: Annotated[Array, ""]
-    rate: Annotated[Array, ""]
+InverseGammaStandard = GammaStandard
 
 
 class InverseGamma(ExponentialFamily[InverseGammaNatural, InverseGammaMean, InverseGammaStandard]):
@@ -44,10 +37,7 @@ class InverseGamma(ExponentialFamily[InverseGammaNatural, InverseGammaMean, Inve
         A = \log\Gamma(a) - a \log b.
 
     The natural parameters are those of the gamma distribution of 1 / v; b, which NumPyro calls the
-    rate, is the scale of v. :math:`\log N(x \mid m, v) = \langle t, (\tfrac12, \tfrac12 (x - m)^2)
-    \rangle - \tfrac12 \log 2\pi`, so that a conjugate update adds these sums. The mean of v exists
-    above a = 1 alone, and is :math:`b / (a - 1)`. The limits of float32 are those of
-    :class:`Gamma`.
+    rate, is the scale of v. The mean of v exists above a = 1 alone, and is :math:`b / (a - 1)`.
 
     References: Gelman et al., *Bayesian data analysis*, third edition (2013), appendix A and
     section 2.6.
@@ -61,12 +51,11 @@ class InverseGamma(ExponentialFamily[InverseGammaNatural, InverseGammaMean, Inve
     """
 
     domain = "a positive concentration and rate"
+    distribution = dist.InverseGamma
 
     @classmethod
-    def from_standard(cls, concentration: Any, rate: Any) -> InverseGammaNatural:
-        """Natural parameters from the concentration a and the rate b, which is the scale of v."""
-        standard = canonical(InverseGammaStandard(concentration, rate))
-        return cls._constructed(InverseGammaNatural(*standard))
+    def _from_standard(cls, standard: GammaStandard) -> InverseGammaNatural:
+        return InverseGammaNatural(*standard)
 
     @classmethod
     def statistics(cls, value: Any) -> InverseGammaMean:
@@ -86,23 +75,13 @@ class InverseGamma(ExponentialFamily[InverseGammaNatural, InverseGammaMean, Inve
         return InverseGammaNatural(*Gamma.natural(GammaMean(*mean)))
 
     @classmethod
-    def _to_standard(cls, natural: InverseGammaNatural) -> InverseGammaStandard:
-        return InverseGammaStandard(*Gamma.to_standard(GammaNatural(*natural)))
-
-    @classmethod
-    def _in_domain(cls, natural: InverseGammaNatural) -> Array:
-        return Gamma.in_domain(GammaNatural(*natural))
+    def _to_standard(cls, natural: InverseGammaNatural) -> GammaStandard:
+        return Gamma.to_standard(GammaNatural(*natural))
 
     @classmethod
     def _log_base_measure(cls, mean: InverseGammaMean) -> Array:
         return mean.neg_log_value
 
     @classmethod
-    def _sample(
-        cls, rng_key: Array, natural: InverseGammaNatural, sample_shape: tuple[int, ...]
-    ) -> Array:
+    def _sample(cls, rng_key: Array, natural: InverseGammaNatural, sample_shape: Shape) -> Array:
         return 1 / Gamma.sample(rng_key, GammaNatural(*natural), sample_shape)
-
-    @classmethod
-    def _to_distribution(cls, natural: InverseGammaNatural) -> dist.Distribution:
-        return dist.InverseGamma(*cls._to_standard(natural))

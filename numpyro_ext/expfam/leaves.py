@@ -95,8 +95,7 @@ def multiply[N](first: N, *others: N) -> N:
 
     .. math:: p(v | n_1)\, p(v | n_2) \propto p(v | n_1 + n_2).
 
-    Batch shapes broadcast. Statistics of data are added in the same way, which is the conjugate
-    update of a prior.
+    The statistics of data are added in the same way, which is the conjugate update of a prior.
 
     >>> from numpyro_ext.expfam import Beta, BetaNatural, multiply
     >>> posterior = multiply(Beta.from_standard(2.0, 2.0), BetaNatural(6.0, 4.0))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._typing import Float
+from numpyro_ext._typing import Float, Shape
 from numpyro_ext.expfam.chain import ChainFamily
 from numpyro_ext.expfam.leaves import canonical
 
@@ -22,12 +22,11 @@ class MarkovChainNatural(NamedTuple):
 
 
 class MarkovChainMean(NamedTuple):
-    """Mean parameters of :class:`MarkovChain`."""
+    """Mean parameters of :class:`MarkovChain`: probabilities of states, and of the states at t
+    (rows) and t + 1 (columns)."""
 
     probs: Annotated[Array, "T K"]
-    """Probabilities of the states."""
     pair_probs: Annotated[Array, "T-1 K K"]
-    """Probabilities of the states at t (rows) and t + 1 (columns)."""
 
 
 class MarkovChainStandard(NamedTuple):
@@ -45,17 +44,14 @@ class MarkovChain(ChainFamily[MarkovChainNatural, MarkovChainMean, MarkovChainSt
 
     Log weights of observations are added to ``unary``; nothing needs to be normalised, and the
     representation is overcomplete. A is the logarithm of a product of K x K matrices, computed
-    forwards, and forwards and backwards for the marginals, always in log space. With
-    ``parallel=True`` the products are associative scans, of work :math:`O(T K^3)` instead of
+    forwards, and forwards and backwards for the marginals, always in log space, in
     :math:`O(T K^2)`.
 
     **When it fails.** A transition of probability exactly 0 has no finite natural parameter and is
     refused; give it a small probability.
 
     References: Rabiner, *A tutorial on hidden Markov models and selected applications in speech
-    recognition* (Proceedings of the IEEE, 1989), section III; Hassan, Sarkka and Garcia-Fernandez,
-    *Temporal parallelization of inference in hidden Markov models* (IEEE Transactions on Signal
-    Processing, 2021), section III.
+    recognition* (Proceedings of the IEEE, 1989), section III.
 
     >>> from numpyro_ext.expfam import MarkovChain
     >>> prior = MarkovChain.from_standard(
@@ -74,12 +70,7 @@ class MarkovChain(ChainFamily[MarkovChainNatural, MarkovChainMean, MarkovChainSt
     def from_standard(
         cls, initial_probs: Any, transition_probs: Any, num_steps: int
     ) -> MarkovChainNatural:
-        """Natural parameters of a Markov chain, which are logarithms of its probabilities.
-
-        :param initial_probs: probabilities of the first state, ``(*batch, K)``.
-        :param transition_probs: from a state (rows) to the next (columns), ``(*batch, K, K)``.
-        :param num_steps: T.
-        """
+        """The logarithms of the probabilities of a chain of ``num_steps`` steps, which is T."""
         T = check_count("num_steps", num_steps)
         p, P = canonical(MarkovChainStandard(initial_probs, transition_probs))
         first = jnp.log(p)[..., None, :]
@@ -92,11 +83,8 @@ class MarkovChain(ChainFamily[MarkovChainNatural, MarkovChainMean, MarkovChainSt
 
     @classmethod
     def statistics(cls, value: Any, num_categories: int | None = None) -> MarkovChainMean:
-        """t(z): unit vectors of the states, and unit matrices of neighbours.
-
-        :param value: integers, ``(*batch, T)``.
-        :param num_categories: K, which the values do not tell.
-        """
+        """Unit vectors of the states ``(*batch, T)``, which are below ``num_categories``, and unit
+        matrices of neighbours."""
         states = nn.one_hot(jnp.asarray(value), check_count("num_categories", num_categories))
         return MarkovChainMean(states, states[..., :-1, :, None] * states[..., 1:, None, :])
 
@@ -115,18 +103,18 @@ class MarkovChain(ChainFamily[MarkovChainNatural, MarkovChainMean, MarkovChainSt
         return super().entropy(_without_constants(cls._checked(MarkovChainNatural, natural)))
 
     @classmethod
-    def _log_partition(cls, natural: MarkovChainNatural, parallel: bool = False) -> Array:
-        return _forward(natural, parallel)[1]
+    def _log_partition(cls, natural: MarkovChainNatural) -> Array:
+        return _forward(natural)[1]
 
     @classmethod
-    def _mean(cls, natural: MarkovChainNatural, parallel: bool = False) -> MarkovChainMean:
-        forward, _ = _forward(natural, parallel)
+    def _mean(cls, natural: MarkovChainNatural) -> MarkovChainMean:
+        forward, _ = _forward(natural)
         unary, pair = _time_first(natural)
         # What is to come, as a log weight of the state at t: the chain in reverse.
         turned = MarkovChainNatural(
             jnp.flip(natural.unary, -2), jnp.swapaxes(jnp.flip(natural.pair, -3), -1, -2)
         )
-        backward = jnp.flip(_forward(turned, parallel)[0], 0)
+        backward = jnp.flip(_forward(turned)[0], 0)
         both = forward[:-1, ..., :, None] + pair + backward[1:, ..., None, :]
         return MarkovChainMean(
             jnp.moveaxis(nn.softmax(forward + backward - unary), 0, -2),
@@ -141,18 +129,8 @@ class MarkovChain(ChainFamily[MarkovChainNatural, MarkovChainMean, MarkovChainSt
         return MarkovChainNatural(unary, jnp.log(pair_probs) - jnp.log(probs[..., :-1, :, None]))
 
     @classmethod
-    def _in_domain(cls, natural: MarkovChainNatural) -> Array:
-        return jnp.ones(natural.unary.shape[:-2], bool)
-
-    @classmethod
-    def _sample(
-        cls,
-        rng_key: Array,
-        natural: MarkovChainNatural,
-        sample_shape: tuple[int, ...],
-        parallel: bool = False,
-    ) -> Array:
-        forward, _ = _forward(natural, parallel)
+    def _sample(cls, rng_key: Array, natural: MarkovChainNatural, sample_shape: Shape) -> Array:
+        forward, _ = _forward(natural)
         pair = _time_first(natural)[1]
         shape = (forward.shape[0], *sample_shape, *forward.shape[1:])
         within = (slice(None), *[None] * len(sample_shape))
@@ -162,23 +140,16 @@ class MarkovChain(ChainFamily[MarkovChainNatural, MarkovChainMean, MarkovChainSt
         before = jnp.argmax(score[:-1, ..., :, None] + pair[within], axis=-2)
         maps = jnp.concatenate([before, last])
 
-        def follow(later: Array, earlier: Array) -> Array:
-            return jnp.take_along_axis(earlier, later, axis=-1)
+        def step(later: Array, earlier: Array) -> tuple[Array, Array]:
+            state = jnp.take_along_axis(earlier, later, axis=-1)
+            return state, state
 
-        if parallel:
-            drawn = lax.associative_scan(follow, maps, reverse=True)
-        else:
-
-            def step(later: Array, earlier: Array) -> tuple[Array, Array]:
-                return (drawn := follow(later, earlier)), drawn
-
-            drawn = lax.scan(step, maps[-1], maps, reverse=True)[1]
+        drawn = lax.scan(step, maps[-1], maps, reverse=True)[1]
         return jnp.moveaxis(drawn[..., 0], 0, -1)
 
 
 def _without_constants(natural: MarkovChainNatural) -> MarkovChainNatural:
-    """The same distribution with the largest log weights at 0. Data that are far away make them so
-    large that their differences would be lost in float32."""
+    """The same distribution with the largest log weights at 0, for the digits of float32."""
     unary, pair = natural
     return MarkovChainNatural(
         unary - jnp.max(unary, axis=-1, keepdims=True),
@@ -190,18 +161,12 @@ def _time_first(natural: MarkovChainNatural) -> tuple[Array, Array]:
     return jnp.moveaxis(natural.unary, -2, 0), jnp.moveaxis(natural.pair, -3, 0)
 
 
-def _forward(natural: MarkovChainNatural, parallel: bool) -> tuple[Array, Array]:
+def _forward(natural: MarkovChainNatural) -> tuple[Array, Array]:
     """``(T, *batch, K)`` log weights of z_t with all states before it summed out, and A.
 
     The weights are normalised at each step, or float32 would lose them beside a large A.
     """
     unary, pair = _time_first(natural)
-    if parallel:
-        first = jnp.broadcast_to(unary[:1, ..., None, :], (1, *unary.shape[1:], unary.shape[-1]))
-        elements = _scaled(jnp.concatenate([first, pair + unary[1:, ..., None, :]]), 0.0)
-        products, scales = lax.associative_scan(_log_matmul, elements)
-        weights = products[..., 0, :]
-        return nn.log_softmax(weights), scales[-1] + logsumexp(weights[-1], axis=-1)
 
     def step(last: Array, inputs: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
         unary_t, pair_t = inputs
@@ -215,14 +180,3 @@ def _forward(natural: MarkovChainNatural, parallel: bool) -> tuple[Array, Array]
     start, scale = normalised(unary[0])
     rest, scales = lax.scan(step, start, (unary[1:], pair))[1]
     return jnp.concatenate([start[None], rest]), scale + jnp.sum(scales, axis=0)
-
-
-def _log_matmul(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
-    product = logsumexp(a[0][..., :, :, None] + b[0][..., None, :, :], axis=-2)
-    return _scaled(product, a[1] + b[1])
-
-
-def _scaled(M: Array, scale: Any) -> tuple[Array, Array]:
-    """A log matrix whose largest entry is 0, and what was taken out."""
-    top = jnp.max(M, axis=(-1, -2))
-    return M - top[..., None, None], scale + top

@@ -7,8 +7,8 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
+from numpyro_ext._typing import Shape
 from numpyro_ext.expfam.base import ExponentialFamily
-from numpyro_ext.expfam.leaves import canonical
 from numpyro_ext.expfam.linalg import (
     cholesky,
     half_logdet,
@@ -38,20 +38,17 @@ class MNIWNatural(NamedTuple):
 
 
 class MNIWMean(NamedTuple):
-    """Mean parameters of :class:`MNIW`, where Q is the covariance and Wt the weight."""
+    """Mean parameters of :class:`MNIW`: E of its statistics t, in their order."""
 
     neg_half_precision: Annotated[Array, "d d symmetric"]
-    """E of -Q^{-1} / 2."""
     precision_weight: Annotated[Array, "d p"]
-    """E of Q^{-1} Wt."""
     neg_half_quad: Annotated[Array, "p p symmetric"]
-    """E of -Wt^T Q^{-1} Wt / 2."""
     half_logdet: Annotated[Array, ""]
-    """E of log det Q^{-1}, halved."""
 
 
 class MNIWStandard(NamedTuple):
-    """Standard parameters of :class:`MNIW`, as :meth:`MNIW.from_standard` takes them."""
+    """Standard parameters of :class:`MNIW`: the mean M of the weight, K, positive definite, nu,
+    above d - 1, and S, positive definite and about nu times Q."""
 
     weight: Annotated[Array, "d p"]
     precision: Annotated[Array, "p p symmetric"]
@@ -77,14 +74,9 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
         \log Z &= \tfrac{\nu d}{2} \log 2 + \log \Gamma_d(\tfrac{\nu}{2})
              - \tfrac{\nu}{2} \log |S| - \tfrac d2 \log |K| .
 
-    :math:`\log N(x \mid Wt\, u, Q) = \langle t, (x x^\top, x u^\top, u u^\top, 1) \rangle -
-    \tfrac d2 \log 2\pi`, so that a conjugate update adds these sums. The reverse map is in closed
-    form except for nu, which takes at most 50 steps of Newton's method in log(nu - d + 1).
-
     **Limits of float32.** S is the difference :math:`A - B K^{-1} B^\top`, and has an error of
-    1e-7 times A: 1e-3 of S where the weight is 100 standard deviations of the noise.
-    :meth:`in_domain` is False where nothing is left of it. :meth:`natural` finds a large nu from a
-    difference of logarithms, to about 1e-6 nu.
+    1e-7 times A; :meth:`in_domain` is False where nothing is left of it. :meth:`natural` finds nu
+    to about 1e-6 nu.
 
     References: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016),
     appendix D; Fox et al., *Bayesian nonparametric inference of switching dynamic linear models*
@@ -105,16 +97,10 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
     )
 
     @classmethod
-    def from_standard(cls, weight: Any, precision: Any, df: Any, scale_matrix: Any) -> MNIWNatural:
-        """Natural parameters from the standard ones.
-
-        :param weight: mean of the weight, ``(*batch, d, p)``.
-        :param precision: K, positive definite, ``(*batch, p, p)``.
-        :param df: degrees of freedom nu, above d - 1.
-        :param scale_matrix: S, positive definite, ``(*batch, d, d)``; about nu times Q.
-        """
-        M, K, nu, S = canonical(MNIWStandard(weight, precision, df, scale_matrix))
-        return cls._constructed(_from_parts(M, K, nu, S))
+    def _from_standard(cls, standard: MNIWStandard) -> MNIWNatural:
+        M, K, nu, S = standard
+        B = matmul(M, K)
+        return MNIWNatural(S + matmul(B, transpose(M)), B, K, nu)
 
     @classmethod
     def statistics(cls, value: Any) -> MNIWMean:
@@ -146,7 +132,7 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
         spread = -2 * mean.neg_half_quad - matmul(transpose(M), mean.precision_weight)
         K = inverse(cholesky(symmetric(spread) / d))
         S, nu = Wishart.natural(WishartMean(mean.neg_half_precision, mean.half_logdet))
-        return _from_parts(M, K, nu, S)
+        return cls._from_standard(MNIWStandard(M, K, nu, S))
 
     @classmethod
     def _to_standard(cls, natural: MNIWNatural) -> MNIWStandard:
@@ -171,7 +157,7 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
 
     @classmethod
     def _sample(
-        cls, rng_key: Array, natural: MNIWNatural, sample_shape: tuple[int, ...]
+        cls, rng_key: Array, natural: MNIWNatural, sample_shape: Shape
     ) -> tuple[Array, Array]:
         M, K, nu, S = cls._to_standard(natural)
         d, p = M.shape[-2:]
@@ -193,8 +179,3 @@ class MNIW(ExponentialFamily[MNIWNatural, MNIWMean, MNIWStandard]):
         return dist.InverseWishart(nu, scale_matrix=S), lambda Q: dist.MatrixNormal(
             M, cholesky(Q), column
         )
-
-
-def _from_parts(M: Array, K: Array, nu: Array, S: Array) -> MNIWNatural:
-    B = matmul(M, K)
-    return MNIWNatural(S + matmul(B, transpose(M)), B, K, nu)

@@ -21,8 +21,8 @@ def straight_through_mean(family: Family, natural: Any) -> Any:
     .. math:: [\nabla^2 A(n)]^{-1} \nabla g(n) = \nabla f(\mu),
 
     so that the cotangent of the mean is passed on unchanged as that of n, its symmetric part where
-    the leaf is symmetric. No matrix is inverted. In an overcomplete family, which has no inverse, a
-    step along it is a natural-gradient step of every minimal representation.
+    the leaf is symmetric. In an overcomplete family a step along it is a natural-gradient step of
+    every minimal representation.
 
     **When it fails.** Everything that depends on n must do so through this mean, once: a function
     of n itself adds an ordinary gradient, in other units. Forward mode raises JAX's own error.

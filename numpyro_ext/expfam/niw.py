@@ -7,8 +7,9 @@ from jax import Array
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
+from numpyro_ext._typing import Shape
 from numpyro_ext.expfam.base import ExponentialFamily
-from numpyro_ext.expfam.leaves import canonical
+from numpyro_ext.expfam.linalg import outer
 from numpyro_ext.expfam.mniw import MNIW, MNIWMean, MNIWNatural
 
 
@@ -26,20 +27,17 @@ class NIWNatural(NamedTuple):
 
 
 class NIWMean(NamedTuple):
-    """Mean parameters of :class:`NIW`, where Sigma is the covariance."""
+    """Mean parameters of :class:`NIW`: E of its statistics t, in their order."""
 
     neg_half_precision: Annotated[Array, "d d symmetric"]
-    """E of -Sigma^{-1} / 2."""
     precision_loc: Annotated[Array, "d"]
-    """E of Sigma^{-1} loc."""
     neg_half_quad: Annotated[Array, ""]
-    """E of -loc^T Sigma^{-1} loc / 2."""
     half_logdet: Annotated[Array, ""]
-    """E of log det Sigma^{-1}, halved."""
 
 
 class NIWStandard(NamedTuple):
-    """Standard parameters of :class:`NIW`, as :meth:`NIW.from_standard` takes them."""
+    """Standard parameters of :class:`NIW`: the mean of the mean, the number kappa of its prior
+    observations, nu, above d - 1, and S, positive definite and about nu times Sigma."""
 
     loc: Annotated[Array, "d"]
     kappa: Annotated[Array, ""]
@@ -65,9 +63,7 @@ class NIW(ExponentialFamily[NIWNatural, NIWMean, NIWStandard]):
         \log Z &= \tfrac{\nu d}{2} \log 2 + \log \Gamma_d(\tfrac{\nu}{2})
              - \tfrac{\nu}{2} \log |S| - \tfrac d2 \log \kappa .
 
-    :math:`\log N(x \mid loc, \Sigma) = \langle t, (x x^\top, x, 1, 1) \rangle -
-    \tfrac d2 \log 2\pi`, so that a conjugate update adds these sums. It is the :class:`MNIW` with a
-    single input that is 1, and its formulas are computed there; so are its limits of float32.
+    It is the :class:`MNIW` with a single input that is 1, and is computed as such.
 
     References: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016),
     appendix D; Murphy, *Conjugate Bayesian analysis of the Gaussian distribution* (2007), section
@@ -88,17 +84,10 @@ class NIW(ExponentialFamily[NIWNatural, NIWMean, NIWStandard]):
     )
 
     @classmethod
-    def from_standard(cls, loc: Any, kappa: Any, df: Any, scale_matrix: Any) -> NIWNatural:
-        """Natural parameters from the standard ones.
-
-        :param loc: mean of the mean, ``(*batch, d)``.
-        :param kappa: number of prior observations of the mean, positive.
-        :param df: degrees of freedom nu, above d - 1.
-        :param scale_matrix: S, positive definite, ``(*batch, d, d)``; about nu times Sigma.
-        """
-        m, kappa, nu, S = canonical(NIWStandard(loc, kappa, df, scale_matrix))
+    def _from_standard(cls, standard: NIWStandard) -> NIWNatural:
+        m, kappa, nu, S = standard
         b = kappa[..., None] * m
-        return cls._constructed(NIWNatural(S + b[..., :, None] * m[..., None, :], b, kappa, nu))
+        return NIWNatural(S + outer(b, m), b, kappa, nu)
 
     @classmethod
     def statistics(cls, value: Any) -> NIWMean:
@@ -135,7 +124,7 @@ class NIW(ExponentialFamily[NIWNatural, NIWMean, NIWStandard]):
 
     @classmethod
     def _sample(
-        cls, rng_key: Array, natural: NIWNatural, sample_shape: tuple[int, ...]
+        cls, rng_key: Array, natural: NIWNatural, sample_shape: Shape
     ) -> tuple[Array, Array]:
         weight, covariance = MNIW.sample(rng_key, _as_mniw(natural), sample_shape)
         return weight[..., 0], covariance

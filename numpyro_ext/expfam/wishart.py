@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax.scipy.special import digamma, gammaln
 import numpyro.distributions as dist
 
+from numpyro_ext._typing import Shape
 from numpyro_ext.expfam.base import ExponentialFamily
 from numpyro_ext.expfam.fixed_point import newton
-from numpyro_ext.expfam.leaves import canonical
 from numpyro_ext.expfam.linalg import (
     cholesky,
     half_logdet,
@@ -33,16 +33,15 @@ class WishartNatural(NamedTuple):
 
 
 class WishartMean(NamedTuple):
-    """Mean parameters of :class:`Wishart`, where P is the precision."""
+    """Mean parameters of :class:`Wishart`: E of -P / 2, and of log det P, halved."""
 
     neg_half_precision: Annotated[Array, "d d symmetric"]
-    """E of -P / 2."""
     half_logdet: Annotated[Array, ""]
-    """E of log det P, halved."""
 
 
 class WishartStandard(NamedTuple):
-    """Standard parameters of :class:`Wishart`, as :meth:`Wishart.from_standard` takes them."""
+    """Standard parameters of :class:`Wishart`: nu, above d - 1, and S, positive definite and about
+    nu times the covariance."""
 
     df: Annotated[Array, ""]
     rate_matrix: Annotated[Array, "d d symmetric"]
@@ -57,10 +56,8 @@ class Wishart(ExponentialFamily[WishartNatural, WishartMean, WishartStandard]):
         A &= \tfrac{\nu d}{2} \log 2 + \log \Gamma_d(\tfrac{\nu}{2}) - \tfrac{\nu}{2} \log |S|,
         \qquad \mathrm{E} P = \nu S^{-1}.
 
-    :math:`\log N(x \mid 0, P^{-1}) = \langle t, (x x^\top, 1) \rangle - \tfrac d2 \log 2\pi`, so
-    that a conjugate update adds these sums. S is the rate matrix, the scale of the inverse Wishart
-    distribution of :math:`P^{-1}`. The reverse map is in closed form except for nu, by at most 50
-    steps of Newton's method, in float32 to about 1e-6 nu.
+    S is the rate matrix, the scale of the inverse Wishart distribution of :math:`P^{-1}`. The
+    reverse map finds nu by Newton's method, in float32 to about 1e-6 nu.
 
     References: Murphy, *Conjugate Bayesian analysis of the Gaussian distribution* (2007), section
     8; Bishop, *Pattern recognition and machine learning* (2006), appendix B.
@@ -76,14 +73,8 @@ class Wishart(ExponentialFamily[WishartNatural, WishartMean, WishartStandard]):
     domain = "a positive definite rate_matrix and df above d - 1"
 
     @classmethod
-    def from_standard(cls, df: Any, rate_matrix: Any) -> WishartNatural:
-        """Natural parameters from the standard ones.
-
-        :param df: degrees of freedom nu, above d - 1.
-        :param rate_matrix: S, positive definite, ``(*batch, d, d)``; about nu times the covariance.
-        """
-        nu, S = canonical(WishartStandard(df, rate_matrix))
-        return cls._constructed(WishartNatural(S, nu))
+    def _from_standard(cls, standard: WishartStandard) -> WishartNatural:
+        return WishartNatural(standard.rate_matrix, standard.df)
 
     @classmethod
     def statistics(cls, value: Any) -> WishartMean:
@@ -119,18 +110,11 @@ class Wishart(ExponentialFamily[WishartNatural, WishartMean, WishartStandard]):
         return WishartStandard(jnp.where(nu > S.shape[-1] - 1, nu, jnp.nan), S)
 
     @classmethod
-    def _in_domain(cls, natural: WishartNatural) -> Array:
-        nu, S = cls._to_standard(natural)
-        return jnp.isfinite(nu) & jnp.isfinite(half_logdet(cholesky(S)))
-
-    @classmethod
     def _log_base_measure(cls, mean: WishartMean) -> Array:
         return -(mean.neg_half_precision.shape[-1] + 1) * mean.half_logdet
 
     @classmethod
-    def _sample(
-        cls, rng_key: Array, natural: WishartNatural, sample_shape: tuple[int, ...]
-    ) -> Array:
+    def _sample(cls, rng_key: Array, natural: WishartNatural, sample_shape: Shape) -> Array:
         nu, S = cls._to_standard(natural)
         key_chi, key_below = random.split(rng_key)
         F = bartlett(key_chi, key_below, nu, S.shape[-1], sample_shape)
@@ -149,9 +133,7 @@ def halves(nu: Array, d: int) -> Array:
     return (nu[..., None] - jnp.arange(d)) / 2
 
 
-def bartlett(
-    key_chi: Array, key_below: Array, nu: Array, d: int, sample_shape: tuple[int, ...]
-) -> Array:
+def bartlett(key_chi: Array, key_below: Array, nu: Array, d: int, sample_shape: Shape) -> Array:
     """Draws of F, lower triangular, with F F^T of the Wishart distribution with S = I."""
     shape = sample_shape + nu.shape
     chi = jnp.sqrt(2 * random.gamma(key_chi, halves(nu, d), (*shape, d)))

@@ -5,8 +5,6 @@ from typing import NamedTuple
 from jax import Array, random
 import jax.numpy as jnp
 
-from numpyro_ext._checks import check_count
-
 
 class LatentCycle(NamedTuple):
     """Data of :func:`latent_cycle`: observed vectors y ``(N, K, 2)``, the vectors x before they are
@@ -51,8 +49,8 @@ def swirl(x: Array) -> Array:
     return jnp.stack([a * cos + b * sin, -a * sin + b * cos], axis=-1)
 
 
-def latent_cycle(rng_key: Array, *, num_data: int = 800, length: int = 3) -> LatentCycle:
-    r"""Binary variables on cycles, of which each pair of neighbours makes a point of the plane.
+def latent_cycle(rng_key: Array, *, num_data: int = 800) -> LatentCycle:
+    r"""Binary variables on cycles of K = 3, of which neighbours make a point of the plane.
 
     .. math::
         \pi_i \sim Beta(20, 20), \quad z_i \sim Bernoulli(\pi_i), \quad
@@ -61,23 +59,18 @@ def latent_cycle(rng_key: Array, *, num_data: int = 800, length: int = 3) -> Lat
 
     with the components of :func:`crosshair` and without noise in y.
 
-    :param int num_data: N, the number of cycles.
-    :param int length: K, the variables in each, at least 2.
-
     References: So, *EP Structured Variational Auto-Encoders* (2018).
 
-    >>> from jax import random
     >>> from numpyro_ext.targets import latent_cycle
     >>> latent_cycle(random.key(0), num_data=4).y.shape
     (4, 3, 2)
     """
-    check_count("length", length, 2)
     key_pi, key_z, key_x = random.split(rng_key, 3)
-    pi = random.beta(key_pi, 20.0, 20.0, (length,))
-    z = random.bernoulli(key_z, pi, (num_data, length)).astype(int)
+    pi = random.beta(key_pi, 20.0, 20.0, (3,))
+    z = random.bernoulli(key_z, pi, (num_data, 3)).astype(int)
     loc, covariance = crosshair()
     pair = z, jnp.roll(z, -1, axis=1)
     # The covariances are diagonal.
     scale = jnp.sqrt(jnp.diagonal(covariance, axis1=-2, axis2=-1))
-    x = loc[pair] + scale[pair] * random.normal(key_x, (num_data, length, 2))
+    x = loc[pair] + scale[pair] * random.normal(key_x, (num_data, 3, 2))
     return LatentCycle(swirl(x), x, z, pi)

@@ -1,6 +1,6 @@
 """Models: a logistic regression, a network, and targets whose answers are known."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -10,13 +10,11 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_ext._checks import check_positive
-
 
 def logistic_regression(
     x: Array, y: Array | None = None, *, subsample_size: int | None = None
 ) -> None:
-    r"""The model of the quick start: a constrained scale, weights, an intercept, one data plate.
+    r"""The model of the quick start.
 
     .. math::
         s \sim \mathrm{HalfNormal}(1), \quad w_j \sim N(0, s^2), \quad b \sim N(0, 2.5^2), \quad
@@ -27,10 +25,8 @@ def logistic_regression(
     :param int subsample_size: rows of a minibatch; all rows if ``None``.
 
     >>> from numpyro_ext.targets import logistic_regression
-    >>> with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace() as trace:
-    ...     logistic_regression(jax.numpy.ones((7, 3)))
-    >>> trace["y"]["value"].shape, trace["weights"]["value"].shape
-    ((7,), (3,))
+    >>> Predictive(logistic_regression, num_samples=9)(random.key(0), jnp.ones((7, 3)))["y"].shape
+    (9, 7)
     """
     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
     weights = numpyro.sample("weights", dist.Normal(0.0, scale).expand([x.shape[1]]).to_event(1))
@@ -47,7 +43,6 @@ def bayesian_mlp(
     y: Array | None = None,
     *,
     hidden: Sequence[int] = (50,),
-    activation: Callable[[Array], Array] = jax.nn.relu,
     weight_prior: Any = None,
     noise_prior: Any = None,
     num_classes: int | None = None,
@@ -56,7 +51,7 @@ def bayesian_mlp(
     r"""A Bayesian neural network for regression, or for classification.
 
     .. math::
-        a_0 = x, \qquad a_{l+1} = h(a_l W_l + b_l), \qquad f = a_L W_L + b_L, \qquad
+        a_0 = x, \qquad a_{l+1} = relu(a_l W_l + b_l), \qquad f = a_L W_L + b_L, \qquad
         y_n \sim N(f(x_n), 1 / \gamma),
 
     where ``num_classes`` makes f logits and y categorical, without a :math:`\gamma`. The sites are
@@ -69,22 +64,17 @@ def bayesian_mlp(
     :param X: features, shape ``(N, d)``.
     :param y: targets, shape ``(N,)``: numbers, or classes 0, 1, ...; None predicts them.
     :param hidden: widths of the hidden layers; ``()`` is a linear model.
-    :param activation: the function h.
     :param weight_prior: of every weight and bias; None for the standard normal.
     :param noise_prior: of the precision :math:`\gamma`, or its value; None for ``Gamma(6, 6)``.
     :param int num_classes: number of classes; None for regression.
     :param int subsample_size: rows of a minibatch; all rows if None.
 
     >>> from numpyro_ext.targets import bayesian_mlp
-    >>> with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace() as trace:
-    ...     bayesian_mlp(jax.numpy.ones((7, 3)), hidden=(10, 4))
-    >>> trace["w1"]["value"].shape, trace["f"]["value"].shape
-    ((10, 4), (7,))
+    >>> Predictive(bayesian_mlp, num_samples=9)(random.key(0), jnp.ones((7, 3)))["f"].shape
+    (9, 7)
     """
     if y is not None and jnp.shape(y) != (len(X),):
         raise ValueError(f"y has shape {jnp.shape(y)}; it must be ({len(X)},), one for each row.")
-    if num_classes is not None and noise_prior is not None:
-        raise ValueError("noise_prior was given with num_classes; a class label has no noise.")
     outputs = 1 if num_classes is None else num_classes
     widths = [X.shape[1], *hidden, outputs]
     prior = dist.Normal(0.0, 1.0) if weight_prior is None else weight_prior
@@ -92,27 +82,21 @@ def bayesian_mlp(
     for i, shape in enumerate(pairwise(widths)):
         w = numpyro.sample(f"w{i}", prior.expand(shape).to_event(2), infer={"in_axis": -2})
         layers.append((w, numpyro.sample(f"b{i}", prior.expand(shape[1:]).to_event(1))))
-    scale = None if num_classes is not None else _noise(noise_prior)
+    precision = dist.Gamma(6.0, 6.0) if noise_prior is None else noise_prior
+    if num_classes is None and isinstance(precision, dist.Distribution):
+        precision = numpyro.sample("noise_precision", precision)
     with numpyro.plate("data", len(X), subsample_size=subsample_size):
         a: Any = numpyro.subsample(X, event_dim=1)
         target = None if y is None else numpyro.subsample(y, event_dim=0)
         for i, (w, b) in enumerate(layers):
-            a = a @ w + b if i == 0 else activation(a) @ w + b
+            a = a @ w + b if i == 0 else jax.nn.relu(a) @ w + b
         f = a if num_classes is not None else a[:, 0]
         if y is None:
             numpyro.deterministic("f", f)
-        likelihood: Any = dist.Categorical(logits=f) if scale is None else dist.Normal(f, scale)
-        numpyro.sample("y", likelihood, obs=target)
-
-
-def _noise(prior: Any) -> Any:
-    """The standard deviation of the noise."""
-    prior = dist.Gamma(6.0, 6.0) if prior is None else prior
-    if not isinstance(prior, dist.Distribution):
-        check_positive("noise_prior", prior)
-        return jnp.asarray(prior, float) ** -0.5
-    precision: Any = numpyro.sample("noise_precision", prior)
-    return precision**-0.5
+        if num_classes is None:
+            numpyro.sample("y", dist.Normal(f, jnp.asarray(precision) ** -0.5), obs=target)
+        else:
+            numpyro.sample("y", dist.Categorical(logits=f), obs=target)
 
 
 def scale_mixture(
@@ -148,40 +132,27 @@ class NormalMeanAnswer(NamedTuple):
     log_evidence: Array
 
 
-def normal_mean(
-    x: Array,
-    *,
-    prior_mean: float = 0.0,
-    prior_scale: float = 1.0,
-    noise_scale: float = 1.0,
-    subsample_size: int | None = None,
-) -> None:
-    r"""The model :math:`z \sim N(\mu_0, s_0^2)`, :math:`x_n \mid z \sim N(z, s^2)`.
+def normal_mean(x: Array, *, subsample_size: int | None = None) -> None:
+    r"""The model :math:`z \sim N(0, 1)`, :math:`x_n \mid z \sim N(z, 1)`.
 
     :param x: data, shape ``(N,)``.
-    :param float prior_mean: :math:`\mu_0`; ``prior_scale`` is :math:`s_0`, ``noise_scale`` s.
     :param int subsample_size: rows of a minibatch; all rows if ``None``.
 
     >>> from numpyro.infer.util import log_density
-    >>> from numpyro_ext.targets import normal_mean
     >>> x = jnp.array([0.5, -1.0, 2.0])
     >>> print(f"{log_density(normal_mean, (x,), {}, {'z': 0.375})[0]:.4f}")
     -6.0195
     """
-    z = numpyro.sample("z", dist.Normal(prior_mean, prior_scale))
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0))
     with numpyro.plate("data", x.shape[0], subsample_size=subsample_size):
-        batch = numpyro.subsample(x, event_dim=0)
-        numpyro.sample("x", dist.Normal(z, noise_scale), obs=batch)
+        numpyro.sample("x", dist.Normal(z, 1.0), obs=numpyro.subsample(x, event_dim=0))
 
 
-def normal_mean_answer(
-    x: Array, *, prior_mean: float = 0.0, prior_scale: float = 1.0, noise_scale: float = 1.0
-) -> NormalMeanAnswer:
+def normal_mean_answer(x: Array) -> NormalMeanAnswer:
     r"""Posterior and evidence of :func:`normal_mean`.
 
     .. math::
-        \frac1{v} = \frac1{s_0^2} + \frac{N}{s^2}, \qquad
-        m = v \Bigl(\frac{\mu_0}{s_0^2} + \frac{\sum_n x_n}{s^2}\Bigr), \qquad
+        v = \frac1{1 + N}, \qquad m = v \sum_n x_n, \qquad
         \log p(x) = \log \frac{p(m)\, p(x \mid m)}{N(m \mid m, v)}.
 
     >>> from numpyro_ext.targets import normal_mean_answer
@@ -189,42 +160,38 @@ def normal_mean_answer(
     >>> print(f"{answer.mean:.4f} {answer.variance:.4f} {answer.log_evidence:.4f}")
     0.3750 0.2500 -5.7937
     """
-    precision = jnp.asarray(1.0 / prior_scale**2 + x.shape[0] / noise_scale**2)
-    variance = 1.0 / precision
-    mean = variance * (prior_mean / prior_scale**2 + x.sum() / noise_scale**2)
-    joint = dist.Normal(prior_mean, prior_scale).log_prob(mean)
-    joint = joint + dist.Normal(mean, noise_scale).log_prob(x).sum()
+    variance = jnp.asarray(1.0 / (1.0 + x.shape[0]))
+    mean = variance * x.sum()
+    joint = dist.Normal(0.0, 1.0).log_prob(mean) + dist.Normal(mean, 1.0).log_prob(x).sum()
     return NormalMeanAnswer(mean, variance, joint + 0.5 * jnp.log(2 * jnp.pi * variance))
 
 
-def banana(*, bend: float = 0.03, variance: float = 100.0) -> None:
-    r"""The model :math:`x_1 \sim N(0, v)`, :math:`x_2 \mid x_1 \sim N(b (x_1^2 - v), 1)`.
+BEND, VARIANCE = 0.03, 100.0
+
+
+def banana() -> None:
+    r"""The model :math:`x_1 \sim N(0, v)`, :math:`x_2 \mid x_1 \sim N(b (x_1^2 - v), 1)`, of
+    :math:`b = 0.03` and :math:`v = 100`.
 
     Its moments are :math:`E x = 0`, :math:`\mathrm{Var}\, x_1 = v`,
     :math:`\mathrm{Var}\, x_2 = 1 + 2 b^2 v^2`, :math:`\mathrm{Cov}(x_1, x_2) = 0`,
     :math:`E\, x_1^2 x_2 = 2 b v^2`. The site ``z1`` is
     :math:`x_1 / \sqrt v`, so that both coordinates have scales of order one.
 
-    :param float bend: :math:`b`.
-    :param float variance: :math:`v`.
-
     >>> from numpyro.infer.util import log_density
-    >>> from numpyro_ext.targets import banana
     >>> print(f"{log_density(banana, (), {}, {'z1': 1.0, 'x2': 0.0})[0]:.4f}")
     -2.3379
     """
     z1 = numpyro.sample("z1", dist.Normal(0.0, 1.0))
-    numpyro.sample("x2", dist.Normal(bend * variance * (z1**2 - 1.0), 1.0))
+    numpyro.sample("x2", dist.Normal(BEND * VARIANCE * (z1**2 - 1.0), 1.0))
 
 
-def banana_potential(x: Array, *, bend: float = 0.03, variance: float = 100.0) -> Array:
-    r"""Minus the log density of :func:`banana` in :math:`(x_1, x_2)`, up to a constant.
-
-    :param x: a point, shape ``(2,)``, unscaled.
+def banana_potential(x: Array) -> Array:
+    r"""Minus the log density of :func:`banana` in :math:`(x_1, x_2)`, ``(2,)``, up to a constant.
 
     >>> from numpyro_ext.targets import banana_potential
     >>> float(banana_potential(jnp.array([0.0, -3.0])))
     0.0
     """
-    residual = x[1] - bend * (x[0] ** 2 - variance)
-    return 0.5 * x[0] ** 2 / variance + 0.5 * residual**2
+    residual = x[1] - BEND * (x[0] ** 2 - VARIANCE)
+    return 0.5 * x[0] ** 2 / VARIANCE + 0.5 * residual**2

@@ -19,11 +19,8 @@ class BreastCancer(NamedTuple):
     names: tuple[str, ...]
 
 
-def breast_cancer(*, features: str = "mean", seed: int = 0) -> BreastCancer:
-    """Data of 569 biopsies, with features standardised by the training rows and a fixed split.
-
-    :param str features: ``"mean"`` (the 10 cell-nucleus means), or ``"all"`` 30.
-    :param int seed: of the split.
+def breast_cancer() -> BreastCancer:
+    """The 10 means of nuclei in 569 biopsies, standardised by the training rows, and a fixed split.
 
     >>> from numpyro_ext.targets import breast_cancer
     >>> data = breast_cancer()
@@ -34,12 +31,10 @@ def breast_cancer(*, features: str = "mean", seed: int = 0) -> BreastCancer:
     from sklearn.model_selection import train_test_split
     from sklearn.preprocessing import StandardScaler
 
-    check_choice("features", features, ("mean", "all"))
     raw: Any = load_breast_cancer()
-    width = 10 if features == "mean" else 30
-    x, y = raw.data[:, :width], 1 - raw.target
+    x, y = raw.data[:, :10], 1 - raw.target
     x_train, x_test, y_train, y_test = train_test_split(
-        x, y, test_size=0.2, random_state=seed, stratify=y
+        x, y, test_size=0.2, random_state=0, stratify=y
     )
     scaler = StandardScaler().fit(x_train)
     return BreastCancer(
@@ -47,7 +42,7 @@ def breast_cancer(*, features: str = "mean", seed: int = 0) -> BreastCancer:
         jnp.asarray(y_train),
         jnp.asarray(scaler.transform(x_test), jnp.result_type(float)),
         jnp.asarray(y_test),
-        tuple(str(name) for name in raw.feature_names[:width]),
+        tuple(str(name) for name in raw.feature_names[:10]),
     )
 
 
@@ -60,16 +55,15 @@ class RegressionSplit(NamedTuple):
     y_test: np.ndarray
 
 
-def regression_data(name: str, split: int = 0, test_fraction: float = 0.1) -> RegressionSplit:
+def regression_data(name: str, split: int = 0) -> RegressionSplit:
     """A small regression problem that needs no download, in one of its random splits.
 
-    The rows are permuted by ``numpy.random.default_rng(split)``, and the first of them are the test
-    set. Nothing is standardised.
+    The rows are permuted by ``numpy.random.default_rng(split)``, and the first tenth of them are
+    the test set. Nothing is standardised.
 
-    :param str name: ``"diabetes"`` (442 rows, 10 features), ``"wine_alcohol"`` (178, 12),
-        ``"breast_cancer_radius"`` (569, 29; nearly linear) or ``"linnerud"`` (20, 3).
+    :param str name: ``"diabetes"`` (442 rows, 10 features), ``"wine_alcohol"`` (178, 12) or
+        ``"breast_cancer_radius"`` (569, 29; nearly linear).
     :param int split: the number of the split, from 0.
-    :param float test_fraction: share of the rows in the test set, in (0, 1).
 
     >>> from numpyro_ext.targets import regression_data
     >>> data = regression_data("diabetes")
@@ -84,13 +78,7 @@ def regression_data(name: str, split: int = 0, test_fraction: float = 0.1) -> Re
     X, y = np.asarray(table.data), np.asarray(table.target)
     if first_column:
         X, y = X[:, 1:], X[:, 0]
-    y = y.reshape(len(y), -1)[:, 0]
-    num_test = round(test_fraction * len(y))
-    if not 0 < num_test < len(y):
-        raise ValueError(
-            f"test_fraction is {test_fraction!r}, which leaves {num_test} of {len(y)} rows for"
-            " testing; it must leave at least one on either side."
-        )
+    num_test = round(0.1 * len(y))
     order = np.random.default_rng(split).permutation(len(y))
     test, train = order[:num_test], order[num_test:]
     return RegressionSplit(X[train], y[train], X[test], y[test])
@@ -101,5 +89,4 @@ _TABLES = {
     "diabetes": ("load_diabetes", False),
     "wine_alcohol": ("load_wine", True),
     "breast_cancer_radius": ("load_breast_cancer", True),
-    "linnerud": ("load_linnerud", False),
 }

@@ -9,7 +9,6 @@ import pytest
 
 from numpyro_ext.expfam import (
     Dirichlet,
-    DirichletNatural,
     natural_gradient_of,
     straight_through_kl,
     straight_through_mean,
@@ -96,9 +95,3 @@ def test_the_divergence_is_exact_and_its_gradient_in_the_prior_ordinary(tol):
     np.testing.assert_allclose(result, expected, rtol=tol(1e-5, 1e-12))
     np.testing.assert_allclose(by_p.a, ordinary.a, rtol=tol(1e-4, 1e-10))
     np.testing.assert_allclose(by_q.a, q.a - p.a, rtol=tol(1e-5, 1e-12))
-
-
-def test_forward_mode_is_refused():
-    n = DirichletNatural(jnp.ones(3))
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(lambda n: straight_through_mean(Dirichlet, n), (n,), (n,))

@@ -37,8 +37,7 @@ class LDS(Rule):
 
     q is the optimum of the surrogate bound, so that ``"full"`` and ``"explicit_only"`` gradients of
     :class:`SVAEELBO` agree where the potentials are exact. The chain is in information form, since
-    expected parameters belong to no linear system. The cost is :math:`O(T d^3)`, of depth
-    :math:`O(\log T)` in parallel.
+    expected parameters belong to no linear system. The cost is :math:`O(T d^3)`.
 
     The global factors are ``initial``, NIW, and ``dynamics``, MNIW with as many inputs as outputs;
     the model's sites are ``Sigma_1``, ``mu_1``, ``Q``, ``A``, and ``x`` of events ``(T, d)``, for
@@ -50,8 +49,6 @@ class LDS(Rule):
     the prior variance Q / K, and K = I beside a small Q pulls A to zero. A starts at 0.9 I, which a
     fit can be slow to leave if the data have fewer columns than x; where cycles are likely, give
     :class:`SVAEGuide` an ``init_natural`` with a rotation, as ``examples/svae_sunspots.py`` does.
-
-    :param parallel: whether chains run as associative scans; None means from 64 steps on.
 
     References: Johnson et al. (NIPS 2016), section 4 and appendix B.
 
@@ -77,14 +74,11 @@ class LDS(Rule):
 
     batch, x_factor, mixture_rule = "B, T", "initial", "HMMEP"
 
-    def __init__(self, parallel: bool | None = None) -> None:
-        self.parallel = parallel
-
     def infer(self, global_mean: Means, potential: GaussianPotential) -> LocalPosterior:
         self.check(global_mean, potential)
         r = jnp.ones((*potential.h.shape[:-1], 1), potential.h.dtype)
         natural = chain_given(*_one_system(global_mean), potential, r)
-        mean = GaussianChain.mean(natural, parallel=self.parallel)
+        mean = GaussianChain.mean(natural)
         return LocalPosterior({"x": natural}, {"x": mean}, no_iterations(len(potential.h)))
 
     def local_kl(self, global_mean: Means, local: LocalPosterior) -> Array:
