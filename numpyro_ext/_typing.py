@@ -40,9 +40,7 @@ class GradientEstimator(Protocol):
     """Where a stochastic-gradient kernel gets the gradient of its potential.
 
     ``potential`` is a :class:`numpyro_ext.mcmc.Potential`: ``potential.value_and_grad(z, idx)`` is
-    one minibatch, ``potential.full_value_and_grad(z)`` all data. An estimator whose state depends
-    on the data may have a third method, ``refresh(state, potential)``, which returns the state for
-    other data.
+    one minibatch, ``potential.full_value_and_grad(z)`` all data.
     """
 
     def init(self, z: Any, potential: Any) -> Any:

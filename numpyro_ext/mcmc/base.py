@@ -3,10 +3,8 @@ NumPyro's ``MCMC`` sees it.
 
 **A draw.** ``MCMC`` calls :meth:`ModelKernel.sample`, which makes the :class:`Chain` of the kernel
 on the model's potential. :meth:`Chain.draw` makes ``steps_per_sample`` transitions. One of them,
-:meth:`GradientChain.transition`, draws a minibatch, calls the ``step`` of the kernel (a formula of
-a flat vector, in the file of each kernel) with the gradient as a function, :class:`GradFn`, and
-guards against values that are not finite. The gradient comes from the estimator, or from NumPyro's
-``potential_energy`` by ``Potential.value_and_grad`` in ``_model/potential.py``.
+:meth:`GradientChain.transition`, draws a minibatch, calls the ``step`` of the kernel with the
+gradient as a function, :class:`GradFn`, and guards against values that are not finite.
 
 **The start.** ``MCMC`` calls :meth:`ModelKernel.init`, which reads the model, looks at its data,
 finds settings by ``mcmc/settings.py`` if there is no ``step_size``, and makes :func:`first_states`.
@@ -50,7 +48,7 @@ from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._numpyro import ResumableKernel
 from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
-from numpyro_ext.mcmc.heat import measure_heat, warn_if_hot
+from numpyro_ext.mcmc.gradients import MinibatchGradient
 from numpyro_ext.mcmc.order import warn_if_sorted
 from numpyro_ext.mcmc.settings import NO_LOCAL_SITES, Found, Settings, settings_for
 
@@ -58,10 +56,6 @@ type Schedule = Callable[[Any], Any]
 """A number for every transition ``i``, counted from 0."""
 type Coordinates = Whitening | Modes
 """The coordinates in which a step moves, or the modes from which they follow."""
-type InitStrategy = Callable[..., Any]
-"""A per-site initialization function of NumPyro."""
-type Gradient = GradientEstimator
-"""Where the gradient comes from, such as ``ControlVariate``."""
 
 _SHARED_FIELDS = {
     "i": "number of transitions made, from 0; it is not reset after warmup.",
@@ -77,29 +71,9 @@ _SHARED_FIELDS = {
     "step_scale": "factor on the step size: 1, halved at each divergence in warmup.",
     "settings": "``kernel.settings``, None where the step size was given; not an array, so that"
     " ``MCMC`` compiles the chain again for others.",
-    "heat": "sum over up to 50 draws of ``kinetic_temperature`` over T, or of the logarithm of"
-    " ``implied_variance_ratio``; minus their mean if that is far above what is predicted, infinite"
-    " after the warning, and minus infinity in draws that do not count.",
     "best": "lowest potential estimate of the warmup so far, and the flat vector where it was.",
 }
-_LAST_FIELDS = {
-    "resumed": "True until the first draw after ``MCMC.run`` has taken the state up again.",
-    "rng_key": "random number generator key of the next transition.",
-}
-
-
-class ResumableState:
-    """A state that notices where ``MCMC.run`` takes it up again, perhaps with other data: it then
-    replaces ``rng_key``, and there is no other sign of it in a compiled chain."""
-
-    __slots__ = ()
-
-    def _replace(self, **changes: Any) -> Any:
-        state: Any = self
-        if "rng_key" in changes:
-            changes.setdefault("resumed", np.ones(np.shape(state.resumed), bool))
-        parent: Any = super()
-        return parent._replace(**changes)
+_KEY_FIELD = {"rng_key": "random number generator key of the next transition."}
 
 
 def kernel_state(name: str, module: str, /, **own: str) -> Any:
@@ -113,13 +87,18 @@ def kernel_state(name: str, module: str, /, **own: str) -> Any:
     :param own: a description of each of the kernel's own fields, by name, for the docstring.
 
     >>> MyState = kernel_state("MyState", __name__, r="momentum, ``(n,)``.")
-    >>> MyState._fields[-3:]
-    ('r', 'resumed', 'rng_key')
+    >>> MyState._fields[-2:]
+    ('r', 'rng_key')
     """
-    fields = _SHARED_FIELDS | own | _LAST_FIELDS
+    return documented_tuple(name, module, _SHARED_FIELDS | own | _KEY_FIELD)
+
+
+def documented_tuple(name: str, module: str, fields: dict[str, str]) -> Any:
+    """A named tuple whose docstring describes its fields."""
     text = "\n".join(f" - **{field}** - {meaning}" for field, meaning in fields.items())
-    body = {"__doc__": f"State of one chain:\n\n{text}\n", "__module__": module, "__slots__": ()}
-    return type(name, (ResumableState, namedtuple(name, fields)), body)
+    state: Any = namedtuple(name, fields, module=module)
+    state.__doc__ = f"State of one chain:\n\n{text}\n"
+    return state
 
 
 class Estimate(NamedTuple):
@@ -162,14 +141,15 @@ class IdentityCoordinates:
 @dataclass(frozen=True)
 class GradFn:
     """The gradient estimate as a step sees it: a function of the flat vector, from the batch of the
-    transition. A step may call it any number of times, also inside a JAX loop."""
+    transition, to be called any number of times."""
 
     chain: "GradientChain"
     i: Array
     idx: dict[str, Array]
     rng_key: Array
     state: Any
-    bound: Array | None = None
+    bound: Array
+    """The largest absolute value of a coordinate."""
 
     def __call__(self, z: Array) -> Estimate:
         """The estimate at ``z`` from the batch of the transition."""
@@ -191,8 +171,7 @@ class GradFn:
         sites = info.unravel(chain.coordinates.to_z(z))
         U, grad, state = chain.estimate(rng_key, self.i, sites, idx, self.state)
         g = chain.coordinates.pull(info.ravel(grad)).astype(z.dtype)
-        if self.bound is not None:
-            g = jnp.clip(g, -self.bound, self.bound)
+        g = jnp.clip(g, -self.bound, self.bound)
         return g, Estimate(U, g, state)
 
 
@@ -221,10 +200,6 @@ class Chain(ABC):
         read their rows together; None where it is not."""
         return None
 
-    @abstractmethod
-    def resume(self, state: Any, resumed: Array) -> Any:
-        """The state of a chain that goes on, perhaps on other data, where ``resumed`` is True."""
-
     def finish(self, state: Any) -> Any:
         """The state as the draw shows it."""
         return state
@@ -232,43 +207,29 @@ class Chain(ABC):
     def draw(self, state: Any) -> Any:
         """The state of one chain, or of several, after ``steps_per_sample`` transitions."""
         if is_prng_key(state.rng_key):
-            return self._transitions(state.i, state.resumed, state)
-        # All chains share these. Out of vmap, a lax.cond on them stays a branch.
-        i, resumed = state.i[0], state.resumed[0]
-        one_chain = partial(self._transitions, i, resumed)
-        return jax.vmap(one_chain)(state._replace(i=None, resumed=None))
+            return self._transitions(state.i, state)
+        # All chains share i. Out of vmap, a lax.cond on it stays a branch.
+        return jax.vmap(partial(self._transitions, state.i[0]))(state._replace(i=None))
 
-    def _transitions(self, i: Array, resumed: Array, state: Any) -> Any:
-        state = self.resume(state, resumed)
+    def _transitions(self, i: Array, state: Any) -> Any:
         false = jnp.zeros((), bool)
-        state = state._replace(i=i, z=self.kernel.flatten(state.z), diverging=false, resumed=false)
-        inner = self.kernel.steps_per_sample - 1
+        state = state._replace(i=i, z=self.kernel.flatten(state.z), diverging=false)
         ahead = self.batches_ahead(state) if self.potential.reads_ahead else None
 
-        def batch(k: Any) -> Any:
-            return jax.tree.map(lambda x: x[k], ahead)
+        def transition(k: Any, state: Any) -> Any:
+            return self.transition(state, jax.tree.map(lambda x: x[k], ahead))
 
-        def not_shown(k: Any, state: Any) -> Any:
-            # Unchanged, so that XLA need not compute what no draw shows.
-            kept = {name: getattr(state, name) for name in self.kernel.last_step_fields}
-            return self.transition(state, batch(k))._replace(**kept)
-
-        def all_transitions(carry: tuple[Any, Any]) -> tuple[Any, Any]:
-            state = lax.fori_loop(0, inner, not_shown, carry[1]) if inner else carry[1]
-            return false, self.transition(state, batch(inner))
-
-        # A loop of one turn, though XLA cannot know that. On CPU it compiles a small loop into one
-        # function, but hands loose operations to its threads one by one, which takes longer.
-        true = (i | 1) != 0
-        _, state = lax.while_loop(lambda carry: carry[0], all_transitions, (true, state))
-        state = self.finish(state)
+        # XLA cannot know the number of turns, and so compiles the loop into one function. On CPU
+        # it would take a loop of one turn apart into operations that its threads get one by one.
+        num = jnp.where(i < 0, 0, self.kernel.steps_per_sample)
+        state = self.finish(lax.fori_loop(0, num, transition, state))
         return state._replace(z=self.kernel.unflatten(state.z))
 
 
 @dataclass(frozen=True, eq=False)
 class GradientChain(Chain):
-    """The chain of a stochastic-gradient kernel: minibatch, gradient, descent and divergence around
-    the kernel's step."""
+    """The chain of a stochastic-gradient kernel: minibatch, gradient and divergence around the
+    kernel's step."""
 
     gradient: GradientEstimator | None
     """The estimator in use; None for the plain one."""
@@ -319,10 +280,8 @@ class GradientChain(Chain):
             plates=counters,
             step_scale=jnp.ones((), flat.dtype),
             settings=kernel.settings,
-            heat=jnp.full((), -jnp.inf, flat.dtype),
             best=(jnp.asarray(U, flat.dtype), flat),
             **kernel.init_state(key_fields, flat),
-            resumed=jnp.zeros((), bool),
             rng_key=rng_key,
         )
         return state, idx, grad
@@ -351,39 +310,10 @@ class GradientChain(Chain):
             chain = replace(self, potential=self.potential.with_rows(idx, rows))
         eps = kernel.step_size_at(i, dtype) * state.step_scale
         T = kernel.temperature_at(i, dtype)
-        grad_fn = GradFn(chain, i, idx, key_gradient, state.gradient)
-        step = self._descend if kernel.num_descent else kernel.step
-        result = step(key_step, state, state.z, grad_fn, eps, T)
-        new, finite = self._where_finite(state, result)
-        if kernel.num_adapt:
-            new |= self._best_of_warmup(state, new["z"], result.estimate.potential, finite)
-        if kernel.momentum:
-            r = new[kernel.momentum]
-            redraw = partial(kernel.draw_momentum, key_redraw, state.z, T)
-            new[kernel.momentum] = lax.cond(finite, lambda: r, redraw)
-        state = state._replace(
-            i=i + 1,
-            step_size=eps,
-            diverging=state.diverging | ~finite,
-            sampling=kernel.sampling_at(i),
-            plates=plates,
-            resumed=state.resumed,
-            rng_key=rng_key,
-            **new,
-        )
-        return state if kernel.heat_field is None else measure_heat(kernel, state, T)
-
-    def _where_finite(self, state: Any, result: Transition) -> tuple[dict[str, Any], Array]:
-        """The fields that a step changes, as they were if one of them or the gradient is not
-        finite, and whether all are."""
-        z, (U, grad, gradient), fields = result
-        # What only the last step shows, and what did not change, need not be looked at in all.
-        looked_at = [
-            x
-            for name, x in fields.items()
-            if name not in self.kernel.last_step_fields and x is not getattr(state, name)
-        ]
-        finite = _all_finite((z, grad, looked_at))
+        bound = self._momentum_bound(i, T)
+        grad_fn = GradFn(chain, i, idx, key_gradient, state.gradient, bound / eps)
+        z, (U, grad, gradient), fields = kernel.step(key_step, state, state.z, grad_fn, eps, T)
+        finite = _all_finite((z, grad, fields))
         new = fields | {
             "z": z,
             "potential_energy": U,
@@ -391,10 +321,28 @@ class GradientChain(Chain):
             "gradient": gradient,
         }
         old = {name: getattr(state, name) for name in new}
-        new = jax.tree.map(
-            lambda a, b: b if a is b else jnp.where(finite, a, b).astype(b.dtype), new, old
+        new = jax.tree.map(lambda a, b: jnp.where(finite, a, b).astype(b.dtype), new, old)
+        if kernel.num_adapt:
+            new |= self._best_of_warmup(state, new["z"], U, finite)
+        if kernel.momentum:
+            r = jnp.clip(new[kernel.momentum], -bound, bound)
+            redraw = partial(kernel.draw_momentum, key_redraw, state.z, T)
+            new[kernel.momentum] = lax.cond(finite, lambda: r, redraw)
+        return state._replace(
+            i=i + 1,
+            step_size=eps,
+            diverging=state.diverging | ~finite,
+            sampling=kernel.sampling_at(i),
+            plates=plates,
+            rng_key=rng_key,
+            **new,
         )
-        return new, finite
+
+    def _momentum_bound(self, i: Array, T: Array) -> Array:
+        """Three times the thermal size in the first half of warmup, in which a chain that starts
+        far from the mode would turn its potential into momentum; infinite later."""
+        early = self.kernel.momentum is not None and i < self.kernel.num_adapt // 2
+        return jnp.where(early, 3 * self.kernel.momentum_scale(jnp.where(T > 0, T, 1)), jnp.inf)
 
     def _best_of_warmup(self, state: Any, z: Array, U: Array, finite: Array) -> dict[str, Any]:
         """In warmup, the best state so far. After a divergence the chain goes back to it, with half
@@ -410,44 +358,11 @@ class GradientChain(Chain):
             "step_scale": jnp.where(back, 0.5, 1.0).astype(z.dtype) * state.step_scale,
         }
 
-    def _descend(
-        self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array
-    ) -> Transition:
-        """A step without noise, with gradient and momentum kept below their thermal size, as long
-        as ``i`` is in the first half of warmup; the kernel's own fields begin anew at its end."""
-        kernel = self.kernel
-        descending = state.i < kernel.num_descent
-        scale = kernel.momentum_scale(jnp.where(T > 0, T, 1))
-        grad_fn = replace(grad_fn, bound=jnp.where(descending, scale / eps, jnp.inf))
-        T = jnp.where(descending, 0, T)
-        z, estimate, fields = kernel.step(rng_key, state, z, grad_fn, eps, T)
-        bound = jnp.where(descending, scale, jnp.inf)
-        fields = fields | {kernel.momentum: jnp.clip(fields[kernel.momentum], -bound, bound)}
-        fresh = partial(kernel.init_state, random.fold_in(rng_key, 1), z)
-        names = jax.eval_shape(fresh)
-        kept = {name: fields.get(name, getattr(state, name)) for name in names}
-        last = state.i + 1 == kernel.num_descent
-        return Transition(z, estimate, lax.cond(last, fresh, lambda: kept))
-
     def finish(self, state: Any) -> Any:
-        if self.kernel.heat_field is not None:
-            state = warn_if_hot(self.kernel, state)
         if self.potential.takes_minibatches:
             return state
         U = self.potential(self.kernel.unflatten(state.z), {})
         return state._replace(potential_energy=U.astype(state.potential_energy.dtype))
-
-    def resume(self, state: Any, resumed: Array) -> Any:
-        state = state._replace(heat=jnp.where(resumed, -jnp.inf, state.heat))
-        old, refresh = state.gradient, getattr(self.gradient, "refresh", None)
-        if refresh is None:
-            return state
-
-        def again() -> Any:
-            new = refresh(old, self.potential)
-            return jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), new, old)
-
-        return state._replace(gradient=lax.cond(resumed, again, lambda: old))
 
 
 def _all_finite(tree: Any) -> Array:
@@ -473,11 +388,8 @@ class ModelKernel(ResumableKernel):
     """
     Base of the kernels whose chains move on the flat latent vector of a model.
 
-    A subclass supplies :meth:`chain`. Fields hold the arguments that were given, and :meth:`in_use`
-    has found settings in place of those that were left out.
-
-    :param init_strategy: a per-site initialization function; :class:`SGMCMCKernel` describes the
-        other arguments.
+    Fields hold the arguments that were given, and :meth:`in_use` has found settings in place of
+    those that were left out.
     """
 
     __signature__ = OwnArgumentsFirst()
@@ -486,11 +398,13 @@ class ModelKernel(ResumableKernel):
     step_size: float | Schedule | None = field(default=None, kw_only=False)
     whitening: Coordinates | None = None
     steps_per_sample: int = 1
-    init_strategy: InitStrategy = init_to_uniform
+    init_strategy: Callable[..., Any] = init_to_uniform
 
     state_class: ClassVar[Any]
     finds_whitening: ClassVar[bool] = True
     """True if steps are taken in the coordinates that ``step_size=None`` finds."""
+    takes_gradients: ClassVar[bool] = True
+    """False if the model need not have a gradient."""
     inference_method: ClassVar[str] = "mcmc"
     """The name by which a diagnosis calls the method, ``"mcmc"`` or ``"sgmcmc"``."""
     forward_mode_differentiation = False
@@ -498,17 +412,13 @@ class ModelKernel(ResumableKernel):
     def __post_init__(self) -> None:
         self.settings: Settings | None = None
         self.chains_at: np.ndarray | None = None
-        self.num_adapt = self.num_descent = 0
+        self.num_adapt = 0
         self._search_result: Found | None = None
-        self._starts_near = False
         self._info: ModelInfo | None = None
         self._params: Params = {}
         self._arguments: tuple[tuple, dict[str, Any]] | None = None
         self._potential: Potential | None = None
-        self._ready = False
         self._key_params: Array | None = None
-        # Only the last transition of a draw computes these, because no step reads them.
-        self.last_step_fields: tuple[str, ...] = ()
         # Between the flat vector of the sites and the coordinates of a step.
         self.coordinates = self.given_whitening or IdentityCoordinates()
         if self.finds_settings and type(self).choose is ModelKernel.choose:
@@ -530,9 +440,6 @@ class ModelKernel(ResumableKernel):
             at_start = jax.jit(self.step_size)(np.zeros((), np.int32))
             check_positive("step_size at i = 0", at_start)
 
-    def check_state(self, states: Any) -> None:
-        """Checks of the first states, stacked over chains; it is not called under a transform."""
-
     def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
         """
         The step, and what the kernel's law on a Gaussian predicts for it; without this method
@@ -549,14 +456,18 @@ class ModelKernel(ResumableKernel):
         return None
 
     def noise_share(self, state: Any) -> float | None:
-        """The share of the injected noise that is left out because gradients have noise of their
-        own, None for a kernel that does not correct for it."""
+        """The share of the injected noise that is left out for the noise of gradients, if any."""
         return None
 
     def step_size_at(self, i: Any, dtype: Any = float) -> Array:
         """Step size of transition ``i``."""
         eps = self.in_use("step_size")
         return jnp.asarray(eps(i) if callable(eps) else eps, dtype)
+
+    @property
+    def keeps_sums(self) -> bool:
+        """True if the state of a chain holds sums over all rows, which other data would change."""
+        return False
 
     @property
     def finds_settings(self) -> bool:
@@ -643,14 +554,16 @@ class ModelKernel(ResumableKernel):
         model_args: tuple = (),
         model_kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        resumes = self.takes_up_a_chain()
-        if resumes and self._ready and not self.finds_settings:
-            return None
         kwargs, single = model_kwargs or {}, is_prng_key(rng_key)
         first_key, num_chains = (rng_key, 1) if single else (rng_key[0], len(rng_key))
-        goes_on = resumes and self._info is not None
-        if not goes_on:
-            self._read_arguments(first_key, model_args, kwargs)
+        resumes = self.takes_up_a_chain()
+        if resumes and self._info is not None:
+            self._check_same_data(model_args, kwargs)
+            if self.finds_settings:
+                potential = self.potential(model_args, kwargs)
+                self._find_settings(potential, None, first_key, resumes, num_chains)
+            return None
+        self._read_arguments(first_key, model_args, kwargs)
         info = self.info
         model = given_rows(self.model, info.given)
         check_rows(model, model_args, kwargs, self.init_strategy, bounded=info.bounded)
@@ -665,22 +578,24 @@ class ModelKernel(ResumableKernel):
                 first = jax.tree.map(lambda x: x[0], init_params)
             self._find_settings(potential, first, first_key, resumes, num_chains)
         self._check_whitening()
-        if goes_on:
-            return None
-        near = self.modes if init_params is None else None
-        if not resumes:
-            self.chains_at = None if near is None else near.apportion(num_chains)
-            if self.settings and self._starts_near != (near is not None):
-                self.settings = replace(self.settings)  # a chain compiled with a descent or without
-            self._starts_near = near is not None
         self.setup(potential)
         if resumes:
-            self._ready = not isinstance(rng_key, Tracer)
             return None
-        state, traced = first_states(self, potential, rng_key, init_params, near)
-        # Under a transform the model's closures may hold its tracers, which die with it.
-        self._ready = not traced
-        return state
+        near = self.modes if init_params is None else None
+        self.chains_at = None if near is None else near.apportion(num_chains)
+        return first_states(self, potential, rng_key, init_params, near)
+
+    def _check_same_data(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        """An error where a chain goes on with other data than those of which its state has sums."""
+        (old, before), (new, now) = map(jax.tree.flatten, (self._arguments, (args, kwargs)))
+        if not self.keeps_sums or is_traced((old, new)):
+            return
+        same = before == now and all(map(lambda a, b: a is b or np.array_equal(a, b), old, new))
+        if not same:
+            raise ValueError(
+                "a chain goes on with other data, of which its state has no sums; set"
+                " mcmc.post_warmup_state = None, so that the run starts a new chain."
+            )
 
     def _read_arguments(self, key: Array, args: tuple, kwargs: dict[str, Any]) -> None:
         """Read the model on the arguments of a new run, and draw its parameters."""
@@ -723,8 +638,8 @@ class ModelKernel(ResumableKernel):
         if self._info is None:
             return identity
         kwargs = model_kwargs or {}
-        if self._potential is not None and self.has_read(model_args, kwargs):
-            return self._potential.postprocess()
+        if self.has_read(model_args, kwargs):
+            return self.potential(model_args, kwargs).postprocess()
         here = self._read_sites(model_args, kwargs)
         # NumPyro's Gibbs leaves out the sites on which a block is conditioned.
         same = list(here.latents) == list(self.info.latents)
@@ -743,7 +658,7 @@ class ModelKernel(ResumableKernel):
 
     def has_read(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """True for the arguments that :meth:`init` has read."""
-        return is_same(self._arguments, (args, kwargs))
+        return self._potential is not None and is_same(self._arguments, (args, kwargs))
 
     def _potential_on(
         self, info: ModelInfo, params: Params, args: tuple, kwargs: dict[str, Any]
@@ -781,7 +696,6 @@ class ModelKernel(ResumableKernel):
 
     def __getstate__(self) -> dict[str, Any]:
         gone: dict[str, Any] = {"_info": None, "_potential": None, "_arguments": None}
-        gone["_ready"] = False
         if is_traced(self._params):
             gone["_params"] = {}
         return vars(self) | gone
@@ -800,24 +714,20 @@ class SGMCMCKernel(ModelKernel):
     **Flat order.** A step moves the ``(n,)`` vector of the latent sites in the order in which the
     model samples them, which momenta, preconditioners and metrics have too.
 
-    **Settings.** With ``step_size=None``, the default, :meth:`init` finds the coordinates, the
-    step, the friction and the gradient estimator; ``kernel.settings`` is a :class:`Settings`.
-
-    **Warmup.** A chain that starts far from the mode would turn its potential into momentum. So a
-    kernel with momentum only descends during the first half of warmup, with gradient and momentum
-    kept below their thermal size, unless it starts at the normal approximation.
+    **Warmup.** A kernel with momentum keeps gradient and momentum below three times their thermal
+    size in the first half of warmup, since a far start would turn its potential into momentum.
 
     **Divergence.** If the gradient or a new value is not finite, a chain keeps its last finite
     state, draws a new momentum if it has one, and marks the draw ``diverging``. During warmup it
     goes back to its best state so far and halves its step by ``step_scale``.
 
-    A kernel supplies ``state_class`` (see :func:`kernel_state`) and :meth:`step`. The other hooks
-    have defaults; the page *Adding an algorithm* lists them.
+    A kernel supplies ``state_class`` (see :func:`kernel_state`) and :meth:`step`; the page *Adding
+    an algorithm* lists the other hooks.
 
     :param model: Python callable containing NumPyro primitives; all latent sites continuous and
         outside of the subsampled plates. With funsor installed, discrete ones are summed out.
     :param step_size: positive float, or a schedule of the transition ``i`` (from 0); None has it
-        found.
+        found with the coordinates, the friction and the gradient estimator, see :class:`Settings`.
     :param float max_bias: relative error of a variance that a step which is found may cause.
     :param whitening: a :class:`Whitening`, the coordinates in which a step moves; or the result of
         ``find_modes``, in place of the search, where chains start too.
@@ -825,8 +735,8 @@ class SGMCMCKernel(ModelKernel):
     :param gradient: an estimator: :class:`MinibatchGradient` by default, :class:`ControlVariate`,
         :class:`SVRG` or any object with their methods ``init`` and ``estimate``.
     :param str minibatch: ``"replace"`` draws rows with replacement, ``"epoch"`` each row once per
-        pass, ``"block"`` contiguous rows from a random one on, which a disk reads much faster. That
-        is right for rows in random order alone; a warning says where they are plainly sorted.
+        pass, ``"block"`` contiguous rows from a random one on, which a disk reads faster, for rows
+        in random order.
     :param int steps_per_sample: transitions per draw, all in one dispatch.
     :param sharding: a ``NamedSharding`` over the mesh axis (of type ``Auto``) along which the rows
         of the model's arguments are sharded; every device then takes its share of the batch. Use
@@ -837,7 +747,7 @@ class SGMCMCKernel(ModelKernel):
 
     max_bias: float = 0.05
     temperature: float | Schedule = 1.0
-    gradient: Gradient | None = None
+    gradient: GradientEstimator | None = None
     minibatch: str = "replace"
     sharding: NamedSharding | None = None
     forward_mode_differentiation: bool = False
@@ -853,9 +763,6 @@ class SGMCMCKernel(ModelKernel):
         check_positive("max_bias", self.max_bias)
         check_choice("minibatch", self.minibatch, ("replace", "epoch", "block"))
         num_devices(self.sharding)
-        shown = {"kinetic_temperature", "implied_variance_ratio"} & {*self.state_class._fields}
-        self.last_step_fields = ("potential_energy", "grad_norm", "heat", *shown)
-        self.heat_field = shown.pop() if shown else None  # shows how hot a chain is
 
     @abstractmethod
     def step(
@@ -892,8 +799,6 @@ class SGMCMCKernel(ModelKernel):
         super().setup(potential)
         if self.minibatch == "block":
             warn_if_sorted(potential)
-        far = self.momentum is not None and not self._starts_near
-        self.num_descent = self.num_adapt // 2 if far else 0
         if callable(self.temperature):
             at_start = jax.jit(self.temperature)(np.zeros((), np.int32))
             check_nonnegative("temperature at i = 0", at_start)
@@ -909,6 +814,10 @@ class SGMCMCKernel(ModelKernel):
 
     def chain(self, potential: Potential) -> GradientChain:
         return GradientChain(self, potential, self.coordinates, self.in_use("gradient"))
+
+    @property
+    def keeps_sums(self) -> bool:
+        return not isinstance(self.in_use("gradient"), MinibatchGradient | None)
 
     def refresh(self, state: Any, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
         chain = self.chain(self.potential(model_args, model_kwargs))
@@ -937,19 +846,19 @@ def first_states(
     rng_key: Array,
     init_params: Sites | None,
     near: Modes | None,
-) -> tuple[Any, bool]:
+) -> Any:
     """
-    The first state of one chain, or of several, and whether it is traced; an error names the site
-    where the potential or its gradient is not finite.
+    The first state of one chain, or of several; an error names the site where the potential or its
+    gradient is not finite.
 
-    Starts that are not finite for some chain are drawn again: nearer to a mode, or with the
-    gradient looked at. Of several chains each mode in ``near`` has its share.
+    Draws of a normal approximation that are not finite for some chain are drawn again nearer to its
+    mode. Of several chains each mode in ``near`` has its share.
     """
     info, single = potential.info, is_prng_key(rng_key)
     spread, whole = spread_arrays(*potential.arguments)
 
     def begin(
-        rng_key: Array, z: Sites | None, spread: dict[int, Array], scale: float, validate_grad: bool
+        rng_key: Array, z: Sites | None, spread: dict[int, Array], scale: float
     ) -> tuple[Any, Any, Array]:
         args, kwargs = whole(spread)
         split = partial(random.split, num=4)
@@ -957,7 +866,7 @@ def first_states(
         rng_key, key_model, key_plates, key_start = keys
         drawn = None  # the potential of a start that was drawn
         if z is None and near is not None:
-            # From the normal approximation, so that R-hat compares chains that began apart.
+
             def draw(key: Array, which: Array, modes: Modes = near) -> Sites:
                 return info.unravel(modes.sample_at(key, which, scale))
 
@@ -972,7 +881,7 @@ def first_states(
                 kwargs,
                 init_strategy=kernel.init_strategy,
                 forward_mode=kernel.forward_mode_differentiation,
-                validate_grad=validate_grad,
+                validate_grad=kernel.takes_gradients,
             )
 
         start = kernel.chain(kernel.potential(args, kwargs)).start
@@ -984,33 +893,19 @@ def first_states(
 
     # Compiled for one run.
     once: Any = partial(jit_on_data, options=quick_options())
-    compiled = jax.jit if isinstance(rng_key, Tracer) else once
-    programs = {x: compiled(partial(begin, validate_grad=x)) for x in (False, True)}
-    attempts = [(1.0, False)]  # scale of the normal approximation, and validate_grad
-    if near is not None:
-        attempts += [(0.5, False), (0.1, False)]
-    elif init_params is None:
-        attempts += [(1.0, True)]
+    program = (jax.jit if isinstance(rng_key, Tracer) else once)(begin)
     failures: list[Any] = []
-    for scale, validate_grad in attempts:
-        program = programs[validate_grad]
-        state, (drawn, idx, grad), finite = program(rng_key, init_params, spread, scale)
-        traced = is_traced((state, finite))
-        if traced or finite:
-            break
-        failures.append((state, drawn, idx, grad))
-    else:
-        _refuse(potential, *failures[0])
-    if not traced:
-        kernel.check_state(jax.tree.map(lambda x: x[None], state) if single else state)
-    return state, traced
-
-
-def _refuse(potential: Potential, state: Any, drawn: Array | None, idx: Any, grad: Any) -> None:
+    for scale in (1.0,) if near is None else (1.0, 0.5, 0.1):
+        state, seen, finite = program(rng_key, init_params, spread, scale)
+        if is_traced((state, finite)) or finite:
+            return state
+        failures.append((state, *seen))
+    state, drawn, idx, grad = failures[0]
+    potential.check_start(state.z, idx, state.potential_energy, grad)
     if drawn is not None:  # the search looks at the first rows
         rows = {
             name: jnp.broadcast_to(jnp.arange(size), (*jnp.shape(drawn), size))
             for name, (_, size) in potential.plates.items()
         }
         potential.check_start(state.z, rows, drawn)
-    potential.check_start(state.z, idx, state.potential_energy, grad)
+    return state

@@ -14,10 +14,9 @@ def mcmc_from_states(kernel: ModelKernel, states: Any, *args: Any, **kwargs: Any
     """
     The draws of a loop of ``kernel.sample`` as an ``MCMC`` that has run.
 
-    Whatever takes an ``MCMC`` takes it: ``get_samples``, ``print_summary``, and ``diagnose``,
-    ``to_arviz`` and the scores of :doc:`diagnostics </api/diagnostics>`. A loop over the batches of
-    a loader gives the model a minibatch at each step; here it is given **all** rows, on which the
-    draws are judged.
+    Whatever takes an ``MCMC`` takes it, such as ``diagnose`` and ``to_arviz``. A loop over the
+    batches of a loader gives the model a minibatch at each step; here it is given **all** rows, on
+    which the draws are judged.
 
     :param kernel: the kernel, after its ``init``.
     :param states: the states after warmup, one for each draw: stacked along the leading axis, as

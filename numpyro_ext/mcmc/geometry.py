@@ -24,11 +24,8 @@ def recipe_correction(diffusion: VectorFn, curl: VectorFn | None, x: Array) -> A
     (NeurIPS 2015).
     """
     x = jnp.asarray(x, jnp.result_type(float, x))
-    check_shape("diffusion", diffusion, x, (0, 1, 2))
-    if curl is None:
-        return _divergence(diffusion, x)
-    check_shape("curl", curl, x, (2,))
-    return _divergence(diffusion, x) + _divergence(curl, x)
+    drift = _divergence(diffusion, x)
+    return drift if curl is None else drift + _divergence(curl, x)
 
 
 def _divergence(fn: VectorFn, x: Array) -> Array:
@@ -44,44 +41,6 @@ def _divergence(fn: VectorFn, x: Array) -> Array:
     return jnp.trace(jacobian, axis1=1, axis2=2)
 
 
-def check_shape(what: str, fn: VectorFn, x: Array, ranks: tuple[int, ...]) -> None:
-    """A ``ValueError`` unless ``fn`` maps ``(m,)`` to an array of an allowed rank and length m."""
-    shape = jax.eval_shape(lambda x: jnp.asarray(fn(x)), x).shape
-    allowed = [x.shape * rank for rank in ranks]
-    if shape not in allowed:
-        raise ValueError(
-            f"{what} returns shape {shape} for a vector of {x.shape[0]} numbers; it must be"
-            f" {' or '.join(map(str, allowed))}."
-        )
-
-
-def values_at(fn: VectorFn, points: Array) -> np.ndarray:
-    """``fn`` at each of the ``(chains, m)`` points."""
-
-    @jax.jit
-    def values(points: Array) -> Array:
-        return jax.lax.map(lambda x: jnp.asarray(fn(x), x.dtype), points)
-
-    return np.asarray(values(points))
-
-
-def check_definite(what: str, fn: VectorFn, points: Array, *, singular: bool) -> None:
-    """A ``ValueError`` unless the values are positive (or, ``singular``, semi-) definite."""
-    values = values_at(fn, points)
-    matrix = values.ndim == 3
-    finite = bool(np.all(np.isfinite(values)))
-    symmetric = not matrix or np.allclose(values, np.swapaxes(values, 1, 2))
-    scales = np.linalg.eigvalsh(values) if matrix and finite else values
-    # Rounding may make an eigenvalue of 0 a little negative.
-    low = -1e-5 * np.max(np.abs(values)) if singular and matrix else 0.0
-    if not (finite and symmetric and np.all(scales >= low if singular else scales > 0)):
-        kind = "semidefinite" if singular else "definite"
-        raise ValueError(
-            f"{what} is not positive {kind} at the initial point; its numbers, or the eigenvalues"
-            f" of its symmetric matrix, must be {'at least' if singular else 'above'} 0."
-        )
-
-
 class ExpandedMean:
     r"""Metric for :class:`SGRLD` in which positive sites move as numbers :math:`\theta`, with noise
     of variance :math:`\propto \theta`, and the others by plain :class:`SGLD`.
@@ -93,11 +52,10 @@ class ExpandedMean:
     .. math:: \theta' = |\theta - \epsilon g + \sqrt{2 \epsilon T \theta}\, \zeta|, \qquad
               \phi' = \log \theta'.
 
-    The noise falls to 0 with :math:`\theta`, so small values are no harder than large ones
-    (:class:`SGLD` on :math:`\phi` takes huge steps in :math:`\theta`). The reflection at 0 is exact
-    as :math:`\epsilon \to 0` only, and biases sites with much mass within a few :math:`\epsilon` of
-    0. ``step_size`` is in units of :math:`\theta`: a Gamma(a, b) comes out with the mean a/b and
-    the variance :math:`\frac{a}{b^2} (1 - \epsilon b/2)^{-1}`.
+    The noise falls to 0 with :math:`\theta`, so small values are no harder than large ones. The
+    reflection at 0 is exact as :math:`\epsilon \to 0` only. ``step_size`` is in units of
+    :math:`\theta`: a Gamma(a, b) comes out with the mean a/b and the variance
+    :math:`\frac{a}{b^2} (1 - \epsilon b/2)^{-1}`.
 
     :param sites: names of positive latent sites (support ``positive``); by default all of them.
 

@@ -1,7 +1,4 @@
-"""Estimators of the gradient of the potential of all N rows, from a minibatch of B.
-
-A kernel takes any object with the methods of ``GradientEstimator`` in ``numpyro_ext/_typing.py``.
-"""
+"""Estimators of the gradient of the potential of all N rows, from a minibatch of B."""
 
 from typing import NamedTuple
 
@@ -9,7 +6,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from numpyro_ext._checks import check_count, if_given
+from numpyro_ext._checks import check_count
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
 
@@ -20,8 +17,7 @@ class MinibatchGradient:
 
     Unbiased. Its variance per coordinate is
     :math:`\frac{N^2}{B}\operatorname{Var}_n(\nabla \log p(y_n \mid z))` for
-    ``minibatch="replace"``, and :math:`(N-B)/(N-1)` times this for ``minibatch="epoch"``. It is the
-    default of every kernel.
+    ``minibatch="replace"``, and :math:`(N-B)/(N-1)` times this for ``minibatch="epoch"``.
 
     >>> from numpyro_ext.mcmc import SGLD
     >>> kernel = SGLD(lambda: None, 1e-3, gradient=MinibatchGradient())
@@ -38,7 +34,7 @@ class MinibatchGradient:
 
 
 class Anchor(NamedTuple):
-    """Unconstrained sites, and the potential of all rows and its gradient there."""
+    """Sites, and the potential of all rows and its gradient there."""
 
     z: Sites
     potential: Array
@@ -58,14 +54,12 @@ class ControlVariate:
 
     This is equation 6. It is unbiased, with variance
     :math:`\frac{N^2}{B}\operatorname{Var}_n(\nabla\ell_n(z) - \nabla\ell_n(c))`, which falls as
-    :math:`|z-c|^2`: near a mode c the noise no longer grows with N. Far from c, or in another mode,
-    it is *worse* than :class:`MinibatchGradient`. Each step takes two minibatch gradients; all N
-    rows are read once, when the chain starts, and when ``MCMC.run`` resumes it.
+    :math:`|z-c|^2`. Far from c, or in another mode, it is *worse* than :class:`MinibatchGradient`.
+    Each step takes two minibatch gradients; all N rows are read once, when the chain starts. A
+    chain that goes on refuses other data.
 
     :param dict center: constrained values of all latent sites, such as ``guide.median(params)`` of
         an ``AutoDelta``; values of deterministic sites are left out.
-    :param int chunk_size: rows per piece in which the gradient of all rows is computed; None for
-        10,000, or about four megabytes of rows that are read from the host.
 
     **Reference:** *Control Variates for Stochastic Gradient MCMC*, Jack Baker, Paul Fearnhead,
     Emily B. Fox, Christopher Nemeth (Statistics and Computing, 2019)
@@ -74,17 +68,13 @@ class ControlVariate:
     >>> kernel = SGLD(normal_mean, 1e-4, gradient=ControlVariate({"z": 3.0}))
     """
 
-    def __init__(self, center: Sites, *, chunk_size: int | None = None) -> None:
+    def __init__(self, center: Sites) -> None:
         self._center = center
-        self._chunk_size = if_given(check_count, "chunk_size", chunk_size)
 
     def init(self, z: Sites, potential: Potential) -> Anchor:
         potential.check_all_rows("ControlVariate")
         center = potential.unconstrain("ControlVariate's center", self._center)
-        return Anchor(center, *potential.full_value_and_grad(center, self._chunk_size))
-
-    def refresh(self, state: Anchor, potential: Potential) -> Anchor:
-        return self.init(state.z, potential)
+        return Anchor(center, *potential.full_value_and_grad(center))
 
     def estimate(
         self, rng_key: Array, i: Array, z: Sites, idx: Sites, potential: Potential, state: Anchor
@@ -98,13 +88,9 @@ class SVRG:
     refresh_every == 0``.
 
     No mode is needed beforehand, and the chain may travel. Unbiased given c. A step costs two
-    minibatch gradients, and :math:`N/` ``refresh_every`` rows on average for the refresh
-    (algorithm 2).
+    minibatch gradients, and :math:`N/` ``refresh_every`` rows on average (algorithm 2).
 
-    :param int refresh_every: transitions between two gradients of all rows; about :math:`N/B`
-        halves the speed.
-    :param int chunk_size: rows per piece in which the gradient of all rows is computed; None for
-        10,000, or about four megabytes of rows that are read from the host.
+    :param int refresh_every: transitions between two gradients of all rows.
 
     **Reference:** *Variance Reduction in Stochastic Gradient Langevin Dynamics*, Avinava Dubey,
     Sashank J. Reddi, Barnabas Poczos, Alexander J. Smola, Eric P. Xing, Sinead A. Williamson
@@ -114,16 +100,12 @@ class SVRG:
     >>> kernel = SGLD(lambda: None, 1e-3, gradient=SVRG(100))
     """
 
-    def __init__(self, refresh_every: int, *, chunk_size: int | None = None) -> None:
+    def __init__(self, refresh_every: int) -> None:
         self._refresh_every = check_count("refresh_every", refresh_every)
-        self._chunk_size = if_given(check_count, "chunk_size", chunk_size)
 
     def init(self, z: Sites, potential: Potential) -> Anchor:
         potential.check_all_rows("SVRG")
-        return Anchor(z, *potential.full_value_and_grad(z, self._chunk_size))
-
-    def refresh(self, state: Anchor, potential: Potential) -> Anchor:
-        return self.init(state.z, potential)
+        return Anchor(z, *potential.full_value_and_grad(z))
 
     def estimate(
         self, rng_key: Array, i: Array, z: Sites, idx: Sites, potential: Potential, state: Anchor

@@ -1,6 +1,5 @@
 """HMC with a surrogate score: Strathmann et al. (2015), Li & Turner (2018)."""
 
-from collections import namedtuple
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,34 +9,24 @@ import jax.numpy as jnp
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import Sites
-from numpyro_ext.mcmc.base import Chain, IdentityCoordinates, ModelKernel, ResumableState, Schedule
-from numpyro_ext.mcmc.geometry import VectorFn, check_shape
+from numpyro_ext.mcmc.base import Chain, ModelKernel, Schedule, documented_tuple
+from numpyro_ext.mcmc.geometry import VectorFn
 
-
-class KernelHMCState(
-    ResumableState,
-    namedtuple(
-        "KernelHMCState",
-        "i z potential_energy step_size diverging accept_prob num_accepted resumed rng_key",
-    ),
-):
-    """
-    State of one chain:
-
-     - **i** - number of transitions made, from 0; it is not reset after warmup.
-     - **z** - dict of the latent sites in unconstrained space.
-     - **potential_energy** - U at ``z``.
-     - **step_size** - step size of the last transition.
-     - **diverging** - True if the score was not finite where a transition of the last draw began.
-     - **accept_prob** - acceptance probability of the last proposal.
-     - **num_accepted** - proposals accepted so far, warmup included.
-     - **resumed** - True until the first draw after ``MCMC.run`` has taken the state up again.
-     - **rng_key** - random number generator key of the next transition.
-    """
-
-    __slots__ = ()
+KernelHMCState = documented_tuple(
+    "KernelHMCState",
+    __name__,
+    {
+        "i": "number of transitions made, from 0; it is not reset after warmup.",
+        "z": "dict of the latent sites in unconstrained space.",
+        "potential_energy": "U at ``z``.",
+        "step_size": "step size of the last transition.",
+        "diverging": "True if the score was not finite where a transition of the last draw began.",
+        "accept_prob": "acceptance probability of the last proposal.",
+        "num_accepted": "proposals accepted so far, warmup included.",
+        "rng_key": "random number generator key of the next transition.",
+    },
+)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -55,8 +44,7 @@ class KernelHMC(ModelKernel):
     on the flat, unconstrained z: the latent sites in the order in which the model samples them. No
     gradient of the model is taken, and U once per transition, so the model may be costly, or have
     no gradient. Any *fixed* f makes the map reversible and volume-preserving, so the chain is
-    exact; only its speed depends on f. With f = 0 it is a random walk with normal steps of length
-    :math:`\epsilon L`, to which an f that is estimated from samples falls back far from them.
+    exact; only its speed depends on f. With f = 0 it is a random walk.
 
     A proposal with a potential that is not finite is rejected; a score that is not finite at the
     draw marks it ``diverging``. All data are used: no subsampled plates. Aim at an ``accept_prob``
@@ -65,13 +53,11 @@ class KernelHMC(ModelKernel):
     :param step_size: positive float or schedule :math:`\epsilon`, of the order of a posterior
         standard deviation; it is not found from the model.
     :param score: f, a callable from the flat z to ``(n,)``, or an estimator with the method
-        ``fit((k, n) samples)``, such as ``numpyro_ext.scores.SteinScore()``, which is fitted once
-        and returns a callable from ``(k, n)`` points to ``(k, n)`` scores.
+        ``fit((k, n) samples)``, such as ``numpyro_ext.scores.SteinScore()``, which returns a
+        callable from ``(k, n)`` points to ``(k, n)`` scores.
     :param dict training_samples: constrained draws of all latent sites to fit an estimator, such as
         ``mcmc.get_samples()``; values of deterministic sites are left out.
     :param int num_leapfrog: L.
-    :param whitening: the coordinates in which the kernel moves, a :class:`Whitening`.
-    :param int steps_per_sample: transitions per draw, all in one dispatch.
 
     **References:**
 
@@ -93,6 +79,7 @@ class KernelHMC(ModelKernel):
     """
 
     state_class = KernelHMCState
+    takes_gradients = False
 
     step_size: float | Schedule = field(kw_only=False)  # pyright: ignore
     score: Any
@@ -101,13 +88,11 @@ class KernelHMC(ModelKernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        score, training_samples = self.score, self.training_samples
-        fits = hasattr(score, "fit")
-        if fits != (training_samples is not None):
-            samples = "None" if training_samples is None else "given"
+        if hasattr(self.score, "fit") != (self.training_samples is not None):
+            samples = "None" if self.training_samples is None else "given"
             raise ValueError(
-                f"training_samples is {samples}, but score is {score!r}; a dict of draws of all"
-                " latent sites belongs to a score with the method fit, and to no other."
+                f"training_samples is {samples}, but score is {self.score!r}; a dict of draws"
+                " belongs to a score with the method fit, and to no other."
             )
         self.num_leapfrog = check_count("num_leapfrog", self.num_leapfrog)
         self.fitted: VectorFn | None = None
@@ -119,12 +104,11 @@ class KernelHMC(ModelKernel):
                 " all data; drop subsample_size, or use SGHMC."
             )
         super().setup(potential)
-        self.fitted = self._fit_score(potential, self.coordinates)
+        self.fitted = self._fit_score(potential)
 
-    def _fit_score(
-        self, potential: Potential, coordinates: Whitening | IdentityCoordinates
-    ) -> VectorFn:
-        """f in these coordinates."""
+    def _fit_score(self, potential: Potential) -> VectorFn:
+        """f in the coordinates of the kernel."""
+        coordinates = self.coordinates
         if self.training_samples is None:
             score = self.score
             return lambda xi: coordinates.pull(jnp.asarray(score(coordinates.to_z(xi)), xi.dtype))
@@ -144,6 +128,10 @@ class KernelHMC(ModelKernel):
     def chain(self, potential: Potential) -> "HMCChain":
         return HMCChain(self, potential, self.coordinates)
 
+    @property
+    def keeps_sums(self) -> bool:
+        return True
+
     def trajectory(self, f: VectorFn, z: Array, r: Array, eps: Array) -> tuple[Array, Array]:
         def leapfrog(_: Any, point: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             z, r, g = point
@@ -156,8 +144,8 @@ class KernelHMC(ModelKernel):
         return z, r
 
     def refresh(self, state: Any, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
-        chain = self.chain(self.potential(model_args, model_kwargs))
-        return chain.resume(state, jnp.ones((), bool))
+        U = self.potential(model_args, model_kwargs)(state.z, {})
+        return state._replace(potential_energy=U.astype(state.potential_energy.dtype))
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"fitted": None}
@@ -170,7 +158,6 @@ class HMCChain(Chain):
         self, rng_key: Array, key_plates: Array, key_start: Array, z: Sites
     ) -> tuple[Any, dict[str, Array], Sites | None]:
         i, flat = jnp.zeros((), int), self.kernel.flatten(z)
-        check_shape("score", self.kernel.fitted, flat, (1,))
         state = KernelHMCState(
             i=i,
             z=z,
@@ -179,7 +166,6 @@ class HMCChain(Chain):
             diverging=jnp.zeros((), bool),
             accept_prob=jnp.zeros((), flat.dtype),
             num_accepted=jnp.zeros((), int),
-            resumed=jnp.zeros((), bool),
             rng_key=rng_key,
         )
         return state, {}, None
@@ -209,8 +195,3 @@ class HMCChain(Chain):
             num_accepted=state.num_accepted + accept,
             rng_key=rng_key,
         )
-
-    def resume(self, state: Any, resumed: Array) -> Any:
-        old = state.potential_energy
-        U = lax.cond(resumed, lambda: self.potential(state.z, {}).astype(old.dtype), lambda: old)
-        return state._replace(potential_energy=U)

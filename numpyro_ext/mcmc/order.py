@@ -22,16 +22,16 @@ def warn_if_sorted(potential: Potential) -> None:
     if not potential.plates:
         return
 
-    @partial(jax.jit, static_argnums=1)
-    def variance(rng_key: Array, policy: str) -> Array:
+    @partial(jax.jit, static_argnums=0)
+    def variance(policy: str) -> Array:
         def grad(key: Array) -> Array:
             idx, _ = draw_indices(key, {}, potential.plates, policy=policy)
             here = potential.with_rows(idx)
             return here.value_and_grad_flat(jnp.zeros(potential.info.size), idx)[1]
 
-        return jnp.var(lax.map(grad, random.split(rng_key, _BATCHES)), 0)
+        return jnp.var(lax.map(grad, random.split(random.key(0), _BATCHES)), 0)
 
-    block, scattered = (np.asarray(variance(random.key(0), x), float) for x in ("block", "replace"))
+    block, scattered = (np.asarray(variance(x), float) for x in ("block", "replace"))
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = float(np.nanmedian(block / scattered))
     if ratio > _SORTED:
@@ -39,9 +39,8 @@ def warn_if_sorted(potential: Potential) -> None:
         warnings.warn(
             InferenceWarning(
                 f"the rows of the plate {names} are not in random order: the gradient has"
-                f" {ratio:.2g} times the variance on contiguous rows, for which no step is meant;"
-                " write a shuffled copy, as by numpyro_ext.data.shuffled_copy(source, path), or use"
-                " minibatch='replace'."
+                f" {ratio:.2g} times the variance on contiguous rows; write a shuffled copy"
+                " (numpyro_ext.data.shuffled_copy), or use minibatch='replace'."
             ),
             stacklevel=3,
         )

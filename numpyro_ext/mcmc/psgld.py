@@ -43,21 +43,15 @@ class PSGLD(SGMCMCKernel):
 
     ``adapt="warmup"`` learns G in warmup and then keeps it: :class:`SGLD` with the step
     :math:`\epsilon G_k` in coordinate k, with the same biases and no other. ``adapt="always"`` is
-    the paper's rule; G then follows z, and the draws are too wide. With curvature 1, gradient noise
-    of variance :math:`s^2` and :math:`\rho = 1 - \epsilon G` the variance ratio grows by about
-
-    .. math:: (1 - \beta) \Big(1 + \frac{\beta \rho^2}{(1 - \beta \rho^2) (1 + s^2)}\Big),
-
-    by more for a smaller step. The term
-    :math:`\Gamma_k = \partial G_k / \partial z_k`, which the paper drops and ``gamma="hutchinson"``
-    estimates as
+    the paper's rule; G then follows z, and the draws are too wide, by more for a smaller step. The
+    term :math:`\Gamma_k = \partial G_k / \partial z_k`, which the paper drops and
+    ``gamma="hutchinson"`` estimates as
 
     .. math:: -G_k^2\, \frac{1 - \beta}{1 - \beta^t}\, \frac{g_k\, v_k (H v)_k}{\sqrt{\hat V_k}},
               \qquad v_k = \pm 1,
 
-    with a Hessian-vector product per step, takes off only a part of this, as it knows nothing of
-    the earlier gradients in V. G is about :math:`1/|g|`, not the inverse curvature: where gradient
-    noise dominates, it evens out the noise.
+    with a Hessian-vector product per step, takes off only a part of this. G is about
+    :math:`1/|g|`, not the inverse curvature: where gradient noise dominates, it evens that out.
 
     :param step_size: positive float or schedule, in units of the latent; None has it found, in
         whitened coordinates, for ``adapt="warmup"``.
@@ -66,12 +60,8 @@ class PSGLD(SGMCMCKernel):
     :param str gamma: ``"none"`` or ``"hutchinson"``.
     :param str adapt: ``"warmup"`` or ``"always"``.
 
-    The other keyword arguments are described in :class:`SGMCMCKernel`.
-
-    **References:**
-
-    1. *Preconditioned Stochastic Gradient Langevin Dynamics for Deep Neural Networks*, Chunyuan Li,
-       Changyou Chen, David Carlson, Lawrence Carin (AAAI 2016), eq. 5-8
+    **Reference:** *Preconditioned Stochastic Gradient Langevin Dynamics for Deep Neural Networks*,
+    Chunyuan Li, Changyou Chen, David Carlson, Lawrence Carin (AAAI 2016), eq. 5-8
 
     >>> PSGLD(normal_mean, 0.02, gamma="hutchinson", adapt="always")
     PSGLD(model=normal_mean, step_size=0.02, gamma='hutchinson', adapt='always')

@@ -8,15 +8,10 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._checks import check_choice, check_count
+from numpyro_ext._checks import check_count
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext.mcmc.base import GradFn, Schedule, SGMCMCKernel, Transition, kernel_state
-from numpyro_ext.mcmc.geometry import (
-    VectorFn,
-    check_definite,
-    check_shape,
-    recipe_correction,
-    values_at,
-)
+from numpyro_ext.mcmc.geometry import VectorFn, recipe_correction
 
 RecipeKernelState = kernel_state(
     "RecipeKernelState",
@@ -44,19 +39,15 @@ class RecipeKernel(SGMCMCKernel):
               Q = \begin{pmatrix} 0 & -I \\ I & 0 \end{pmatrix}.
 
     For trying out dynamics, and for tests: this is one explicit Euler step, with a bias of first
-    order in :math:`\epsilon` that is large for curl dynamics, which diverge where friction is below
-    :math:`\epsilon` times the curvature. Gradient noise of variance :math:`s^2` adds
-    :math:`\epsilon^2 (D + Q) s^2 (D + Q)^\top`. O(m^2) per step, and O(m^3) for the square root of
-    a matrix D and for the derivatives.
+    order in :math:`\epsilon`; curl dynamics diverge where friction is below :math:`\epsilon` times
+    the curvature. Gradient noise of variance :math:`s^2` adds
+    :math:`\epsilon^2 (D + Q) s^2 (D + Q)^\top`. O(m^2) per step, and O(m^3) for a matrix D.
 
     :param step_size: positive float or schedule; it is not found from the model.
     :param diffusion: D, a callable from x to a scalar, to ``(m,)`` (a diagonal) or to ``(m, m)``;
         it may be singular.
     :param curl: Q, a callable from x to ``(m, m)``; by default it is 0.
     :param int num_auxiliary: number of auxiliary blocks, each standard normal a priori.
-    :param correction: ``"autodiff"``, or a callable from x to :math:`\Gamma`, ``(m,)``.
-
-    The other keyword arguments are described in :class:`SGMCMCKernel`.
 
     **Reference:** *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B.
     Fox (NeurIPS 2015), eq. 3-4
@@ -71,12 +62,9 @@ class RecipeKernel(SGMCMCKernel):
     diffusion: VectorFn
     curl: VectorFn | None = None
     num_auxiliary: int = 0
-    correction: str | VectorFn = "autodiff"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not callable(self.correction):
-            check_choice("correction", self.correction, ("autodiff",))
         self.num_auxiliary = check_count("num_auxiliary", self.num_auxiliary, 0)
 
     def draw_momentum(self, rng_key: Array, z: Array, T: Array) -> Array:
@@ -84,21 +72,27 @@ class RecipeKernel(SGMCMCKernel):
         return jnp.sqrt(T) * random.normal(rng_key, shape, z.dtype)
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
-        r = self.draw_momentum(rng_key, z, self.temperature_at(0, z.dtype))
-        x = jnp.concatenate([z, r])
-        check_shape("diffusion", self.diffusion, x, (0, 1, 2))
-        if self.curl is not None:
-            check_shape("curl", self.curl, x, (2,))
-        if callable(self.correction):
-            check_shape("correction", self.correction, x, (1,))
-        return {"r": r}
+        return {"r": self.draw_momentum(rng_key, z, self.temperature_at(0, z.dtype))}
 
-    def check_state(self, states: Any) -> None:
-        points = jnp.concatenate([jax.vmap(self.flatten)(states.z), states.r], axis=1)
-        check_definite("diffusion", self.diffusion, points, singular=True)
+    def init(self, *args: Any, **kwargs: Any) -> Any:
+        state = super().init(*args, **kwargs)
+        if state is not None and not is_traced(state):
+            first = jax.tree.map(
+                lambda x: x if jnp.ndim(state.i) == 0 else x[0], (state.z, state.r)
+            )
+            self._check_matrices(jnp.concatenate([self.flatten(first[0]), first[1]]))
+        return state
+
+    def _check_matrices(self, x: Array) -> None:
+        """An error where D is not positive semidefinite, or Q not skew-symmetric, at x."""
+        D = np.asarray(self.diffusion(x), float)
+        scales = np.linalg.eigvalsh(D) if D.ndim == 2 else D
+        # Rounding may make an eigenvalue of 0 a little negative.
+        if not np.allclose(D, D.T) or np.any(scales < -1e-5 * np.max(np.abs(D))):
+            raise ValueError("diffusion is not positive semidefinite at the initial point.")
         if self.curl is not None:
-            Q = values_at(self.curl, points)
-            if not np.allclose(Q, -np.swapaxes(Q, 1, 2)):
+            Q = np.asarray(self.curl(x), float)
+            if not np.allclose(Q, -Q.T):
                 raise ValueError("curl is not skew-symmetric at the initial point; it must be.")
 
     def step(
@@ -119,9 +113,6 @@ class RecipeKernel(SGMCMCKernel):
             drift, noise = D * grad_H, jnp.sqrt(D) * zeta
         if self.curl is not None:
             drift = drift + jnp.asarray(self.curl(x), x.dtype) @ grad_H
-        if callable(self.correction):
-            Gam = jnp.asarray(self.correction(x), x.dtype)
-        else:
-            Gam = recipe_correction(self.diffusion, self.curl, x)
+        Gam = recipe_correction(self.diffusion, self.curl, x)
         x = x - eps * (drift - T * Gam) + jnp.sqrt(2 * eps * T) * noise
         return Transition(x[:n], estimate, {"r": x[n:]})

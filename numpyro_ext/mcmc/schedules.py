@@ -65,8 +65,7 @@ class CyclicalSchedule:
 
     While :math:`q <` ``exploration`` the kernel runs at temperature 0 (descent with large steps)
     and the draw is marked ``sampling=False`` in the extra fields. The diagnostics leave these draws
-    out; drop them from ``mcmc.get_samples()`` yourself. The paper indexes from 1 and rounds its
-    cycles up; here ``i`` counts from 0 and every cycle has L transitions.
+    out; drop them from ``mcmc.get_samples()`` yourself. Here ``i`` counts from 0, not from 1.
 
     :param float peak: step size at the start of a cycle.
     :param int cycle_length: transitions in a cycle, warmup included, of which a draw takes

@@ -95,19 +95,16 @@ class SGHMC(SGMCMCKernel):
     :math:`\hat V` is exact in distribution. ``"baoab"`` has the smallest bias in z without gradient
     noise, but no such place. ``"euler"`` is the rule of [1], with a bias of first order in
     :math:`\epsilon`. The step is of the order of a posterior standard deviation over
-    :math:`\sqrt M`.
-
-    :math:`\hat V` is a diagonal. If the noise is correlated between coordinates, the correction is
-    too large in the directions of little noise, mostly the widest of the posterior, and standard
-    deviations become too small. If :math:`\hat V` exceeds the injected noise,
-    :math:`4 T M \tanh(C\epsilon/2)/\epsilon^2`, a given number is refused, an estimate from warmup
-    is cut (:meth:`noise_share` of ``mcmc.last_state`` is above 1), and ``kinetic_temperature``
-    stays above T; take a smaller step or more friction.
-
-    Without ``noise_variance``, gradient noise of variance :math:`s^2` heats a Gaussian target to a
-    temperature of :math:`T + \tfrac{\epsilon^2}{4} s^2 \coth(C\epsilon/2)`; ``kinetic_temperature``
-    shows it. The splittings diverge for :math:`\epsilon^2 h / M > 4`, where h is the largest
+    :math:`\sqrt M`; the splittings diverge for :math:`\epsilon^2 h / M > 4`, where h is the largest
     curvature.
+
+    :math:`\hat V` is a diagonal. If the noise is correlated between coordinates, standard
+    deviations become too small in the directions of little noise. If :math:`\hat V` exceeds the
+    injected noise, :math:`4 T M \tanh(C\epsilon/2)/\epsilon^2`, a given number is refused, and an
+    estimate from warmup is cut (:meth:`noise_share` of ``mcmc.last_state`` is above 1). Without
+    ``noise_variance``, gradient noise of variance :math:`s^2` heats a Gaussian target to a
+    temperature of :math:`T + \tfrac{\epsilon^2}{4} s^2 \coth(C\epsilon/2)`, which
+    ``kinetic_temperature`` shows.
 
     :param step_size: positive float or schedule, in units of time; with None the kernel finds it,
         together with the friction, in whitened coordinates.
@@ -116,11 +113,10 @@ class SGHMC(SGMCMCKernel):
         unconstrained sites.
     :param noise_variance: :math:`\hat V`, a float, a dict of per-site values (the paper's
         :math:`\hat B` is :math:`\epsilon \hat V / 2`), or ``"warmup"``: the mean of
-        :math:`(g_1 - g_2)^2/2` over pairs of independent batches, at one more gradient per step.
+        :math:`(g_1 - g_2)^2/2` over pairs of batches in the second half of warmup, at one more
+        gradient per step.
     :param str integrator: ``"aboba"``, ``"baoab"`` or ``"euler"``.
     :param int resample_every: draw a new momentum at every such transition; by default never.
-
-    The other keyword arguments are described in :class:`SGMCMCKernel`.
 
     **References:**
 
@@ -185,9 +181,8 @@ class SGHMC(SGMCMCKernel):
         injected = self._injected(eps) * T * np.asarray(M)
         if np.any(np.asarray(V) > injected):
             raise ValueError(
-                f"noise_variance is {np.max(V):.4g}, more than the noise that this step size and"
-                f" friction inject, {np.min(injected):.4g}; take a smaller step_size or more"
-                " friction."
+                f"noise_variance is {np.max(V):.4g}, more than is injected, {np.min(injected):.4g};"
+                " take a smaller step_size or more friction."
             )
 
     def _injected(self, eps: Any) -> Any:
@@ -269,13 +264,13 @@ class SGHMC(SGMCMCKernel):
         return Transition(z, estimate, fields)
 
     def _variance(self, rng_key: Array, state: Any, grad_fn: GradFn, z: Array, g: Array) -> Array:
-        """Mean of (g1 - g2)^2 / 2 over the pairs of warmup so far; frozen afterwards."""
+        """Mean of (g1 - g2)^2 / 2 over the second half of warmup so far; frozen afterwards."""
         V = state.noise_variance
 
         def update() -> Array:
             other = grad_fn.independent(rng_key, z).grad
-            num = state.i - self.num_descent + 1
-            return V + ((g - other) ** 2 / 2 - V) / jnp.maximum(num, 1).astype(V.dtype)
+            num = jnp.maximum(state.i - self.num_adapt // 2 + 1, 1)
+            return V + ((g - other) ** 2 / 2 - V) / num.astype(V.dtype)
 
         return lax.cond(state.i < self.num_adapt, update, lambda: V)
 

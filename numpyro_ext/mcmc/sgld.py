@@ -56,12 +56,8 @@ class SGLD(SGMCMCKernel):
     :param step_size: positive float or schedule, in units of the squared latent; with None the
         kernel finds it, in whitened coordinates.
 
-    The other keyword arguments are described in :class:`SGMCMCKernel`.
-
-    **References:**
-
-    1. *Bayesian Learning via Stochastic Gradient Langevin Dynamics*, Max Welling, Yee Whye Teh
-       (ICML 2011), eq. 4
+    **Reference:** *Bayesian Learning via Stochastic Gradient Langevin Dynamics*, Max Welling, Yee
+    Whye Teh (ICML 2011), eq. 4
 
     >>> x = jnp.sin(jnp.arange(100.0)) + 3
     >>> kernel = SGLD(normal_mean, 1e-3)

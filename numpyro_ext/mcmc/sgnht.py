@@ -18,8 +18,8 @@ SGNHTState = kernel_state(
     "SGNHTState",
     __name__,
     r="momentum, ``(n,)`` in the flat order.",
-    thermostat='friction xi that was found: ``()`` for ``thermostat="scalar"``, ``(number of'
-    ' sites,)`` in the order of the model for ``"per_site"``, ``(n,)`` for ``"per_parameter"``.',
+    thermostat='friction xi that was found: ``()`` for ``thermostat="scalar"``, ``(n,)`` for'
+    ' ``"per_parameter"``.',
     kinetic_temperature="mean of ``r^2`` over all n.",
 )
 
@@ -51,8 +51,7 @@ class SGNHT(SGMCMCKernel):
 
     A scalar thermostat makes the *average* temperature right: parts of the model with unequal
     gradient noise end too hot and too cold. ``"per_parameter"`` heals this [2], but :math:`\xi`
-    then fluctuates with variance :math:`T/\mu`, which biases coordinates by a few percent where
-    :math:`\mu` is near 1. The noise must not vary much along the chain. Once
+    then fluctuates with variance :math:`T/\mu`. The noise must not vary much along the chain. Once
     :math:`\epsilon C + \epsilon^2 s^2 / (2T) \ge 2 - \epsilon^2 h/2` no friction is enough and
     :math:`\xi` runs away: ``thermostat`` shows it, and at last ``diverging``.
 
@@ -63,12 +62,9 @@ class SGNHT(SGMCMCKernel):
     :param step_size: positive float or schedule, in units of time; None has it found, with the
         friction, in whitened coordinates.
     :param float friction: C, a rate in 1/time; by default 1, or found with the step size.
-    :param str thermostat: ``"scalar"``, ``"per_site"`` or ``"per_parameter"``: the coordinates that
-        share a friction.
+    :param str thermostat: ``"scalar"``, one friction for all, or ``"per_parameter"``.
     :param float thermal_mass: :math:`\mu`, in units of squared time; by default the larger of
         :math:`n_g` and 10.
-
-    The other keyword arguments are described in :class:`SGMCMCKernel`.
 
     **References:**
 
@@ -77,8 +73,8 @@ class SGNHT(SGMCMCKernel):
     2. *Adaptive Thermostats for Noisy Gradient Systems*, Benedict Leimkuhler, Xiaocheng Shang (SIAM
        Journal on Scientific Computing, 2016)
 
-    >>> SGNHT(normal_mean, 0.02, thermostat="per_site")
-    SGNHT(model=normal_mean, step_size=0.02, thermostat='per_site')
+    >>> SGNHT(normal_mean, 0.02, thermostat="per_parameter")
+    SGNHT(model=normal_mean, step_size=0.02, thermostat='per_parameter')
     """
 
     state_class = SGNHTState
@@ -91,14 +87,14 @@ class SGNHT(SGMCMCKernel):
     def __post_init__(self) -> None:
         super().__post_init__()
         if_given(check_positive, "friction", self.friction)
-        check_choice("thermostat", self.thermostat, ("scalar", "per_site", "per_parameter"))
+        check_choice("thermostat", self.thermostat, ("scalar", "per_parameter"))
         if_given(check_positive, "thermal_mass", self.thermal_mass)
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
-        shape = {"scalar": (), "per_site": (len(self._sizes()),), "per_parameter": z.shape}
+        shape = () if self.thermostat == "scalar" else z.shape
         return {
             "r": self.draw_momentum(rng_key, z, self.temperature_at(0, z.dtype)),
-            "thermostat": jnp.full(shape[self.thermostat], self.friction_in_use, z.dtype),
+            "thermostat": jnp.full(shape, self.friction_in_use, z.dtype),
             "kinetic_temperature": jnp.zeros((), z.dtype),
         }
 
@@ -118,31 +114,12 @@ class SGNHT(SGMCMCKernel):
         C = jnp.asarray(self.friction_in_use, z.dtype)
         estimate = grad_fn(z)
         zeta = random.normal(rng_key, z.shape, z.dtype)
-        c = jnp.exp(-self._spread(xi, z) * eps)
+        c = jnp.exp(-xi * eps)
         kick = -eps * estimate.grad + jnp.sqrt(2 * C * T * eps) * zeta
         r = c * state.r + (1 + c) / 2 * kick
         z = z + eps * r
-        K, size = self._group_means(r**2)
-        mass = np.maximum(size, 10) if self.thermal_mass is None else self.thermal_mass
-        xi = xi + eps * jnp.asarray(size / mass, z.dtype) * (K - T)
+        K, size = (jnp.mean(r**2), len(z)) if xi.ndim == 0 else (r**2, 1)
+        mass = max(size, 10) if self.thermal_mass is None else self.thermal_mass
+        xi = xi + eps * (size / mass) * (K - T)
         fields = {"r": r, "thermostat": xi, "kinetic_temperature": jnp.mean(r**2)}
         return Transition(z, estimate, fields)
-
-    def _sizes(self) -> np.ndarray:
-        """The number of coordinates of each site, in the order of the model."""
-        return np.array([part.stop - part.start for part in self.info.slices.values()])
-
-    def _spread(self, xi: Array, z: Array) -> Array:
-        """The thermostat of each coordinate."""
-        if self.thermostat == "per_site":
-            return jnp.repeat(xi, self._sizes(), total_repeat_length=len(z))
-        return xi
-
-    def _group_means(self, x: Array) -> tuple[Array, np.ndarray]:
-        """Means over the coordinates of each thermostat, and their numbers."""
-        if self.thermostat == "scalar":
-            return jnp.mean(x), np.array(len(x))
-        if self.thermostat == "per_parameter":
-            return x, np.array(1)
-        means = [jnp.mean(x[part]) for part in self.info.slices.values()]
-        return jnp.stack(means), self._sizes()

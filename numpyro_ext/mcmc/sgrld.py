@@ -3,23 +3,15 @@
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from jax import Array, random
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 import numpy as np
 
-from numpyro_ext._checks import check_choice
 from numpyro_ext._model.modes import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel, Transition
-from numpyro_ext.mcmc.geometry import (
-    ExpandedMean,
-    VectorFn,
-    check_definite,
-    check_shape,
-    recipe_correction,
-)
+from numpyro_ext.mcmc.geometry import ExpandedMean, VectorFn, recipe_correction
 from numpyro_ext.mcmc.laws import choose_linear
 from numpyro_ext.mcmc.settings import Settings
 from numpyro_ext.mcmc.sgld import SGLDState, implied_variance_ratio
@@ -43,21 +35,15 @@ class SGRLD(SGMCMCKernel):
 
     Biased at a fixed step as :class:`SGLD` is, with :math:`\epsilon A` for :math:`\epsilon`:
     gradient noise of variance :math:`s^2` adds :math:`\epsilon^2 A s^2 A`. Where A changes much
-    within one step the bias is larger, and a metric that tends to 0 makes the steps explode. The
-    correction in [1], eq. 8, as a sum of two traces, equals :math:`\Gamma` for special metrics only
-    and is not used.
-
-    A diagonal metric costs n forward passes of it for :math:`\Gamma`, a dense one its ``(n, n, n)``
-    Jacobian and a Cholesky factor.
+    within one step the bias is larger. The correction in [1], eq. 8, equals :math:`\Gamma` for
+    special metrics only and is not used. A diagonal metric costs n forward passes of it for
+    :math:`\Gamma`, a dense one its ``(n, n, n)`` Jacobian and a Cholesky factor.
 
     :param step_size: positive float or schedule, in units of the squared latent times the metric;
         None has it found, without a whitening, as G is a function of the coordinates in which the
         kernel moves.
     :param metric: G, a callable from the flat z to ``(n,)`` (a diagonal) or ``(n, n)``
         (symmetric positive definite), or an :class:`ExpandedMean`.
-    :param correction: ``"autodiff"``, or a callable from the flat z to :math:`\Gamma`, ``(n,)``.
-
-    The other keyword arguments are described in :class:`SGMCMCKernel`.
 
     **References:**
 
@@ -74,16 +60,9 @@ class SGRLD(SGMCMCKernel):
     finds_whitening = False  # its functions take z
 
     metric: VectorFn | ExpandedMean
-    correction: str | VectorFn = "autodiff"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not callable(self.correction):
-            check_choice("correction", self.correction, ("autodiff",))
-        if isinstance(self.metric, ExpandedMean) and self.correction != "autodiff":
-            raise ValueError(
-                "correction is given with an ExpandedMean metric, which needs none; leave it out."
-            )
         self._mask: np.ndarray | None = None
 
     def setup(self, potential: Potential) -> None:
@@ -92,16 +71,7 @@ class SGRLD(SGMCMCKernel):
             self._mask = self.metric.mask(self.info)
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
-        if not isinstance(self.metric, ExpandedMean):
-            check_shape("metric", self.metric, z, (1, 2))
-        if callable(self.correction):
-            check_shape("correction", self.correction, z, (1,))
         return {"implied_variance_ratio": jnp.ones((), z.dtype)}
-
-    def check_state(self, states: Any) -> None:
-        if not isinstance(self.metric, ExpandedMean):
-            points = jax.vmap(self.flatten)(states.z)
-            check_definite("metric", self.metric, points, singular=False)
 
     def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
         x = normal.center
@@ -138,10 +108,7 @@ class SGRLD(SGMCMCKernel):
             G = jnp.asarray(metric(z), z.dtype)
             return 1 / G if G.ndim == 1 else jnp.linalg.inv(G)
 
-        if callable(self.correction):
-            Gam = jnp.asarray(self.correction(z), z.dtype)
-        else:
-            Gam = recipe_correction(inverse, None, z)
+        Gam = recipe_correction(inverse, None, z)
         G = jnp.asarray(metric(z), z.dtype)
         if G.ndim == 1:
             drift, noise = g / G, zeta / jnp.sqrt(G)

@@ -19,15 +19,11 @@ _PER_DIMENSION = 2  # particles of a mode, with which a field has the right spre
 
 
 class BeginsAtModes:
-    """What the guide and the kernel of particles share: where the particles begin.
-
-    * ``given_modes`` - the modes of the argument ``init_from``; None if it has none.
-    * ``searches`` - whether modes are searched.
-    * ``start_modes`` - the modes at which the particles began, once they have.
-    """
+    """What the guide and the kernel of particles share: where the particles begin."""
 
     def choose_start(self, init_from: InitFrom, *, own: bool) -> None:
-        """:param own: whether another argument says where the particles begin."""
+        # `own` says whether another argument says where they begin; the modes at which they
+        # began, once they have, are `start_modes`.
         self.given_modes = self.start_modes = given_modes(init_from)
         self.searches = isinstance(init_from, str) and not own
 

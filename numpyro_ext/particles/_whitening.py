@@ -16,9 +16,8 @@ _APART = 100.0  # times the root of the dimension, in units of a group's spread
 class CovarianceWhitening(NamedTuple):
     r"""The map :math:`y = (x - \bar x) L^{-\top}`, for points, gradients and velocities.
 
-    L is that of :class:`ParticleField`: correlations are shrunk, variances are not. A coordinate in
-    which all particles agree keeps its own unit. L is the lower Cholesky factor for d <= m; beyond,
-    a root in O(m^2 d), which differs from it by a rotation.
+    L is that of :class:`ParticleField`. A coordinate in which all particles agree keeps its own
+    unit. For d > m L is a root in O(m^2 d), which differs from Cholesky's factor by a rotation.
     """
 
     mean: Float[Array, " d"]
@@ -33,10 +32,7 @@ class CovarianceWhitening(NamedTuple):
 
     @classmethod
     def from_particles(cls, x: Float[Array, "m d"], where: Any = None) -> "CovarianceWhitening":
-        """The map that the particles themselves define.
-
-        :param where: ``(m,)``, True for those that do, more than d; None for all.
-        """
+        """The map that the particles define, or more than d of them: ``where``, ``(m,)``."""
         m, d = x.shape
         here = True if where is None else where[:, None]
         # From one of them, because the mean of equal numbers is not quite this number.

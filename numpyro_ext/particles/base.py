@@ -7,15 +7,14 @@ coordinates if the field is preconditioned, gives the kernel a number for its ba
 the subclass for its formula, :meth:`ParticleField.resolved_velocity`. The gradient of the loss in
 the particles is minus this velocity, which the optimiser of ``SVI`` follows.
 
-References: Feng, Wang and Liu, *Learning to draw samples with amortized Stein variational gradient
-descent* (UAI 2017), eq. 6, for guides that draw their particles; D'Angelo and Fortuin, *Annealed
-Stein variational gradient descent* (2021).
+Reference: Feng, Wang and Liu, *Learning to draw samples with amortized Stein variational gradient
+descent* (UAI 2017), eq. 6, for guides that draw their particles.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import jax
 from jax import Array, lax, random
@@ -57,47 +56,27 @@ _LOST = (
 )
 
 
-class Lost(NamedTuple):
-    """Which of m particles are lost, and which ones stand in for them.
+def find_lost(log_p: Array, *derivatives: Array | None) -> tuple[Array, Array]:
+    """Which of m particles are lost, and the indices of those by which the others are moved.
 
-    A kernel couples all particles, so that one NaN would be the end of all. A lost one stays where
-    it is. In the velocities of the others another particle stands in its place, so that a far one
-    changes neither the bandwidth nor the spread.
+    A kernel couples all particles, so that one NaN would be the end of all. Lost are those whose
+    log density is NaN, or one of whose derivatives has a square that is not finite. In the
+    velocities of the others the next of them in turn stand in for the lost ones. Where all are
+    lost, none is, and the step itself is not finite.
     """
+    where, m = jnp.isnan(log_p), log_p.shape[0]
+    for g in derivatives:
+        if g is not None:
+            where |= ~jnp.all(jnp.isfinite(g * g).reshape(m, -1), axis=1)
+    where &= ~jnp.all(where)
+    others = jnp.argsort(where, stable=True)
+    turn = (jnp.cumsum(where) - 1) % (m - jnp.sum(where))
+    return where, jnp.where(where, others[turn], jnp.arange(m))
 
-    where: Array
-    """``(m,)``, True for those that are lost."""
-    stand_ins: Array
-    """``(m,)``, each particle itself, or for a lost one the next of the others in turn."""
 
-    @classmethod
-    def among(cls, log_p: Array, *derivatives: Array | None) -> "Lost":
-        """The particles whose log density is NaN, or one of whose derivatives has a square that is
-        not finite, which the sums over particles and coordinates are made of.
-
-        Where that holds of all, none is lost, and the step itself is not finite.
-        """
-        where, m = jnp.isnan(log_p), log_p.shape[0]
-        for g in derivatives:
-            if g is not None:
-                where |= ~jnp.all(jnp.isfinite(g * g).reshape(m, -1), axis=1)
-        where &= ~jnp.all(where)
-        others = jnp.argsort(where, stable=True)
-        turn = (jnp.cumsum(where) - 1) % (m - jnp.sum(where))
-        return cls(where, jnp.where(where, others[turn], jnp.arange(m)))
-
-    def replaced(self, tree: Any) -> Any:
-        """Rows of all particles, where the stand-ins are in place of the lost ones."""
-        return jax.tree.map(lambda x: x[self.stand_ins], tree)
-
-    def kept(self, new: Any, old: Any) -> Any:
-        """The new ``(m, d)`` rows, and the old ones of the lost particles."""
-        return jax.tree.map(lambda a, b: jnp.where(self.where[:, None], b, a), new, old)
-
-    def reported(self) -> "Lost":
-        """The same, whose ``where`` says how many are lost while the program runs."""
-        count = reported(jnp.sum(self.where), _LOST % self.where.size)
-        return self._replace(where=self.where & (count > 0))
+def report_lost(lost: Array) -> Array:
+    """The same, which warns of the number of lost particles while the program runs."""
+    return lost & (reported(jnp.sum(lost), _LOST % lost.size) > 0)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -108,7 +87,7 @@ class ParticleField(ELBO, ABC):
     ``@dataclass(kw_only=True, eq=False, repr=False)`` with a field for each.
     With ``z`` the ``(m, d)`` unconstrained latents that the guide's ``sample_latent`` gives,
     :math:`x = \mathrm{sg}(z)` (no gradient flows) and
-    :math:`g_i = \gamma_t \nabla \log p(x_i) / T`, all on one minibatch, the loss is
+    :math:`g_i = \nabla \log p(x_i) / T`, all on one minibatch, the loss is
 
     .. math::
         -\frac1m \sum_i \log p(x_i; \theta)
@@ -121,14 +100,13 @@ class ParticleField(ELBO, ABC):
     unconstrained space, Jacobian included, in the order in which the model samples its sites.
 
     **Bias.** The value is a mean negative log joint density: it is not a bound, and models cannot
-    be compared by it. Each subclass states the bias of its particles. Latent sites inside a plate
-    with a ``subsample_size`` are refused, because its rows change from step to step. All particles
-    share a minibatch, so that their mean follows its noise where the steps are large; a
+    be compared by it. Each subclass states the bias of its particles. All particles share a
+    minibatch, so that their mean follows its noise where the steps are large; a
     ``proxy=taylor_proxy(model, *args)`` takes nearly all of it away.
 
     **Lost particles.** A particle at which the log density is NaN or a derivative of it not finite
     has no velocity, with a warning, and the others move without it; the value is the mean over
-    them. A step that is not finite for another reason changes no parameter.
+    them. A step that is not finite changes no parameter.
 
     **Preconditioning.** ``precondition="covariance"`` evaluates the field in the coordinates
     :math:`y = (x - \bar x) L^{-\top}`, :math:`g_y = g L`, and maps it back as :math:`V L^\top`,
@@ -146,8 +124,6 @@ class ParticleField(ELBO, ABC):
     :param int num_particles: particles to ask of the guide; ``AutoParticles`` has its own number,
         and other guides draw 100 if None.
     :param float temperature: T, positive.
-    :param annealing: :math:`\gamma`, a function of the step with values in (0, 1] that multiplies
-        the gradients and ends at 1, or None.
     :param int block_size: rows of the kernel matrix at a time; None means all of them up to
         m = 2048, and 512 above.
     :param str precondition: ``"covariance"`` for coordinates in which particles have unit spread,
@@ -158,9 +134,9 @@ class ParticleField(ELBO, ABC):
     >>> class Ascent(ParticleField):
     ...     def resolved_velocity(self, kernel, x, grad_log_p):
     ...         return grad_log_p  # every particle climbs to a mode
-    >>> print(Ascent(temperature=2.0).tempered_velocity(jnp.zeros((2, 1)), jnp.ones((2, 1)), 0))
-    [[0.5]
-     [0.5]]
+    >>> print(Ascent().velocity(jnp.zeros((2, 1)), jnp.ones((2, 1))))
+    [[1.]
+     [1.]]
     """
 
     __signature__ = OwnArgumentsFirst()
@@ -178,7 +154,6 @@ class ParticleField(ELBO, ABC):
     kernel: Any = field(default=None, kw_only=False)
     num_particles: int | None = None
     temperature: float | Array = 1.0
-    annealing: Callable[[Array], ArrayLike] | None = None
     block_size: int | None = None
     precondition: str | None = None
     proxy: TaylorProxy | None = None
@@ -212,42 +187,16 @@ class ParticleField(ELBO, ABC):
 
     @abstractmethod
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
-        """The formula: ``(m, d)`` velocities, given a kernel whose bandwidth is a number.
-
-        :param kernel: :attr:`kernel` with the bandwidth that its rule gives on ``x``.
-        :param x: ``(m, d)`` particles.
-        :param grad_log_p: ``(m, d)`` gradients of the log density at the particles.
-        """
+        """The formula: ``(m, d)`` velocities of the particles x, ``(m, d)``, given a kernel whose
+        bandwidth is a number, and the ``(m, d)`` gradients of the log density."""
 
     def velocity(self, x: ArrayLike, grad_log_p: ArrayLike) -> Float[Array, "m d"]:
-        """The velocities of all particles, without temperature and annealing; the arguments are
-        those of :meth:`resolved_velocity`."""
+        """The velocities of all particles at temperature 1."""
         return self.velocity_and_bandwidth(x, grad_log_p)[0]
 
-    def tempered(self, grad_log_p: Array, step: ArrayLike | None) -> Array:
-        """Gradients, or Hessians, times ``annealing(step) / temperature``."""
-        scale = 1.0 / self.temperature
-        if self.annealing is not None:
-            scale = scale * self.annealing(jnp.asarray(step))
-        return jnp.asarray(scale, grad_log_p.dtype) * grad_log_p
-
-    def tempered_velocity(
-        self,
-        x: Array,
-        grad_log_p: Array,
-        step: ArrayLike | None,
-        hessian: Array | None = None,
-        groups: Array | None = None,
-    ) -> Float[Array, "m d"]:
-        """:meth:`velocity` with the gradients times ``annealing(step) / temperature``.
-
-        :param groups: ``(m, K)``, 1 for the one of K modes at which a particle began. A field that
-            is preconditioned moves the particles of each mode by themselves, in their own units.
-        """
-        grad_log_p = self.tempered(grad_log_p, step)
-        if hessian is not None:
-            return cast(Any, self.velocity)(x, grad_log_p, self.tempered(hessian, step))
-        return self.velocity_and_bandwidth(x, grad_log_p, groups=groups)[0]
+    def tempered(self, grad_log_p: Array) -> Array:
+        """Gradients, or Hessians, over the temperature."""
+        return grad_log_p / jnp.asarray(self.temperature, grad_log_p.dtype)
 
     def check_arrays(self, x: ArrayLike, grad_log_p: ArrayLike) -> tuple[Array, Array]:
         """Return particles and gradients as arrays, after a check of their shapes."""
@@ -267,13 +216,12 @@ class ParticleField(ELBO, ABC):
         bandwidth: ArrayLike | None = None,
         groups: Array | None = None,
     ) -> tuple[Float[Array, "m d"], Float[Array, ""]]:
-        """:meth:`velocity`, and the bandwidth with which it was computed.
+        """:meth:`velocity`, and the bandwidth with which it was computed, NaN for a kernel that has
+        none.
 
-        :param bandwidth: the last step's, from which the rule ``"he"`` continues its search; other
-            rules do not depend on it. None at the first step.
-        :param groups: as for :meth:`tempered_velocity`.
-        :return: the velocities, and the bandwidth (NaN for a kernel that has none), which is in
-            units of the whitened coordinates if the field is preconditioned.
+        :param bandwidth: the last step's, from which the rule ``"he"`` continues its search.
+        :param groups: ``(m, K)``, 1 for the one of K modes at which a particle began. A field that
+            is preconditioned moves the particles of each mode by themselves, in their own units.
         """
         x, g = self.check_arrays(x, grad_log_p)
         units = None if self.precondition is None else self._units(x, groups)
@@ -310,10 +258,7 @@ class ParticleField(ELBO, ABC):
         return min(m, self.block_size or (m if m <= _DENSE_UP_TO else _ROWS_AT_A_TIME))
 
     def by_rows(self, fn: Callable[..., Array], *arrays: Array) -> Array:
-        """``fn`` of all m rows of the arrays, or of ``block_size`` rows at a time to save memory.
-
-        :param fn: a function of ``n`` rows of each array, for any n, that gives ``(n, ...)`` rows.
-        """
+        """``fn`` of all m rows of the arrays, or of ``block_size`` rows at a time."""
         return by_rows(fn, self.rows_at_a_time(len(arrays[0])), *arrays)
 
     def with_proxy(
@@ -335,7 +280,7 @@ class ParticleField(ELBO, ABC):
         compared = self.proxy.check_data(model, args, kwargs, once=not fresh)
         return self.proxy.of_potential(type(self).__name__, potential, compare=not compared)
 
-    def loss_with_mutable_state(
+    def loss(
         self,
         rng_key: Array,
         param_map: Params,
@@ -343,28 +288,15 @@ class ParticleField(ELBO, ABC):
         guide: Any,
         *args: Any,
         **kwargs: Any,
-    ) -> Any:
-        counter = f"{getattr(guide, 'prefix', 'auto')}_step"
-        # SVI.evaluate passes no mutable state; the value does not depend on the step.
-        counts = counter in param_map or getattr(guide, "count_steps", False)
-        if self.annealing is not None and not counts:
-            raise ValueError(
-                "annealing needs the number of the step; use AutoParticles(model,"
-                " count_steps=True)."
-            )
-        step = param_map.get(counter, 0)
-
+    ) -> Array:
         def loss_and_state(param_map: Params) -> tuple[Array, dict[str, Any]]:
-            return self._loss(rng_key, step, param_map, model, guide, args, kwargs), {}
+            return self._loss(rng_key, param_map, model, guide, args, kwargs), {}
 
-        loss, _ = finite_step(loss_and_state, param_map)
-        mutable_state = {counter: step + 1} if counter in param_map else None
-        return {"loss": loss, "mutable_state": mutable_state}
+        return finite_step(loss_and_state, param_map)[0]
 
     def _loss(
         self,
         rng_key: Array,
-        step: Any,
         param_map: Params,
         model: Model,
         guide: Any,
@@ -396,32 +328,31 @@ class ParticleField(ELBO, ABC):
                 return -at_params(unpack(x), idx)
             return -potential(unpack(x), idx)
 
-        def gradients(x: Array) -> tuple[Array, Array, list[Array]]:
-            # In one evaluation, of the particles and of the model's parameters.
-            log_p, vjp = jax.vjp(jax.vmap(log_prob, in_axes=(0, None)), x, model_params)
-            g, grads = vjp(jnp.ones_like(log_p))
-            return log_p, g, [g for g in jax.tree.leaves(grads) if g.dtype != jax.dtypes.float0]
-
-        log_p, g, model_grads = gradients(x)
+        # In one evaluation, of the particles and of the model's parameters.
+        log_p, vjp = jax.vjp(jax.vmap(log_prob, in_axes=(0, None)), x, model_params)
+        g, grads = vjp(jnp.ones_like(log_p))
+        model_grads = [g for g in jax.tree.leaves(grads) if g.dtype != jax.dtypes.float0]
         hessian = None
         if self.needs_hessian:
             hessian = jax.vmap(jax.hessian(log_prob), (0, None))(x, model_params)
         groups = params.get(f"{getattr(guide, 'prefix', 'auto')}_modes")
-        lost = Lost.among(log_p, g, hessian).reported()
-        x, log_p, g, hessian, groups = lost.replaced((x, log_p, g, hessian, groups))
-        if model_grads:  # sums over the particles, of which no part can be taken back
-            some_lost, sums = jnp.any(lost.where), model_grads
-            model_grads = lax.cond(some_lost, lambda x: gradients(x)[2], lambda _: sums, x)
-        v = self.tempered_velocity(x, g, step, hessian, groups)
-        v = lax.stop_gradient(lost.kept(v, jnp.zeros_like(v)))
+        lost, seen = find_lost(log_p, g, hessian)
+        lost = report_lost(lost)
+        seen_x, g, hessian, groups = jax.tree.map(lambda a: a[seen], (x, g, hessian, groups))
+        g = self.tempered(g)
+        if hessian is None:
+            v = self.velocity_and_bandwidth(seen_x, g, groups=groups)[0]
+        else:
+            v = cast(Any, self.velocity)(seen_x, g, self.tempered(hessian))
+        v = lax.stop_gradient(jnp.where(lost[:, None], 0, v))
         # Integers and keys have no gradient.
         leaves = jax.tree.leaves({n: param_map[n] for n in model_params})
         leaves = [p for p in leaves if jnp.issubdtype(jnp.result_type(p), jnp.inexact)]
         pairs = zip(model_grads, leaves, strict=True)
         terms = sum(jnp.sum(lax.stop_gradient(g) * p) for g, p in pairs)
-        surrogate = -jnp.sum(v * lost.kept(z, x)) - terms / x.shape[0]
+        surrogate = -jnp.sum(v * z) - terms / x.shape[0]
         # The difference is 0, so that the value keeps its digits when the surrogate is large.
-        mean = jnp.mean(log_p, where=~lost.where)
+        mean = jnp.mean(log_p, where=~lost)
         return -mean + (surrogate - lax.stop_gradient(surrogate))
 
 

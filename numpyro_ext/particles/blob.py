@@ -24,10 +24,7 @@ class Blob(ParticleField):
     so that small steps go downhill. One particle climbs to the mode.
 
     **Bias.** As for :class:`GFSD`: the particles are too close together. Use it for d up to about
-    5, and :class:`RegularizedSVGD` otherwise.
-
-    **Conventions.** The field has no factor 1/m, so its steps are 10 to 100 times smaller than
-    those of :class:`SVGD`. The RBF is :math:`\exp(-|r|^2 / (2 l^2))`.
+    5, and :class:`RegularizedSVGD` otherwise. Steps are as for :class:`GFSD`.
 
     Cost of a step: m gradients of the model and O(m^2 d).
 

@@ -1,6 +1,5 @@
 """Hamiltonian dynamics whose noise is replaced by a velocity field."""
 
-import copy
 from typing import Any
 
 from jax import Array, random
@@ -10,7 +9,6 @@ from jax.typing import ArrayLike
 from numpyro_ext._checks import check_choice, check_nonnegative, check_positive, summary
 from numpyro_ext._typing import Float
 from numpyro_ext.particles.base import ParticleField
-from numpyro_ext.scores import as_kernel
 
 
 class PSGHMC:
@@ -36,15 +34,10 @@ class PSGHMC:
     and the step size. Fields that smooth the gradient as well (``SVGD`` and those made of it) are
     refused, because the identities behind the dynamics do not hold for them.
 
-    **Conventions.** The mass S, the friction C and the step size are scalars; published for topic
-    models are "fgh", ``Blob(RBF("he"))``, a step of 1e-3, 1 / S = 300 and C = 0.1.
-
     :param float step_size: :math:`\epsilon`, positive.
     :param str flow: ``"det"`` or ``"fgh"``.
     :param float friction: C, not negative.
     :param float mass: S, positive.
-    :param kernel: the kernel of the field on the momenta; None means the field's, whose rule
-        then gives a bandwidth of its own for the momenta.
 
     **Reference:** Liu, Zhuo and Zhu, *Understanding MCMC dynamics as flows on the Wasserstein
     space* (ICML 2019), eq. 13 and 14.
@@ -63,7 +56,6 @@ class PSGHMC:
         flow: str = "det",
         friction: float = 0.1,
         mass: float = 1.0,
-        kernel: Any = None,
     ) -> None:
         check_positive("step_size", step_size)
         check_choice("flow", flow, ("det", "fgh"))
@@ -73,7 +65,6 @@ class PSGHMC:
         self.flow = flow
         self.friction = friction
         self.mass = mass
-        self.kernel = None if kernel is None else as_kernel(kernel)
 
     def __repr__(self) -> str:
         return summary(self)
@@ -94,20 +85,10 @@ class PSGHMC:
     def step(
         self, x: ArrayLike, r: ArrayLike, grad_log_p: ArrayLike, field: ParticleField
     ) -> tuple[Float[Array, "m d"], Float[Array, "m d"]]:
-        """One step of particles and momenta.
-
-        :param x: ``(m, d)`` particles.
-        :param r: ``(m, d)`` momenta.
-        :param grad_log_p: ``(m, d)`` gradients of the log density at the particles.
-        :param field: ``Blob()``, ``GFSD()`` or ``GFSF()``.
-        """
+        """One step of the particles x and momenta r, ``(m, d)`` each."""
         self.check_field(field)
         x, r, g = jnp.asarray(x), jnp.asarray(r), jnp.asarray(grad_log_p)
-        of_momenta = field
-        if self.kernel is not None:
-            of_momenta = copy.copy(field)
-            of_momenta.kernel = self.kernel
-        v_r = of_momenta.velocity(r, -r / self.mass)
+        v_r = field.velocity(r, -r / self.mass)
         if self.flow == "det":
             dx, dr = r / self.mass, g + self.friction * v_r
         else:

@@ -4,38 +4,39 @@ from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, cast
-import warnings
 
 import jax
 from jax import Array, lax, random
 from jax.core import Tracer
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
-import numpy as np
 from numpyro.handlers import substitute
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 import optax
 
-from numpyro_ext._checks import InferenceWarning, check_count
+from numpyro_ext._checks import check_count
 from numpyro_ext._model.modes import SEARCH, InitFrom
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import ModelInfo, coordinate_name
 from numpyro_ext._model.start import draw_params, draw_start
-from numpyro_ext._typing import Float, Model, Params, Sites
+from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.particles._start import (
     BeginsAtModes,
     check_distinct,
     draw_at_modes,
     warn_of_few_particles,
 )
-from numpyro_ext.particles.base import Lost, ParticleField, read_for_particles
+from numpyro_ext.particles.base import (
+    ParticleField,
+    find_lost,
+    read_for_particles,
+    report_lost,
+)
 from numpyro_ext.particles.blob import Blob
 from numpyro_ext.particles.dynamics import PSGHMC
 from numpyro_ext.particles.regularized_svgd import RegularizedSVGD
 from numpyro_ext.particles.step import ParticleStepState, particle_step, start_sds
-from numpyro_ext.scores.implied_sd import IMPLIED_RATIO, IMPLIED_SHIFT, implied_sd_ratio
 
 ParVIState = namedtuple(
     "ParVIState",
@@ -46,10 +47,7 @@ ParVIState = namedtuple(
         "optim_state",
         "potential_energy",
         "z_grad",
-        "mean_grad",
-        "minibatch_noise",
         "bandwidth",
-        "implied_sd_ratio",
         "diverging",
         "rng_key",
     ],
@@ -59,29 +57,17 @@ A :func:`~collections.namedtuple` with these entries, m being the number of part
 
  - **i** - number of steps so far, warmup included.
  - **z** - the particles: unconstrained values of the latent sites, with a leading axis of length m.
- - **modes** - ``(m, K)``, 1 for the one of K modes at which each particle began; None where
-   they began at NumPyro's start.
+ - **modes** - ``(m, K)``, 1 for the one of K modes at which each particle began, or None.
  - **optim_state** - state of the optimiser.
  - **potential_energy** - ``(m,)`` potential energies at ``z``, on the minibatch of the last step.
- - **z_grad** - ``(m, d)`` gradients of the log density at ``z``, on the same minibatch, in the
-   order in which the model samples its sites.
- - **mean_grad** - ``z_grad`` in the mean over the last 50 steps or so, with exponentially falling
-   weights; None without minibatches.
- - **minibatch_noise** - root mean square, over the last 10 steps or so, of how far the mean
-   gradient of a minibatch is from ``mean_grad``, in units of the particles' spread; None without
-   minibatches.
+ - **z_grad** - ``(m, d)`` gradients of the log density there, in the order in which the model
+   samples its sites.
  - **bandwidth** - ``(m,)``, the bandwidth of the last step for each particle, in units of the
    particles' spread if the field is preconditioned; NaN for a kernel without one.
- - **implied_sd_ratio** - ``(m, d)``, for each particle the standard deviation of each coordinate
-   over the one that the gradients imply, as :func:`~numpyro_ext.scores.implied_sd_ratio` has it;
-   NaN during warmup and for m <= d. Near 1 where the particles have converged.
  - **diverging** - ``(m,)``, true for a particle at which the log density or its gradient is not
    finite, or that the last step left in place because something was not.
  - **rng_key** - random number generator seed of the next steps.
 """
-
-# Weight of a new gradient in the mean over steps, and the most noise of it in units of the spread.
-_NEW, _NOISE = 0.02, 0.2
 
 
 class ParVI(BeginsAtModes, MCMCKernel):
@@ -91,32 +77,22 @@ class ParVI(BeginsAtModes, MCMCKernel):
     in the order in which the model samples its sites) along the field,
 
     .. math::
-        x \leftarrow x + \text{optimiser}\left( V(x, \gamma_i \nabla \log p(x) / T) \right),
+        x \leftarrow x + \text{optimiser}\left( V(x, \nabla \log p(x) / T) \right),
 
-    with the temperature T and the annealing :math:`\gamma` of the field, and i the number of the
-    step. A plate with ``subsample_size`` gives one minibatch per step, the same for all particles;
-    latent sites inside it are refused.
-
-    The particles begin at the modes of the posterior, as in :class:`AutoParticles`.
+    with the temperature T of the field. A plate with ``subsample_size`` gives one minibatch per
+    step, the same for all particles. The particles begin at the modes of the posterior, as in
+    :class:`AutoParticles`.
 
     It runs under ``MCMC(..., chain_method="vectorized", num_chains=m)``. Warmup steps are ordinary
     steps, so put the iterations into ``num_warmup`` (500 to start with) and take ``num_samples=1``:
     ``get_samples()`` are the m particles, and :func:`print_particles` prints their summary. With
     the default step the particles are at rest after the warmup.
 
-    **Has it converged?** Where there are more particles than dimensions, the gradients at the
-    particles imply a standard deviation for each coordinate. At the end of the warmup an
-    ``InferenceWarning`` names the coordinate whose standard deviation is farthest from the implied
-    one, if their ratio is outside [0.85, 1.2] or if the mean gradient is not near 0, or is not
-    known because of the noise of the minibatches, which all particles share;
-    ``extra_fields=("implied_sd_ratio",)`` has all ratios. The ratio does not detect a single
-    particle far out in a tail or a funnel that is not filled, which ``diagnose(mcmc)`` does, nor
-    modes that no particle has found or wrong weights of separated modes.
-
     **Bias.** It is the field's. The draws of one chain are the path of an optimisation, not a
-    Markov chain: R-hat and effective sample size mean nothing here. A particle at which the log
-    density is NaN or its gradient not finite stays where it is, with a warning, and the others move
-    without it; a step that is not finite itself moves none. ``diverging`` shows both.
+    Markov chain: R-hat and effective sample size mean nothing here, and ``diagnose`` says whether
+    the particles have converged. A particle at which the log density is NaN or its gradient not
+    finite stays where it is, with a warning, and the others move without it; a step that is not
+    finite itself moves none. ``diverging`` shows both.
 
     :param model: a NumPyro model with continuous latents. For a potential energy write one that
         samples from ``dist.ImproperUniform`` and adds ``numpyro.factor("U", -potential_fn(z))``.
@@ -124,14 +100,12 @@ class ParVI(BeginsAtModes, MCMCKernel):
         with a :class:`PSGHMC`.
     :param optim: an optax transformation, of parameters of shape ``(m, d)``, or a :class:`PSGHMC`,
         whose momenta are kept in ``optim_state``; defaults to :func:`particle_step` over all warmup
-        steps. Pickling drops a transformation; ``functools.partial(optax.adam, 0.1)`` is kept.
-    :param init_from: as for :class:`AutoParticles`. There is no search either where
-        ``init_strategy`` is given or the differentiation is in forward mode.
+        steps. Only functions such as ``functools.partial(optax.adam, 0.1)`` can be pickled.
+    :param init_from: as for :class:`AutoParticles`. There is no search where ``init_strategy`` is
+        given.
     :param init_strategy: one of NumPyro's strategies for another start, used with a key for each
         particle.
     :param int steps_per_sample: steps in one iteration of ``MCMC``.
-    :param bool forward_mode_differentiation: True to differentiate in forward mode, which models
-        with ``while_loop`` need; it costs d times as much.
     :param sharding: a ``NamedSharding`` of one axis, over whose devices the particles and their
         gradients are spread, such as ``NamedSharding(mesh, PartitionSpec("particles"))``; m must be
         a multiple of their number.
@@ -160,7 +134,6 @@ class ParVI(BeginsAtModes, MCMCKernel):
         init_from: InitFrom = SEARCH,
         init_strategy: Callable[..., Any] | None = None,
         steps_per_sample: int = 1,
-        forward_mode_differentiation: bool = False,
         sharding: NamedSharding | None = None,
     ) -> None:
         if field is None:
@@ -170,17 +143,13 @@ class ParVI(BeginsAtModes, MCMCKernel):
         self.model = model
         self.field = field
         self.optim = optim
-        # In forward mode there is no curvature, which a search needs.
-        own = forward_mode_differentiation or init_strategy is not None
-        self.choose_start(init_from, own=own)
+        self.choose_start(init_from, own=init_strategy is not None)
         self.init_strategy = init_strategy or init_to_uniform
         self.steps_per_sample = check_count("steps_per_sample", steps_per_sample)
-        self.forward_mode_differentiation = forward_mode_differentiation
         self.sharding = sharding
         self.params: Params = {}
         self._key_params: Array | None = None
         self.num_steps = 0
-        self.lost_optim = False
 
     @property
     def sample_field(self) -> str:
@@ -216,10 +185,10 @@ class ParVI(BeginsAtModes, MCMCKernel):
                 "the particles of ParVI are chains that move together; use"
                 ' MCMC(..., chain_method="vectorized", num_chains=m) with m >= 2.'
             )
-        if self.optim is None and not self.lost_optim and num_warmup == 0:
+        if self.optim is None and num_warmup == 0:
             raise ValueError(
-                "num_warmup is 0, from which the default step takes its length; put the steps into"
-                " num_warmup and take num_samples=1, or give optim."
+                "num_warmup is 0, but the default step has the length of the warmup; put the steps"
+                " into num_warmup and take num_samples=1, or give optim."
             )
         self.num_steps = num_warmup * self.steps_per_sample
         num_particles, args, kwargs = rng_key.shape[0], model_args, model_kwargs or {}
@@ -239,10 +208,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
             optim_state=self._init_optim(key_optim, x, at_modes=modes is not None),
             potential_energy=energy,
             z_grad=-grad,
-            mean_grad=-grad if potential.takes_minibatches else None,
-            minibatch_noise=jnp.zeros((), x.dtype) if potential.takes_minibatches else None,
             bandwidth=jnp.tile(self.field.bandwidth(x, modes), num_particles),
-            implied_sd_ratio=jnp.full(x.shape, jnp.nan, x.dtype),
             diverging=jnp.zeros(num_particles, bool),
             rng_key=rng_key,
         )
@@ -258,8 +224,8 @@ class ParVI(BeginsAtModes, MCMCKernel):
     def _moved(self, state: ParVIState, potential: Potential) -> ParVIState:
         rng_key, key_minibatch = random.split(state.rng_key)
         x = jax.vmap(potential.info.ravel)(state.z)
-        lost = Lost.among(state.potential_energy, state.z_grad)
-        new_x, optim_state, bandwidth = self._advance(x, state, lost)
+        lost, seen = find_lost(state.potential_energy, state.z_grad)
+        new_x, optim_state, bandwidth = self._advance(x, state, lost, seen)
         fine = jnp.all(jnp.isfinite(new_x))
         x, optim_state, bandwidth = jax.tree.map(
             lambda new, old: jnp.where(fine, new, old),
@@ -268,33 +234,16 @@ class ParVI(BeginsAtModes, MCMCKernel):
         )
         x = self._spread(x)
         energy, grad, _ = _evaluate(potential, key_minibatch, x)
-        g, mean, noise, error = -grad, -grad, None, None
-        seen = Lost.among(energy, g).reported()
-        if potential.takes_minibatches:
-            weight = jnp.maximum(_NEW, 1.0 / (state.i + 2)).astype(g.dtype)
-            change = jnp.where(jnp.isfinite(g), g - state.mean_grad, 0.0)
-            mean = state.mean_grad + weight * change
-            off = (x - jnp.mean(x, 0)) @ jnp.mean(change, 0)
-            # Of fewer steps, because it is in units of a spread that changes.
-            new = jnp.maximum(5 * _NEW, 1.0 / (state.i + 2)).astype(g.dtype)
-            square = (1 - new) * state.minibatch_noise**2 + new * jnp.mean(off**2) / x.shape[1]
-            noise = jnp.sqrt(square)
-            # A mean with falling weights keeps this share of the noise of each minibatch.
-            error = self.field.tempered((weight / (2 - weight)) ** 0.5 * noise, state.i)
-        x_seen, aim = seen.replaced((x, self.field.tempered(mean, state.i)))
-        ratio = _implied_ratios(x_seen, aim, state.i + 1, self.num_steps, potential.info, error)
+        now_lost = report_lost(find_lost(energy, grad)[0])
         return ParVIState(
             i=state.i + 1,
             z=jax.vmap(potential.info.unravel)(x),
             modes=state.modes,
             optim_state=optim_state,
             potential_energy=energy,
-            z_grad=g,
-            mean_grad=mean if potential.takes_minibatches else None,
-            minibatch_noise=noise,
+            z_grad=-grad,
             bandwidth=jnp.broadcast_to(bandwidth, energy.shape),
-            implied_sd_ratio=jnp.broadcast_to(ratio, x.shape),
-            diverging=lost.where | seen.where | ~fine,
+            diverging=lost | now_lost | ~fine,
             rng_key=rng_key,
         )
 
@@ -312,21 +261,25 @@ class ParVI(BeginsAtModes, MCMCKernel):
             return state._replace(start_sds=start_sds(x))
         return state
 
-    def _advance(self, x: Array, state: ParVIState, lost: Lost) -> tuple[Array, Any, Array]:
+    def _advance(
+        self, x: Array, state: ParVIState, lost: Array, seen: Array
+    ) -> tuple[Array, Any, Array]:
         """Particles, state of the optimiser and bandwidth after one step, finite or not."""
-        seen, g, modes = lost.replaced((x, state.z_grad, state.modes))
+        modes = None if state.modes is None else state.modes[seen]
+        seen_x, g = x[seen], self.field.tempered(state.z_grad[seen])
+        stays = lost[:, None]
         if isinstance(self.optim, PSGHMC):
-            g, r = self.field.tempered(g, state.i), state.optim_state
-            new = self.optim.step(seen, lost.replaced(r), g, self.field)
-            return *lost.kept(new, (x, r)), state.bandwidth[0]
+            r = state.optim_state
+            new_x, new_r = self.optim.step(seen_x, r[seen], g, self.field)
+            return jnp.where(stays, x, new_x), jnp.where(stays, r, new_r), state.bandwidth[0]
         v, bandwidth = self.field.velocity_and_bandwidth(
-            seen, self.field.tempered(g, state.i), bandwidth=state.bandwidth[0], groups=modes
+            seen_x, g, bandwidth=state.bandwidth[0], groups=modes
         )
-        v = lost.kept(v, jnp.zeros_like(v))
-        updates, optim_state = self._transformation().update(-v, state.optim_state, seen)
+        v = jnp.where(stays, 0, v)
+        updates, optim_state = self._transformation().update(-v, state.optim_state, seen_x)
         # An optimiser may clip what is not finite.
-        new_x = jnp.where(jnp.all(jnp.isfinite(v)), seen + cast(Array, updates), jnp.nan)
-        return lost.kept(new_x, x), optim_state, bandwidth
+        new_x = jnp.where(jnp.all(jnp.isfinite(v)), seen_x + cast(Array, updates), jnp.nan)
+        return jnp.where(stays, x, new_x), optim_state, bandwidth
 
     def _start(
         self, rng_key: Array, num_particles: int, init_params: Any, args: tuple, kwargs: dict
@@ -348,32 +301,19 @@ class ParVI(BeginsAtModes, MCMCKernel):
         if modes is not None:
             x, groups = draw_at_modes(rng_key, modes, num_particles, potential)
             return jax.vmap(info.unravel)(x), groups
-        how |= {"forward_mode": self.forward_mode_differentiation, "validate_grad": True}
-        return draw_start(keys, *rest, **how)[0], None
+        return draw_start(keys, *rest, **how, validate_grad=True)[0], None
 
     def _potential(self, args: tuple, kwargs: dict[str, Any]) -> Potential:
         info = read_for_particles(substitute(self.model, data=self.params), args, kwargs)
-        forward_mode = self.forward_mode_differentiation
-        return Potential(self.model, info, self.params, args, kwargs, forward_mode=forward_mode)
+        return Potential(self.model, info, self.params, args, kwargs)
 
     def _by_proxy(self, args: tuple, kwargs: dict[str, Any]) -> Potential:
         return self.field.with_proxy(self._potential(args, kwargs), self.model, args, kwargs)
 
     def _transformation(self) -> optax.GradientTransformation:
-        if self.lost_optim:
-            raise ValueError(
-                "this ParVI was unpickled without its optim; build it again, or build it with"
-                " optim=functools.partial(optax.adagrad, 0.1), which pickle can store."
-            )
         if self.optim is None:
             return particle_step(max(self.num_steps, 1))
         return cast(Any, self.optim() if callable(self.optim) else self.optim)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        if isinstance(self.optim, optax.GradientTransformation):
-            state |= {"optim": None, "lost_optim": True}
-        return state
 
 
 def _evaluate(
@@ -383,63 +323,3 @@ def _evaluate(
     idx = potential.draw_rows(rng_key)
     potential = potential.with_rows(idx)
     return *jax.vmap(lambda x: potential.value_and_grad_flat(x, idx))(x), idx
-
-
-def _implied_ratios(
-    x: Float[Array, "m d"],
-    grad: Float[Array, "m d"],
-    i: Array,
-    num_steps: int,
-    info: ModelInfo,
-    error: Array | None,
-) -> Float[Array, " d"]:
-    """Standard deviations over those that the gradients imply; NaN before ``num_steps``.
-
-    In that very step an ``InferenceWarning`` says where they are not near 1.
-
-    :param error: by how much the shift is off because of the minibatches; None without them.
-    """
-    m, d = x.shape
-    unknown = jnp.full(d, jnp.nan, x.dtype)
-    if m <= d:
-        return unknown
-
-    def compare() -> Array:
-        ratio, shift = implied_sd_ratio(x, grad)
-
-        def warn() -> None:
-            noise = jnp.zeros_like(shift) if error is None else error
-            jax.debug.callback(partial(_warn_unless_converged, info, m), ratio, shift, noise)
-
-        if num_steps:
-            lax.cond(i == num_steps, warn, lambda: None)
-        return ratio
-
-    return lax.cond(i >= num_steps, compare, lambda: unknown)
-
-
-def _warn_unless_converged(info: ModelInfo, m: int, ratio: Any, shift: Any, error: Any) -> None:
-    ratio, shift, error = np.asarray(ratio, float), float(shift), float(error)
-    off = np.where(np.isfinite(ratio), np.abs(np.log(np.maximum(ratio, 1e-30))), np.inf)
-    worst = int(np.argmax(off))
-    # The mean of m independent draws has this error.
-    limit = max(IMPLIED_SHIFT, m**-0.5)
-    if error > _NOISE:
-        precision = f"known to {error:.2g}"
-        remedy = (
-            "all particles share the noise of the minibatches, which their mean follows, so take a"
-            " larger batch, or more steps"
-        )
-    elif IMPLIED_RATIO[0] <= ratio[worst] <= IMPLIED_RATIO[1] and shift <= limit + 3 * error:
-        return
-    else:
-        precision = f"expected at most {limit:.2g}"
-        remedy = "increase num_warmup or the number of particles"
-    warnings.warn(
-        "the particles have not converged, or their field is biased: the standard deviation of"
-        f" {coordinate_name(info.slices, worst)} is {ratio[worst]:.2f} of the one that the"
-        f" gradients imply (expected {IMPLIED_RATIO[0]} to {IMPLIED_RATIO[1]}), and the mean"
-        f" gradient is {shift:.2g} in units of the spread ({precision}); {remedy}.",
-        InferenceWarning,
-        stacklevel=2,
-    )

@@ -6,7 +6,6 @@ from typing import Any
 from jax import Array
 
 from numpyro_ext._checks import check_positive
-from numpyro_ext.particles._ridge import DIRECT_UP_TO, ridge_solve
 from numpyro_ext.particles.base import ParticleField
 from numpyro_ext.scores import SteinScore
 
@@ -27,11 +26,10 @@ class GFSF(ParticleField):
     :math:`\eta`: it can be too small or too large. :class:`RegularizedSVGD`, which divides both by
     the same matrix, does not have this bias and is as fast.
 
-    **Conventions.** The field has no factor 1/m, so its steps are 10 to 100 times smaller than
-    those of :class:`SVGD`. The RBF is :math:`\exp(-|r|^2 / (2 l^2))`; the paper's h is :math:`l^2`.
-    The ridge is a multiple of k(0), and enters the linear system only.
+    **Conventions.** Steps and the paper's h are as for :class:`GFSD`. The ridge is a multiple of
+    k(0), and enters the linear system only.
 
-    Cost of a step and large m: as for :class:`RegularizedSVGD`.
+    Cost of a step: as for :class:`RegularizedSVGD`.
 
     :param kernel: a positive definite kernel; defaults to ``RBF("median_distance")``.
     :param float eta: :math:`\eta`, positive.
@@ -55,7 +53,4 @@ class GFSF(ParticleField):
         check_positive("eta", self.eta)
 
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
-        if len(x) <= DIRECT_UP_TO:
-            return grad_log_p - SteinScore(self.eta, kernel)(x)
-        b = self.by_rows(lambda rows: kernel.repulsion(rows, x), x)
-        return grad_log_p + ridge_solve(kernel, x, None, self.eta, b)
+        return grad_log_p - SteinScore(self.eta, kernel)(x)

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpyro
 from numpyro import handlers
 from numpyro.infer.initialization import init_to_uniform
-from numpyro.primitives import mutable
 
-from numpyro_ext._checks import check_count, check_nonnegative
+from numpyro_ext._checks import check_count
 from numpyro_ext._model.arguments import is_same, is_traced
 from numpyro_ext._model.enumeration import without_summed
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
@@ -55,22 +54,20 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
 
     **Start.** At ``svi.init`` the guide searches for the modes of the posterior, by
     :func:`~numpyro_ext.optim.find_modes`, and the particles begin at draws of the normals there.
-    Each mode has its share of them by Laplace's formula at temperature 1; one that no search has
-    found has none. A field that is preconditioned keeps the shares: it moves the particles of each
-    mode by themselves, in units of their own spread. Which particle began at which of K modes is a
-    second parameter, ``{prefix}_modes``, ones and zeros ``(m, K)`` without a gradient; with fewer
-    than 2 d K particles all are one group. Particles of a mode with at most d of them rest where
-    they began.
+    Each mode has its share of them by Laplace's formula; one that no search has found has none. A
+    field that is preconditioned keeps the shares: it moves the particles of each mode by
+    themselves, in units of their own spread. Which particle began at which of K modes is a second
+    parameter, ``{prefix}_modes``, ones and zeros ``(m, K)`` without a gradient; with fewer than
+    2 d K particles all are one group. Particles of a mode with at most d of them rest.
 
-    The particles begin at draws of ``init_loc_fn`` instead, plus ``init_scale`` times standard
-    normal noise, if one of these two is given or ``init_from`` is None; for models of more than 512
-    latent dimensions and models with networks; and, with a warning, where the arguments are traced
-    or the search fails.
+    The particles begin at draws of ``init_loc_fn`` instead if it is given or ``init_from`` is None;
+    for models of more than 512 latent dimensions and models with networks; and, with a warning,
+    where the arguments are traced or the search fails.
 
-    The latent sites of the model must be continuous and outside every subsampled plate; observed
-    sites may be subsampled. With funsor installed discrete sites of few values are summed out. For
-    d > m / 2 the spread is smaller than the posterior's, of which a warning is given. A
-    single particle climbs to a mode. ``diagnose`` says whether the particles have converged.
+    The latent sites of the model must be continuous and outside every subsampled plate. With funsor
+    installed discrete sites of few values are summed out. For d > m / 2 the spread is smaller than
+    the posterior's, of which a warning is given. ``diagnose`` says whether the particles have
+    converged.
 
     :param model: a NumPyro model.
     :param int num_particles: m.
@@ -79,11 +76,6 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
         ``AutoNormal`` or another normal guide of the same model, or a ``taylor_proxy`` of it at its
         mode, in place of the search; or None.
     :param init_loc_fn: one of NumPyro's initialization strategies, ``init_to_uniform`` by default.
-        Strategies that give every particle the same point need ``init_scale``.
-    :param float init_scale: standard deviation of the noise added to such a start, in unconstrained
-        space, 0 by default.
-    :param bool count_steps: True to register the mutable site ``{prefix}_step``, which the loss
-        counts up; losses with ``annealing`` need it.
 
     >>> from numpyro_ext.particles import RegularizedSVGD, particle_step
     >>> def model():
@@ -105,14 +97,9 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
         prefix: str = "auto",
         init_from: InitFrom = SEARCH,
         init_loc_fn: Callable[..., Any] | None = None,
-        init_scale: float | None = None,
-        count_steps: bool = False,
     ) -> None:
-        self.choose_start(init_from, own=init_loc_fn is not None or init_scale is not None)
-        self.init_scale = 0.0 if init_scale is None else init_scale
-        check_nonnegative("init_scale", self.init_scale)
+        self.choose_start(init_from, own=init_loc_fn is not None)
         self.num_particles = check_count("num_particles", num_particles)
-        self.count_steps = count_steps
         self.seen: tuple[ModelInfo, Any] | None = None
         self.summed, self.left_out = False, frozenset[str]()
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn or init_to_uniform)
@@ -149,7 +136,7 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
                 return x, groups, info.unravel(x[0])
 
         def draw(rng_key: Array) -> tuple[Array, Sites, Any]:
-            _, key_init, key_noise = random.split(rng_key, 3)
+            _, key_init, _ = random.split(rng_key, 3)
             z, potential, params = draw_start(
                 random.split(key_init, m),
                 self.model,
@@ -161,8 +148,6 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
             )
             rows = {n: jnp.tile(jnp.arange(size), (m, 1)) for n, (_, size) in info.plates.items()}
             x = jax.vmap(info.ravel)(z)
-            if not (isinstance(self.init_scale, float) and self.init_scale == 0.0):
-                x = x + self.init_scale * random.normal(key_noise, x.shape, x.dtype)
             return x, {n: v[0] for n, v in z.items()}, (params, z, rows, potential)
 
         with handlers.block():
@@ -171,7 +156,7 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
         return x, None, first
 
     def info_on(self, model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo | None:
-        """What :meth:`prepare` has read, if it was in this model on these very arguments."""
+        """What :meth:`prepare` has read, if in this model on these very arguments."""
         if self.seen is None or model is not self.model:
             return None
         info, arguments = self.seen
@@ -207,15 +192,11 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
             groups = jnp.ones((self.num_particles, 0)) if self.at_modes else None
         x = jnp.asarray(numpyro.param(self.param_name, x))
         if x.shape != (self.num_particles, self.latent_dim):
-            raise ValueError(
-                f"{self.param_name} has shape {x.shape}; it must be ({self.num_particles},"
-                f" {self.latent_dim}): num_particles rows of the model's unconstrained latents."
-            )
-        check_distinct(x, "give init_scale > 0, or another init_loc_fn such as init_to_uniform.")
+            shape = self.num_particles, self.latent_dim
+            raise ValueError(f"{self.param_name} has shape {x.shape}; it must be {shape}.")
+        check_distinct(x, "give another init_loc_fn, such as init_to_uniform.")
         if groups is not None:
             numpyro.param(f"{self.prefix}_modes", groups)
-        if self.count_steps:
-            mutable(f"{self.prefix}_step", jnp.zeros((), int))
 
         def one_of(rng_key: Array, x: Array) -> Sites:
             return self.constrain(x[random.randint(rng_key, (), 0, self.num_particles)], {})
@@ -253,8 +234,7 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
     ) -> Sites:
         """Particles in random order, repeated: n draws hold each floor(n/m) or ceil(n/m) times.
 
-        :param args: the model's arguments, for deterministic sites that depend on them; without
-            any, the arguments of the first call are used.
+        :param args: the model's arguments, for deterministic sites; by default those of the start.
         """
         n = math.prod(sample_shape)
         index = random.permutation(rng_key, self.num_particles)[:n]

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jax import Array
+import jax.numpy as jnp
+from jax.scipy.linalg import cho_solve
 
 from numpyro_ext._checks import check_positive, if_given
-from numpyro_ext.particles._ridge import DIRECT_UP_TO, ridge_solve
 from numpyro_ext.particles.base import ParticleField
 from numpyro_ext.scores._points import matmul
 
@@ -24,31 +25,25 @@ class RegularizedSVGD(ParticleField):
     gradient flow :math:`g - \nabla \log q`, with the Stein estimate of the score of q. Every
     :math:`\eta` has the same points of rest, those with :math:`K g + b = 0`.
 
-    Start with this field. By default it is preconditioned by the covariance of the particles, so
-    that nothing depends on the units of the parameters, and
-    :func:`~numpyro_ext.particles.particle_step` has the step size that belongs to it.
+    Start with this field. By default it is preconditioned, so that nothing depends on the units of
+    the parameters, and :func:`particle_step` has the step size that belongs to it.
 
     **Bias.** Every field makes standard deviations too small for d > m / 2. If the posterior has
     separate modes, each keeps its share of the particles where these begin at the modes, as they do
-    by default; from another start, steps carry some of them from mode to mode. In a tail that falls
-    like an exponential a few particles may be too far out, and a funnel is not filled. The implied
-    sd ratio detects none of these three errors; ``diagnose`` does, because it moves each particle
-    by a short Markov chain.
+    by default. In a tail that falls like an exponential a few particles may be too far out, and a
+    funnel is not filled, as ``diagnose`` shows.
 
     **The ridge.** In the whitened coordinates K has an eigenvalue of about :math:`m / (2 d)` for
     each of the d linear functions, and of :math:`m / (8 d^2)` for each of the :math:`d^2 / 2`
-    quadratic ones. Where the latter are about as many as the particles, these satisfy all of them
-    with most particles too close together and a few too far out. So ``eta=None`` is
-    :math:`\max(1, 3 \min(d^2 / m, m / d))`, with which quadratic functions are followed slowly from
-    :math:`d^2 = m / 3` on. More particles are better than a smaller :math:`\eta`.
+    quadratic ones, which few particles satisfy with most of them too close together. So
+    ``eta=None`` is :math:`\max(1, 3 \min(d^2 / m, m / d))`, with which quadratic functions are
+    followed slowly from :math:`d^2 = m / 3` on.
 
     **Conventions.** The field has no factor 1/m, so its steps are as for the Wasserstein fields.
     The :math:`\nu` of He et al. is :math:`\eta / (m + \eta)`, and their field is
     :math:`1 / (1 - \nu)` times this one.
 
-    Cost of a step: m gradients of the model and O(m^3 + m^2 d). Above m = 4096 the
-    system is solved by preconditioned conjugate gradients, in memory of O(m d) and at O(m^2 d) for
-    each of at most 200 iterations, and a warning says where their relative residual is above 1e-3.
+    Cost of a step: m gradients of the model and O(m^3 + m^2 d).
 
     :param kernel: a positive definite kernel; defaults to ``RBF("median_distance")``.
     :param eta: :math:`\eta`, positive; or None for the rule above.
@@ -85,12 +80,13 @@ class RegularizedSVGD(ParticleField):
         return max(1.0, 3 * min(d**2 / m, m / d)) if self.eta is None else self.eta
 
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
-        def right_side(rows: Array) -> tuple[Array, Array]:
+        def right_side(rows: Array) -> Array:
             k, b = kernel.value_and_repulsion(rows, x)
-            return k, matmul(k, grad_log_p) + b
+            return matmul(k, grad_log_p) + b
 
-        if self.rows_at_a_time(len(x)) == len(x) <= DIRECT_UP_TO:
-            k, sums = right_side(x)
-        else:
-            k, sums = None, self.by_rows(lambda rows: right_side(rows)[1], x)
-        return ridge_solve(kernel, x, k, self.resolved_eta(*x.shape), sums)
+        k, sums = jnp.asarray(kernel(x, x)), self.by_rows(right_side, x)
+        # Rounding may make K indefinite, by m times the machine epsilon.
+        m, eta = len(x), jnp.asarray(self.resolved_eta(*x.shape), x.dtype)
+        ridge = (eta + m * jnp.finfo(x.dtype).eps) * jnp.mean(jnp.diagonal(k))
+        lower = jnp.linalg.cholesky(k + ridge * jnp.eye(m, dtype=x.dtype), symmetrize_input=False)
+        return cho_solve((lower, True), sums)

@@ -33,8 +33,8 @@ class SteinNewton(ParticleField):
     with one particle it is Newton's. The velocity is equivariant to affine maps where no eigenvalue
     is below ``damping``.
 
-    **Bias.** As for :class:`SVGD`, the spread is too small. Where the density is not log
-    concave a step of length 1 may be too long.
+    **Bias.** As for :class:`SVGD`. Where the density is not log concave a step of length 1 may be
+    too long.
 
     As a loss for ``SVI`` it computes the Hessian of each particle; :class:`ParVI` does not, and
     refuses it. Cost of a step: m Hessians of the model and O(m^2 d^2 + m d^3).

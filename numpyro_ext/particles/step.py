@@ -44,14 +44,11 @@ def particle_step(
 
     so no particle moves by more than :math:`\epsilon_k` in units of the particles' own spread, and
     all are at rest after n steps. Where the particles do not begin at modes, the spread there says
-    nothing of the posterior, and :math:`s_j = \infty`. Where they do, no coordinate moves by more
-    than :math:`\epsilon_k s_j`: a spread in units of itself may grow by the same factor at every
-    step, without end.
+    nothing of the posterior, and :math:`s_j = \infty`. Where they do, :math:`s_j` keeps the spread
+    from growing by a factor at every step.
 
     It is meant for preconditioned fields without a factor 1/m, above all ``RegularizedSVGD()``;
-    others may oscillate where the posterior is narrow, and :class:`SVGD` takes about 4 times as
-    many steps. A run that ends before step n leaves the particles moving, and later steps have
-    length 0.
+    others may oscillate where the posterior is narrow, and :class:`SVGD` takes more steps.
 
     :param int num_steps: n, the total number of steps that ``svi.run`` takes.
     :param float step_size: :math:`\epsilon_0`, without unit.

@@ -3,22 +3,21 @@
 import functools
 from types import SimpleNamespace
 
-import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, SVI
+from numpyro.infer import SVI
 import optax
 import pytest
 
-from numpyro_ext.diagnostics import InferenceWarning, diagnose
+from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.diagnostics._fit import fit_of
 from numpyro_ext.diagnostics.checks.gradients import minibatch_noise, rows_of_points
 from numpyro_ext.diagnostics.checks.modes import SHARES_OF_MODES
 from numpyro_ext.diagnostics.comparison import MEAN
-from numpyro_ext.particles import AutoParticles, ParVI, RegularizedSVGD
+from numpyro_ext.particles import AutoParticles, RegularizedSVGD
 from tests.diagnostics.drawn import rows_of
 
 N, BATCH, M = 400, 20, 100
@@ -70,25 +69,6 @@ def test_a_shift_within_the_error_of_as_many_independent_draws_is_fine():
     fine, wrong = (judged(shift)[0][MEAN] for shift in (0.15, 0.25))
     assert fine.ok and wrong.ok is False
     assert fine.error == pytest.approx(0.1, rel=0.05)
-
-
-@pytest.mark.nightly
-def test_an_ensemble_warns_of_the_noise_that_its_particles_share():
-    kernel = ParVI(model, init_from=None)
-    how = {"num_warmup": 300, "num_samples": 1, "num_chains": 20, "chain_method": "vectorized"}
-    mcmc = MCMC(kernel, progress_bar=False, **how)
-
-    def ran():
-        mcmc.run(random.key(0), X, 5)
-        jax.effects_barrier()
-
-    # The mean over 50 steps has a tenth of the noise of one.
-    with pytest.warns(InferenceWarning, match=r"\(known to [\d.]+\); .*larger batch"):
-        ran()
-    sd = float(mcmc.get_samples()["z"].std())
-    law = float(sd * N * np.std(X, ddof=1) * ((1 - 5 / N) / 5) ** 0.5)
-    # Twenty steps are worth as many minibatches, of which an sd has an error of 16 %.
-    assert float(mcmc.last_state.minibatch_noise) == pytest.approx(law, rel=0.8)
 
 
 NAMED = SimpleNamespace(info=SimpleNamespace(slices={"a": slice(0, 1), "b": slice(1, 2)}))

@@ -14,19 +14,13 @@ from numpyro_ext.mcmc import (
     SGHMC,
     SGLD,
     MinibatchGradient,
-    SGMCMCKernel,
-    Transition,
-    kernel_state,
 )
 from tests.mcmc.models import (
     gaussian_mean,
     gaussian_mean_data,
-    linear,
     linear_data,
     linear_full,
     run,
-    slope,
-    slope_data,
 )
 
 
@@ -90,33 +84,6 @@ def test_schedules_that_start_wrong():
         start(gaussian_mean, jnp.zeros(20), temperature=lambda i: i - 1.0)
 
 
-def with_nan(x, rows):
-    x = np.array(x)
-    x[rows] = np.nan
-    return jnp.asarray(x)
-
-
-@pytest.mark.parametrize(
-    ("model", "args", "message"),
-    [
-        (
-            lambda x: gaussian_mean(x[:, None]),
-            (jnp.zeros(100),),
-            r"have shape \(10, 1\), .* drop the axis of length 1",
-        ),
-        (
-            slope,
-            (with_nan(slope_data()[0], [57, 99]), slope_data()[1]),
-            r"the log density of the observed site 'y' is NaN in 2 of 200 rows, and the arguments",
-        ),
-    ],
-)
-def test_data_that_no_kernel_can_take(model, args, message):
-    """NaN in rows that no first minibatch holds among them; the sentences are those of losses."""
-    with pytest.raises(ValueError, match=message):
-        start(model, *args)
-
-
 def test_start_that_is_not_finite_names_the_site():
     x = gaussian_mean_data()
 
@@ -175,33 +142,6 @@ def test_potential_energy_is_that_of_the_draw():
         assert state.potential_energy == pytest.approx(float(exact), rel=1e-5)
 
 
-def test_gradient_may_be_taken_in_a_loop_of_the_step():
-    """Two gradient steps in a JAX loop are two in a row; nothing is changed by a call."""
-
-    class Twice(SGMCMCKernel):
-        state_class = kernel_state("Twice", __name__)
-
-        def __init__(self, loop):
-            super().__init__(gaussian_mean, 1e-3)
-            self.loop = loop
-
-        def step(self, rng_key, state, z, grad_fn, eps, T):
-            def move(_, z):
-                return z - eps * grad_fn(z).grad
-
-            z = jax.lax.fori_loop(0, 2, move, z) if self.loop else move(1, move(0, z))
-            return Transition(z, grad_fn(z), {})
-
-    args, found = (gaussian_mean_data(),), []
-    for loop in (False, True):
-        kernel = Twice(loop)
-        state = kernel.init(random.key(0), 0, None, args, {})
-        found.append(jax.jit(lambda s, k=kernel: k.sample(s, args, {}))(state).z["loc"])
-        first = state
-    assert found[0] == pytest.approx(float(found[1]), rel=1e-5)
-    assert found[0] != first.z["loc"]
-
-
 def test_model_without_minibatch_takes_the_full_gradient():
     kernel, x = SGLD(gaussian_mean, 1e-3), gaussian_mean_data()
     grads = [
@@ -213,17 +153,6 @@ def test_model_without_minibatch_takes_the_full_gradient():
     exact = 100.1 * 0.2 - float(jnp.sum(x))
     assert np.allclose([g["loc"] for _, g in grads[:2]], exact, rtol=1e-5)
     assert abs(float(grads[2][1]["loc"]) - exact) > 0.1
-
-
-def test_subsample_warnings_do_not_appear_and_plate_draws_are_not_made(monkeypatch):
-    """The plate's own draw would be O(N)."""
-    import numpyro.primitives
-
-    def forbidden(*args):
-        raise AssertionError("the plate drew its own indices")
-
-    monkeypatch.setattr(numpyro.primitives, "_subsample_fn", forbidden)
-    run(SGLD(linear, 1e-3), *linear_data(), warmup=1, draws=2)
 
 
 @pytest.mark.slow

@@ -43,15 +43,6 @@ def test_scalar_diagonal_and_matrix_agree(tol):
         np.testing.assert_allclose(correction, expected, rtol=tol(1e-6, 1e-13))
 
 
-def test_fields_of_a_wrong_shape():
-    with pytest.raises(
-        ValueError, match=r"diffusion returns shape \(3,\).*\(\) or \(2,\) or \(2, 2\)"
-    ):
-        recipe_correction(lambda x: jnp.ones(3), None, X)
-    with pytest.raises(ValueError, match=r"curl returns shape \(2,\).*must be \(2, 2\)"):
-        recipe_correction(dense, lambda x: x, X)
-
-
 def sites(a, b, n):
     """Gammas, and a Normal that the metric must leave alone."""
 

@@ -17,7 +17,6 @@ from numpyro_ext.mcmc import (
     SVRG,
     ControlVariate,
     MinibatchGradient,
-    Potential,
 )
 from tests.mcmc.models import (
     gaussian_mean,
@@ -83,7 +82,7 @@ def test_variance_is_that_of_the_formula(minibatch, factor):
 @pytest.mark.slow
 def test_full_gradient_in_chunks_is_exact(tol):
     """Seen through SVRG at its own center, where the minibatch cancels."""
-    kernel = SGLD(two_plates, 1e-3, gradient=SVRG(5, chunk_size=7))
+    kernel = SGLD(two_plates, 1e-3, gradient=SVRG(5))
     data = two_plates_data()
     z = {name: jnp.asarray(value, float) for name, value in Z.items()}
     potential, grad = jax.jit(kernel.estimate_gradient)(random.key(0), z, data)
@@ -133,23 +132,6 @@ def test_control_variate_without_noise_for_equal_curvature(tol):
     assert jnp.allclose(grads, exact, rtol=tol(1e-4, 1e-10))
 
 
-def test_an_estimator_may_ask_for_any_rows(tol):
-    """Prior and 100 / 3 times the likelihood of three rows of 100, in a plate of batches of 10."""
-    x, seen = gaussian_mean_data(), []
-
-    class ThreeRows(MinibatchGradient):
-        def estimate(self, rng_key, i, z, idx, potential, state):
-            seen.append((isinstance(potential, Potential), potential.info.size, potential.plates))
-            value, grad = potential.value_and_grad(z, {"data": jnp.array([3, 1, 99])})
-            return value, grad, state
-
-    kernel = SGLD(gaussian_mean, 1e-3, gradient=ThreeRows())
-    _, grad = kernel.estimate_gradient(random.key(0), {"loc": jnp.asarray(0.3, float)}, (x,))
-    exact = 0.3 / 10 + 100 / 3 * float(jnp.sum(0.3 - x[jnp.array([3, 1, 99])]))
-    assert jnp.isclose(grad["loc"], exact, rtol=tol(1e-5, 1e-12))
-    assert seen == [(True, 1, {"data": (100, 10)})]
-
-
 # Draws 20 transitions apart are independent up to 0.9^20 = 0.12, so that the variance of 20 000 of
 # them has a standard error of 1.02 %.
 @pytest.mark.slow
@@ -164,7 +146,7 @@ def test_gaussian_mean_law():
 @pytest.mark.nightly
 def test_svrg_moves_its_center_at_the_right_transitions():
     data = linear_data()
-    kernel = SGLD(linear, 1e-3, gradient=SVRG(3, chunk_size=15))
+    kernel = SGLD(linear, 1e-3, gradient=SVRG(3))
     state = kernel.init(random.key(0), 0, None, data, {})
     step = jax.jit(lambda state: kernel.sample(state, data, {}))
     before = state
@@ -176,46 +158,16 @@ def test_svrg_moves_its_center_at_the_right_transitions():
     assert jnp.allclose(state.gradient.grad["w"], exact["w"], rtol=1e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("gradient", "options"),
-    [
-        (ControlVariate({"loc": 1.0}), {"jit_model_args": True}),
-        (SVRG(1000), {"num_chains": 2}),
-    ],
-    ids=["control variate", "SVRG, chains"],
-)
-def test_resumed_on_other_data_has_their_full_gradient(gradient, options):
+@pytest.mark.parametrize("gradient", [ControlVariate({"loc": 1.0}), SVRG(1000)])
+def test_other_data_for_a_chain_with_an_anchor_are_refused(gradient):
     x = gaussian_mean_data()
     kernel = SGLD(gaussian_mean, 1e-3, gradient=gradient)
-    mcmc = MCMC(
-        kernel,
-        num_warmup=0,
-        num_samples=3,
-        progress_bar=False,
-        chain_method="vectorized",
-        **options,
-    )
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=3, progress_bar=False, jit_model_args=True)
     mcmc.run(random.key(0), x)
-    first = mcmc.last_state.gradient
     mcmc.post_warmup_state = mcmc.last_state
-    mcmc.run(mcmc.post_warmup_state.rng_key, x + 5)
-    anchor = mcmc.last_state.gradient
-    assert np.array_equal(anchor.z["loc"], first.z["loc"])
-    exact = 100.1 * anchor.z["loc"] - jnp.sum(x + 5)
-    assert jnp.allclose(anchor.grad["loc"], exact, rtol=1e-4)
-    # Which is 500 less than that of the first data.
-    assert jnp.allclose(anchor.grad["loc"], first.grad["loc"] - 500, rtol=1e-3)
-
-
-@pytest.mark.slow
-def test_chains_in_vectors_refresh_by_a_branch():
-    """With a predicate per chain, vmap would turn the branch into two computations and a select."""
-    data = linear_data()
-    kernel = SGLD(linear, 1e-3, gradient=SVRG(3))
-    state = kernel.init(random.split(random.key(0), 2), 0, None, data, {})
-    text = str(jax.make_jaxpr(lambda state: kernel.sample(state, data, {}))(state))
-    assert "cond[" in text
+    mcmc.run(random.key(1), x + 0.0)
+    with pytest.raises(ValueError, match="goes on with other data, of which its state has no sums"):
+        mcmc.run(random.key(2), x + 5.0)
 
 
 def test_a_refreshed_state_has_the_gradient_of_other_data():

@@ -71,14 +71,3 @@ def test_exploration_shrinks_exactly_and_is_marked(tol):
         assert bool(new.sampling) == (i % 4 >= 2)
         assert float(new.step_size) == pytest.approx(eps, rel=tol(1e-5, 1e-10))
         state = new
-
-
-def test_temperature_may_be_a_function():
-    kernel = SGLD(gaussian, 0.1, temperature=lambda i: jnp.where(i < 2, 0.0, 1.0))
-    args = (3.0, jnp.array([1.0, 2.5]))
-    state = kernel.init(random.key(0), 0, None, args, {})
-    for i in range(3):
-        new = kernel.sample(state, args, {})
-        shrunk = (state.z["z"] - 3) * (1 - 0.1 * args[1]) + 3
-        assert bool(jnp.allclose(new.z["z"], shrunk, rtol=1e-5)) == (i < 2)
-        state = new

@@ -92,15 +92,6 @@ def test_a_field_is_a_loss_that_pickles_and_checks_its_options():
             SVGD(**options)
 
 
-def test_sharded_particles_move_as_on_one_device():
-    velocity = RegularizedSVGD().velocity
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("particles",))
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("particles"))
-    x, g = jax.device_put((X[:22], G[:22]), rows)
-    v = jax.jit(velocity, out_shardings=rows)(x, g)
-    np.testing.assert_allclose(v, jax.jit(velocity)(X[:22], G[:22]), atol=1e-4)
-
-
 def test_bad_arrays_are_errors():
     for x, g in ((X, G[:, :2]), (X[0], G[0]), (X, G[:5])):
         with pytest.raises(ValueError, match="one row per particle"):
@@ -131,18 +122,6 @@ def test_finds_the_regression():
     assert result.losses[-50:].mean() < result.losses[:50].mean()
 
 
-class TestSVI:
-    """The base's own work, which does not depend on the field."""
-
-    def test_guide_and_result_pickle(self):
-        guide, _, result = fitted()
-        params = pickle.loads(pickle.dumps(result.params))
-        assert set(params) == {"auto_particles", "bias"}
-        again = pickle.loads(pickle.dumps(guide))
-        for name, value in guide.particles(result.params).items():
-            np.testing.assert_allclose(again.particles(params)[name], value, rtol=1e-6)
-
-
 @cache
 def ensemble(sharding=None):
     # A jitted subsample_size would be traced, so it is bound beforehand.
@@ -167,20 +146,7 @@ def ensemble(sharding=None):
     return mcmc
 
 
-@pytest.mark.filterwarnings("ignore:the particles have not converged")
 class TestMCMC:
-    @pytest.mark.slow
-    def test_samples_and_extra_fields_have_the_shapes_of_chains(self):
-        mcmc = ensemble()
-        samples = mcmc.get_samples(group_by_chain=True)
-        assert samples["w"].shape == (10, 4, 2) and samples["ratio"].shape == (10, 4)
-        np.testing.assert_allclose(
-            samples["ratio"], samples["w"][..., 1] / samples["noise"], rtol=1e-5
-        )
-        fields = mcmc.get_extra_fields(group_by_chain=True)
-        assert fields["potential_energy"].shape == fields["diverging"].shape == (10, 4)
-        assert not fields["diverging"].any()
-
     @pytest.mark.slow
     def test_other_settings_of_the_run_change_nothing_and_it_resumes(self):
         """Progress bar, jitted arguments, a pickled kernel, no thinning: the same particles."""

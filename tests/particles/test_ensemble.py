@@ -22,10 +22,8 @@ from numpyro_ext.particles import (
     Blob,
     ParVI,
     ParVIState,
-    RegularizedSVGD,
 )
 from numpyro_ext.particles._start import warn_of_few_particles
-from numpyro_ext.scores.implied_sd import implied_sd_ratio
 from tests.particles.fixture import DATA, STARTS, log_joint, model, potentials_of_subsets
 
 SITES = {"loc": STARTS[:, 0], "scale": STARTS[:, 1]}
@@ -48,7 +46,7 @@ def ensemble(kernel, *args, num_warmup=None, num_samples=1, num_chains=5, extra_
 @pytest.mark.slow
 @pytest.mark.x64
 def test_takes_the_steps_of_its_field_and_optimiser(tol):
-    field = SVGD(temperature=2.0, annealing=lambda i: (i + 1.0) / 4.0)
+    field = SVGD(temperature=2.0)
     optim = optax.adam(0.1)
     kernel = ParVI(model, field, optim, steps_per_sample=2, init_from=None)
     mcmc = ensemble(
@@ -61,8 +59,8 @@ def test_takes_the_steps_of_its_field_and_optimiser(tol):
     x = STARTS
     state = optim.init(x)
     score = jax.jit(jax.vmap(jax.grad(log_joint)))
-    for i in range(4):
-        v = SVGD().velocity(x, score(x) * (i + 1.0) / 4.0 / 2.0)
+    for _ in range(4):
+        v = SVGD().velocity(x, score(x) / 2.0)
         updates, state = optim.update(-v, state)
         x = x + updates
     atol = tol(1e-5, 1e-12)
@@ -80,11 +78,10 @@ def test_takes_the_steps_of_its_field_and_optimiser(tol):
 @pytest.mark.slow
 def test_minibatch_is_drawn_anew_at_every_step_and_shared_by_all_particles():
     kernel = ParVI(model, optim=optax.sgd(0.0), init_from=None)
-    fields = ("potential_energy", "z_grad", "mean_grad", "implied_sd_ratio")
+    fields = ("potential_energy",)
     mcmc = ensemble(kernel, DATA, 3, num_samples=12, init_params=SITES, extra_fields=fields)
     found = mcmc.get_extra_fields(group_by_chain=True)
     energies = np.asarray(found["potential_energy"]).T
-    x = STARTS
     possible = np.asarray(potentials_of_subsets())
     seen = set()
     for row in energies:
@@ -92,22 +89,10 @@ def test_minibatch_is_drawn_anew_at_every_step_and_shared_by_all_particles():
         assert distance.min() < 1e-4
         seen.add(int(distance.argmin()))
     assert len(seen) > 4
-    # The particles stand still, and the gradients are averaged, that of the start included.
-    g, mean = found["z_grad"], found["mean_grad"]
-    step = np.diff(mean, axis=1) * np.arange(3, 14)[None, :, None]
-    np.testing.assert_allclose(step, g[:, 1:] - mean[:, :-1], atol=1e-4)
-    expected, _ = implied_sd_ratio(x, mean[:, -1])
-    np.testing.assert_allclose(found["implied_sd_ratio"][:, -1], np.tile(expected, (5, 1)), 1e-3)
 
 
 def free(name, shape=()):
     return numpyro.sample(name, dist.ImproperUniform(constraints.real, (), shape))
-
-
-def test_particles_that_have_not_converged_are_a_warning_that_names_the_site():
-    kernel = ParVI(model, RegularizedSVGD(), init_from=None)
-    with pytest.warns(InferenceWarning, match="have not converged.*deviation of scale is"):
-        jax.block_until_ready(ensemble(kernel, num_warmup=1, init_params=SITES).last_state)
 
 
 def test_few_particles_are_a_warning():
@@ -132,28 +117,6 @@ def test_dynamics_keep_the_momenta_in_the_state():
     assert pickle.loads(pickle.dumps(kernel)).optim.friction == 0.5
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:[123] of 4 particles are where the log density is NaN")
-def test_a_particle_that_is_lost_stays_and_is_flagged_and_the_others_go_on():
-    def hole():
-        z = free("z")
-        numpyro.factor("U", z - 1e-6 * jnp.sqrt(2.5 - z))  # its gradient is NaN above 2.5
-
-    start = {"z": jnp.array([0.0, 1.0, 2.0, -9.0])}
-    kernel = ParVI(hole, SVGD(), optax.sgd(0.3), init_from=None)
-    mcmc = ensemble(kernel, num_chains=4, num_samples=20, init_params=start)
-    z = mcmc.get_samples(group_by_chain=True)["z"]
-    diverging = mcmc.get_extra_fields(group_by_chain=True)["diverging"]
-    assert jnp.isfinite(z).all()
-    first = jnp.argmax(diverging, axis=1)
-    assert 0 < first[2] < first[1] < first[0] < 19
-    assert not diverging[3].any() and jnp.all(jnp.diff(z[3]) != 0)
-    for of_one, flags, i in zip(z[:3], diverging[:3], first[:3], strict=True):
-        assert flags[i:].all() and not flags[:i].any()
-        assert of_one[i] > 2.5 and jnp.all(of_one[i:] == of_one[i])
-        assert jnp.all(jnp.diff(of_one[: i + 1]) != 0)
-
-
 def test_chains_one_by_one_are_an_error_that_names_vectorized():
     kernel = ParVI(model, init_from=None)
     mcmc = MCMC(kernel, num_warmup=1, num_samples=1, num_chains=2, chain_method="sequential")
@@ -170,9 +133,6 @@ def test_pickling_keeps_the_samples_and_an_optimiser_that_pickle_can_store():
     saved = pickle.loads(pickle.dumps(mcmc))
     np.testing.assert_array_equal(saved.get_samples()["scale"], mcmc.get_samples()["scale"])
     assert pickle.loads(pickle.dumps(ParVI(model, init_from=None))).optim is None
-    closure = pickle.loads(pickle.dumps(ParVI(model, optim=optax.sgd(0.1), init_from=None)))
-    with pytest.raises(ValueError, match=r"unpickled without its optim.*functools\.partial"):
-        ensemble(closure, init_params=SITES)
 
 
 def far():

@@ -12,12 +12,11 @@ from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, Predictive, Trace_ELBO
-from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal
+from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_feasible, init_to_sample, init_to_value
 import optax
 import pytest
 
-from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext.guides import IntractableDensityError
 from numpyro_ext.particles import SVGD, AutoParticles
 
@@ -63,18 +62,15 @@ def test_particles_are_constrained_in_order_with_deterministic_sites():
 
 
 @pytest.mark.slow
-def test_each_particle_starts_at_its_own_draw_plus_noise_in_unconstrained_space():
+def test_each_particle_starts_at_its_own_draw():
     n = 3000
-    guide, params = started(num_particles=n, init_loc_fn=init_to_sample, init_scale=0.4)
+    guide, params = started(num_particles=n, init_loc_fn=init_to_sample)
     sites, x = guide.particles(params), params["auto_particles"]
     assert len(np.unique(np.asarray(sites["low"]))) > n - 10
-    sd = (0.5**2 + 0.4**2) ** 0.5
-    assert abs(sites["low"].mean() + 1.0) < 4 * sd / n**0.5
-    assert abs(sites["low"].std() - sd) < 4 * sd / (2 * n) ** 0.5
-    # log of a Gamma(2, 3): mean digamma(2) - log 3, variance trigamma(2).
-    log_width, var = x[:, 1:3], 0.6449341 + 0.4**2
-    assert abs(log_width.mean() - (0.4227843 - np.log(3.0))) < 4 * (var / (2 * n)) ** 0.5
-    assert abs(log_width.var() - var) < 0.1
+    assert abs(sites["low"].mean() + 1.0) < 4 * 0.5 / n**0.5
+    assert abs(sites["low"].std() - 0.5) < 4 * 0.5 / (2 * n) ** 0.5
+    # log of a Gamma(2, 3): mean digamma(2) - log 3.
+    assert abs(x[:, 1:3].mean() - (0.4227843 - np.log(3.0))) < 4 * (0.6449341 / (2 * n)) ** 0.5
 
 
 def test_call_picks_one_particle_uniformly():
@@ -91,10 +87,8 @@ def test_call_picks_one_particle_uniformly():
 
 def test_guide_trace_holds_only_its_own_sites():
     guide, _ = started()
-    counting = copy.copy(guide)
-    counting.count_steps = True
-    trace = handlers.trace(handlers.seed(counting, 0)).get_trace()
-    expected = {"auto_particles", "auto_step", "low", "width", "inside"}
+    trace = handlers.trace(handlers.seed(copy.copy(guide), 0)).get_trace()
+    expected = {"auto_particles", "low", "width", "inside"}
     assert {name for name, site in trace.items() if site["type"] != "prng_key"} == expected
 
 
@@ -123,8 +117,8 @@ SAME = init_to_value(values={"low": -1.0, "width": jnp.ones(2), "inside": -0.5})
 
 
 @pytest.mark.parametrize("init_loc_fn", [init_to_feasible, SAME])
-def test_equal_particles_are_an_error_that_names_init_scale(init_loc_fn):
-    with pytest.raises(ValueError, match=r"same point.*init_scale"):
+def test_equal_particles_are_an_error(init_loc_fn):
+    with pytest.raises(ValueError, match=r"same point.*give another init_loc_fn"):
         started(init_loc_fn=init_loc_fn)
 
 
@@ -159,19 +153,3 @@ def test_deterministic_sites_follow_the_arguments():
     np.testing.assert_allclose(
         guide.particles(params)["y"], 1.5 + params["auto_particles"] * x, rtol=1e-5
     )
-
-
-@pytest.mark.golden  # of a key whose first start fails
-def test_latent_vector_is_in_the_order_of_the_model_even_if_the_first_start_fails():
-    def model():
-        b = numpyro.sample("b", dist.Normal(1.0, 1.0))
-        numpyro.sample("a", dist.Normal(0.0, 1.0))
-        numpyro.factor("hole", jnp.where(b > 1.5, 0.0, -jnp.inf))
-
-    stock, guide = AutoDiagonalNormal(model), AutoParticles(model, 6, init_from=None)
-    for one in (stock, guide):
-        handlers.seed(one, 0)()
-    assert list(unpacking_of(stock)(jnp.zeros(2))) == ["a", "b"]  # the alphabet: the trap is there
-    x = guide.prepared[0]
-    np.testing.assert_array_equal(guide.particles({"auto_particles": x})["b"], x[:, 0])
-    assert jnp.all(x[:, 0] > 1.5)

@@ -11,21 +11,16 @@ import optax
 import pytest
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext.particles import (
-    SVGD,
-    AutoParticles,
-    ParVI,
-    SteinNewton,
-)
-from numpyro_ext.particles.base import Lost
+from numpyro_ext.particles import SVGD, AutoParticles, ParVI, SteinNewton
+from numpyro_ext.particles.base import find_lost
 from numpyro_ext.scores import RBF
 
 ONE_OF = "^1 of {} particles are where the log density is NaN or a derivative of it is not finite"
 
 
 def model(batch=8):
-    """N(shift, 1) below 20, and beyond a square root that is NaN, with a slope that is NaN."""
-    z = numpyro.sample("z", dist.Normal(numpyro.param("shift", 0.0), 1.0))
+    """N(0, 1) below 20, and beyond a square root that is NaN, with a slope that is NaN."""
+    z = numpyro.sample("z", dist.Normal())
     with numpyro.plate("rows", 8, subsample_size=batch):
         numpyro.factor("hole", 0.0 * jnp.sqrt(20.0 - z))
 
@@ -39,33 +34,31 @@ def start(m, far=50.0):
 def test_the_next_of_the_others_in_turn_stand_in():
     steep = float(jnp.finfo(jnp.result_type(float)).max) ** 0.6  # its square is no number
     log_p = jnp.array([0.0, jnp.nan, 1.0, 2.0, -jnp.inf])
-    lost = Lost.among(log_p, jnp.array([0, 0, jnp.inf, steep, 0]))
-    assert lost.where.tolist() == [False, True, True, True, False]
-    assert lost.stand_ins.tolist() == [0, 0, 4, 0, 4]
+    lost, seen = find_lost(log_p, jnp.array([0, 0, jnp.inf, steep, 0]))
+    assert lost.tolist() == [False, True, True, True, False]
+    assert seen.tolist() == [0, 0, 4, 0, 4]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("field", [SVGD(RBF(1.0)), SteinNewton(RBF(1.0))])
 def test_a_step_is_that_of_the_others(field):
-    """Also with ``stable_update``; the model's parameter has the mean gradient."""
+    """Also with ``stable_update``."""
     x = start(4)
     svi = SVI(model, AutoParticles(model, 4, init_from=None), optax.sgd(0.1), field)
-    state = svi.init(random.key(0), init_params={"auto_particles": x, "shift": jnp.array(0.5)})
+    state = svi.init(random.key(0), init_params={"auto_particles": x})
     with pytest.warns(InferenceWarning, match=ONE_OF.format(4)):
         state, loss = jax.block_until_ready(jax.jit(svi.stable_update)(state))
     found = svi.get_params(state)
     seen = x[jnp.array([0, 1, 2, 0])]  # the first one stands in
     hessian = (-jnp.ones((4, 1, 1)),) if field.needs_hessian else ()
-    moved = seen + 0.1 * field.velocity(seen, 0.5 - seen, *hessian)
+    moved = seen + 0.1 * field.velocity(seen, -seen, *hessian)
     np.testing.assert_allclose(found["auto_particles"], [*moved[:3], x[3]], rtol=1e-5)
-    np.testing.assert_allclose(found["shift"], 0.5 + 0.1 * (seen - 0.5).mean(), rtol=1e-5)
-    expected = -dist.Normal(0.5, 1.0).log_prob(x[:3]).mean()
+    expected = -dist.Normal().log_prob(x[:3]).mean()
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_the_ensemble_goes_on_without_it():
-    """Its verdict on the spread is that of the others, also with minibatches."""
     kernel = ParVI(model, init_from=None)
     x = start(30)[:, 0]
     fine = {"z": x.at[-1].set(19.9)}
@@ -77,8 +70,6 @@ def test_the_ensemble_goes_on_without_it():
     x = state.z["z"]
     assert state.diverging.tolist() == 29 * [False] + [True] and x[-1] == 50.0
     assert abs(x[:-1].mean()) < 0.1 and abs(x[:-1].std() - 1.0) < 0.1
-    assert np.isfinite(state.mean_grad).all() and np.isfinite(state.minibatch_noise)
-    assert 0.85 < state.implied_sd_ratio[0, 0] < 1.2
 
 
 @pytest.mark.slow
@@ -89,5 +80,5 @@ def test_where_all_are_lost_nothing_moves():
     with pytest.warns(InferenceWarning, match="which leaves the parameters as they are"):
         state, loss = jax.block_until_ready(jax.jit(svi.update)(state))
     found = svi.get_params(state)
-    assert jnp.isnan(loss) and found["shift"] == 0.0
+    assert jnp.isnan(loss)
     np.testing.assert_array_equal(found["auto_particles"], x)

@@ -6,11 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC
 import pytest
 
 from numpyro_ext.objectives import taylor_proxy
-from numpyro_ext.particles import AutoParticles, ParVI, RegularizedSVGD
+from numpyro_ext.particles import AutoParticles, RegularizedSVGD
 
 N = 60
 X = np.stack([np.ones(N), 3 * np.sin(np.arange(N))], 1)
@@ -52,17 +51,3 @@ def test_the_step_of_a_minibatch_is_that_of_all_rows(proxy, tol):
     scale = jnp.abs(of_all).max()
     np.testing.assert_allclose(grad, of_all, atol=float(scale) * tol(1e-4, 1e-9))
     assert jnp.abs(noisy - of_all).max() > 0.05 * scale
-
-
-@pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore:the particles have not converged")  # so few steps
-def test_an_ensemble_on_minibatches_ends_where_that_of_all_rows_does(proxy):
-    def ends(field, **batch):
-        options = {"num_warmup": 30, "num_samples": 1, "num_chains": 5, "progress_bar": False}
-        mcmc = MCMC(ParVI(linear, field, init_from=None), chain_method="vectorized", **options)
-        mcmc.run(random.key(0), X, Y, **batch)
-        return mcmc.get_samples()["w"]
-
-    expected = ends(RegularizedSVGD())
-    np.testing.assert_allclose(ends(RegularizedSVGD(proxy=proxy), batch=7), expected, atol=2e-3)
-    assert jnp.abs(ends(RegularizedSVGD(), batch=7) - expected).max() > 0.02
