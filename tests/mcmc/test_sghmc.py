@@ -194,7 +194,7 @@ def test_wrong_input(options, message):
     ("options", "message"),
     [
         ({"noise_variance": 1000.0}, r"noise_variance is 1000, more than .* 19.98;"),
-        ({"noise_variance": 21.0, "integrator": "euler"}, r"injected, 20; take a smaller step_size"),
+        ({"noise_variance": 21.0, "integrator": "euler"}, r"injected, 20; take a smaller step"),
         ({"noise_variance": "warmup"}, r"noise_variance is 'warmup' but num_warmup is 0"),
         ({"mass": {"y": 1.0}}, r"mass has \['y'\]; it must be a dict with the sites \['z'\]"),
     ],
