@@ -14,6 +14,9 @@ from numpyro_ext.mcmc import (
     SGHMC,
     SGLD,
     MinibatchGradient,
+    SGMCMCKernel,
+    Transition,
+    kernel_state,
 )
 from tests.mcmc.models import (
     gaussian_mean,
@@ -140,6 +143,23 @@ def test_potential_energy_is_that_of_the_draw():
     for _ in range(2):
         state, exact = draw(state)
         assert state.potential_energy == pytest.approx(float(exact), rel=1e-5)
+
+
+class TwoSteps(SGMCMCKernel):
+    state_class = kernel_state("TwoSteps", __name__)
+
+    def step(self, rng_key, state, z, grad_fn, eps, T):
+        z = jax.lax.fori_loop(0, 2, lambda _, z: z - eps * grad_fn(z).grad, z)
+        return Transition(z, grad_fn(z), {})
+
+
+def test_a_kernel_of_ones_own_takes_gradients_in_a_loop():
+    x = gaussian_mean_data()
+    kernel = TwoSteps(lambda x: gaussian_mean(x, None), 1e-3)
+    state = kernel.init(random.key(0), 0, {"loc": jnp.array(0.2)}, (x,), {})
+    mode = float(jnp.sum(x)) / 100.1
+    expected = mode + (0.2 - mode) * (1 - 1e-3 * 100.1) ** 2
+    assert kernel.sample(state, (x,), {}).z["loc"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_model_without_minibatch_takes_the_full_gradient():
