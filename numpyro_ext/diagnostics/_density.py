@@ -4,7 +4,6 @@ from collections.abc import Sequence
 import math
 from typing import Any
 
-import jax
 from jax import Array, lax
 import jax.numpy as jnp
 import numpy as np
@@ -152,9 +151,3 @@ def total_of(parts: Any, units: Layout | None) -> np.ndarray:
         return sum(wide if units else map(np.sum, wide))
 
     return add(parts[0]) - add(parts[1])
-
-
-def union(sources: Any) -> frozenset[str]:
-    """All that any array of a tree depends on, by ``eval_provenance``."""
-    leaves = jax.tree.leaves(sources, is_leaf=lambda x: isinstance(x, frozenset))
-    return frozenset[str]().union(*leaves)

@@ -1,20 +1,16 @@
 """Draws of a fit, run through the model on all of its data; and the kind of their density."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial, reduce
+from functools import partial
 import math
 from typing import Any, NamedTuple
-import warnings
 
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 from numpyro.handlers import seed, substitute, uncondition
-from numpyro.infer import init_to_sample
-from numpyro.ops.provenance import eval_provenance
 
-from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.density import log_abs_det, log_density, log_prob
 from numpyro_ext._model.operations import map_blocks
@@ -28,12 +24,11 @@ from numpyro_ext.diagnostics._density import (
     reference_of,
     total_of,
     total_parts,
-    union,
 )
 from numpyro_ext.diagnostics._fit import Fit, compile_with_data, split_chains
 
 BLOCK = 10**6
-"""Log densities in a block of draws, unless the user says otherwise: 4 MB in float32."""
+"""Log densities in a block of draws: 4 MB in float32."""
 
 
 class Prototype(NamedTuple):
@@ -52,7 +47,7 @@ class Prototype(NamedTuple):
     marginalized: list[str]
     """Latent sites that the run summed out."""
     left_out: list[str]
-    """Other sites that cannot be computed without their values."""
+    """The deterministic and observed sites, if there are such sites, whose values they may need."""
 
 
 def guide_trace_of(fit: Fit, params: Params, key: Array, values: Sites | None = None) -> Trace:
@@ -81,10 +76,6 @@ def model_trace_of(fit: Fit, params: Params, latents: Sites, key: Array) -> Trac
     return Program(model, fit.args, fit.kwargs, params).trace(values=value_of, rng_key=key)
 
 
-def _predictive_trace(fit: Fit, params: Params, latents: Sites, key: Array) -> Trace:
-    return model_trace_of(fit._replace(model=uncondition(fit.model)), params, latents, key)
-
-
 def prototype(fit: Fit, rng_key: Array, *, needs_latents: bool = True) -> Prototype:
     """Look at one draw without computing it; an error names a latent site without draws."""
     key_guide, key_model = random.split(rng_key)
@@ -106,8 +97,8 @@ def prototype(fit: Fit, rng_key: Array, *, needs_latents: bool = True) -> Protot
     latents = [site["name"] for site in latent_sites(model_trace)]
     if needs_latents and not latents:
         raise ValueError(
-            "the model has no latent sample site, so there are no draws to convert; give it at"
-            " least one numpyro.sample without obs, or judge its predictions by predictive_scores."
+            "the model has no latent sample site, so there are no draws to convert; judge its"
+            " predictions by predictive_scores."
         )
     drawn = fit.draws[0] if fit.draws else guide_trace
     missing = [model_trace[name] for name in latents if name not in drawn]
@@ -117,8 +108,7 @@ def prototype(fit: Fit, rng_key: Array, *, needs_latents: bool = True) -> Protot
             source = "the draws lack" if fit.draws else "the guide does not draw"
             raise ValueError(
                 f"{source} latent site '{site['name']}' of the model; if it is data, pass it in"
-                " model_args. Every latent site is needed to compute the other quantities: collect"
-                " it, or sum it out of the model."
+                " model_args, otherwise collect it, or sum it out of the model."
             )
     marginalized = [site["name"] for site in missing]
     density, undeclared, units = "none", [], None
@@ -133,7 +123,11 @@ def prototype(fit: Fit, rng_key: Array, *, needs_latents: bool = True) -> Protot
         undeclared=undeclared,
         units=units,
         marginalized=marginalized,
-        left_out=_depending(fit, model_trace, marginalized, key_model) if missing else [],
+        left_out=[
+            name
+            for name, site in model_trace.items()
+            if missing and (site["type"] == "deterministic" or is_data(site))
+        ],
     )
 
 
@@ -144,15 +138,14 @@ def _check_size(site: Site, value: Array) -> None:
     # Inside a loop a value has an axis of steps besides.
     if len(drawn) == len(shape) and jnp.size(value) != math.prod(shape):
         raise ValueError(
-            f"the draws of latent site '{site['name']}' have shape {drawn}, but on these arguments"
+            f"the draws of latent site '{site['name']}' have shape {drawn}, and on these arguments"
             f" the model gives it the shape {shape}: it is known for the rows of the training data"
-            " alone; pass these as model_args, or fit a guide that infers it from the data."
+            " alone."
         )
 
 
 def _check_known(fit: Fit, model_trace: Trace, guide_trace: Trace) -> None:
-    """An error that names a parameter or a mutable site whose value the fit does not hold. One of
-    the model that starts at a constant may be missing: NumPyro starts it there."""
+    """An error that names a parameter or a mutable site whose value the fit does not hold."""
     is_chain = "kernel" in fit.attributes
     missing = []
     for name, site in {**guide_trace, **model_trace}.items():
@@ -160,68 +153,22 @@ def _check_known(fit: Fit, model_trace: Trace, guide_trace: Trace) -> None:
             continue
         if site["type"] == "param" and name in guide_trace:
             raise ValueError(
-                f"the result has no parameter '{name}' of the guide, but {sorted(fit.params[0])};"
-                " pass the result of a fit with this guide."
+                f"the result has no parameter '{name}' of the guide, but {sorted(fit.params[0])}."
             )
         # Names that begin with an underscore are the counters of an objective.
         if site["type"] == "mutable" and not is_chain and not name.startswith("_"):
             raise ValueError(
-                f"the mutable site '{name}' has a value in the state of the SVI, which a params"
-                " dict such as svi.get_params(state) does not hold; pass result=state, or what"
-                " run() returned."
+                f"the mutable site '{name}' has no value in a params dict; pass result=state, or"
+                " what run() returned."
             )
         if site["type"] == "param":
             missing.append(name)
-    for name in _random_starts(fit, missing):
-        remedy = "pass the result of the fit itself"
-        if is_chain:
-            remedy = (
-                "run NUTS, HMC or a kernel of numpyro_ext.mcmc with chain_method='sequential' or"
-                " 'vectorized'"
-            )
+    if missing:
+        remedy = "chain_method='vectorized' keeps it" if is_chain else "pass the result of the fit"
         raise ValueError(
-            f"parameter '{name}' of the model starts at random, and the value that it had in this"
-            f" fit is not known; {remedy}, or put the value into the model by"
-            " numpyro.handlers.substitute."
+            f"the value that parameter '{missing[0]}' of the model had in this fit is not known;"
+            f" {remedy}, or put it into the model by numpyro.handlers.substitute."
         )
-
-
-def _random_starts(fit: Fit, names: list[str]) -> list[str]:
-    """The names of the parameters, among these, whose start depends on the key."""
-    if not names:
-        return []
-
-    def starts(key: Array) -> dict[str, Any]:
-        model: Any = substitute(seed(fit.model, key), substitute_fn=init_to_sample)
-        trace = trace_of(model, fit.args, fit.kwargs)
-        return {name: trace[name]["value"] for name in names}
-
-    sources = eval_provenance(starts, key=random.key(0))
-    return [name for name in names if union(sources[name])]
-
-
-def _depending(fit: Fit, trace: Trace, hidden: list[str], key: Array) -> list[str]:
-    """Deterministic and observed sites whose value or density depends on the ``hidden`` sites."""
-
-    def outputs(hidden: Sites, others: Sites) -> dict[str, Any]:
-        sites = model_trace_of(fit, fit.params[0], {**hidden, **others}, key)
-        drawn = _predictive_trace(fit, fit.params[0], {**hidden, **others}, key)
-        return {
-            name: [log_prob(site), drawn[name]["value"]] if is_data(site) else site["value"]
-            for name, site in sites.items()
-            if site["type"] == "deterministic" or is_data(site)
-        }
-
-    values = {
-        site["name"]: jax.ShapeDtypeStruct(jnp.shape(site["value"]), jnp.result_type(site["value"]))
-        for site in latent_sites(trace)
-    }
-    sources = eval_provenance(
-        outputs,
-        hidden={name: x for name, x in values.items() if name in hidden},
-        others={name: x for name, x in values.items() if name not in hidden},
-    )
-    return [name for name in trace if name in sources and "hidden" in union(sources[name])]
 
 
 def default_block_size(trace: Trace) -> int:
@@ -237,7 +184,7 @@ def count_of(site: Site) -> int:
     return math.prod(np.broadcast_shapes(shape[: len(shape) - fn.event_dim], fn.batch_shape))
 
 
-def dims_of(site: Site, extra: Sequence[str] = ()) -> list[str]:
+def dims_of(site: Site) -> list[str]:
     """A name for every axis of a site: plates, ``event_dims``, or ArviZ's default."""
     name, shape = site["name"], np.shape(site["value"])
     names = [f"{name}_dim_{i}" for i in range(len(shape))]
@@ -250,7 +197,7 @@ def dims_of(site: Site, extra: Sequence[str] = ()) -> list[str]:
             names[num_batch + frame.dim] = frame.name
     elif shape[: len(frames)] == tuple(frame.size for frame in frames):
         names[: len(frames)] = [frame.name for frame in frames]
-    event = [*(site.get("infer") or {}).get("event_dims", ()), *extra]
+    event = list((site.get("infer") or {}).get("event_dims", ()))
     if event:
         names[len(names) - len(event) :] = event
     return names
@@ -264,18 +211,12 @@ def evaluator(
     fit: Fit,
     proto: Prototype,
     *,
-    block_size: int | None = None,
     lp: bool = False,
     log_likelihood: bool = False,
     posterior_predictive: bool = False,
 ) -> Evaluate:
-    """A compiled function that runs draws through the model.
-
-    It returns ``latent``, ``deterministic`` and ``stats``, ``(chain, draw, *site)`` each, and what
-    else was asked for; ``outside``, whether a draw is outside of its support; and the data
-    ``observed``. Each draw has its own key, so ``block_size`` changes no number.
-    """
-    block = default_block_size(proto.trace) if block_size is None else block_size
+    """A compiled function that runs draws through the model: to ``latent``, ``deterministic`` and
+    ``stats``, ``(chain, draw, *site)`` each, what else was asked for, and the data ``observed``."""
     has_lp = lp and not proto.marginalized
     weighs = has_lp and proto.density != "none"
 
@@ -308,42 +249,34 @@ def evaluator(
         guide_sites, draw, sites = traces_of(fit, params, draw, keys)
         there = {name: site for name, site in sites.items() if name not in proto.left_out}
         data = {name: site for name, site in there.items() if is_data(site)}
-        out: dict[str, Any] = {
-            "latent": draw,
-            "deterministic": {
-                name: site["value"]
-                for name, site in there.items()
-                if site["type"] == "deterministic"
-            },
-            "outside": {name: ~jnp.all(sites[name]["fn"].support(draw[name])) for name in draw},
-            "stats": {},
-        }
+        stats: Sites = {}
         if has_lp:
             jacobian = log_abs_det(sites, proto.latents)
-            out["stats"]["lp"] = log_density(sites) + jacobian
+            stats["lp"] = log_density(sites) + jacobian
         if weighs:
-            out["stats"]["log_q"] = log_density(guide_sites) + jacobian
-            weight = log_weight(sites, guide_sites, proto.units, reference)
-            out["stats"]["log_weight"] = weight
+            stats["log_q"] = log_density(guide_sites) + jacobian
+            stats["log_weight"] = log_weight(sites, guide_sites, proto.units, reference)
+        computed = {n: x["value"] for n, x in there.items() if x["type"] == "deterministic"}
+        out: dict[str, Any] = {"latent": draw, "deterministic": computed, "stats": stats}
         if log_likelihood:
             out["log_likelihood"] = {name: log_prob(site) for name, site in data.items()}
         if posterior_predictive:
-            replayed = _predictive_trace(fit, params, draw, keys[2])
+            unobserved = fit._replace(model=uncondition(fit.model))
+            replayed = model_trace_of(unobserved, params, draw, keys[2])
             out["posterior_predictive"] = {name: replayed[name]["value"] for name in data}
         return out
 
-    over = over_draws(fit, prepare, block, 3)
+    over = over_draws(fit, prepare, default_block_size(proto.trace), 3)
 
     def evaluate(
         rng_key: Array, num_samples: int, params: Sequence[Params] = fit.params
     ) -> dict[str, Any]:
         pieces, observed = [], {}
-        for out, (data, total) in over(rng_key, num_samples, params):
-            observed = data
+        by_chain = partial(split_chains, num_chains=fit.num_chains)
+        for out, (observed, total) in over(rng_key, num_samples, params):  # noqa: B007
             if weighs:
-                weight = out["stats"]["log_weight"]
+                weight = out["stats"]["log_weight"]  # the sum is in double precision
                 out["stats"]["log_weight"] = weight + total_of(total, proto.units)
-            by_chain = partial(split_chains, num_chains=fit.num_chains)
             pieces.append(jax.tree.map(by_chain, out))
         return {**concatenate(pieces), "observed": observed}
 
@@ -387,26 +320,3 @@ def over_draws(
 def concatenate(pieces: Sequence[Any]) -> Any:
     """One tree of arrays for several, along the leading axis."""
     return jax.tree.map(lambda *xs: np.concatenate(xs), *pieces)
-
-
-def warn_of_lost_draws(out: dict[str, Any]) -> None:
-    """A warning that names the site whose draws have no density."""
-    computed = [*out.get("log_likelihood", {}).values(), out["stats"].get("lp", np.zeros((1, 1)))]
-    no_density = reduce(np.logical_or, map(_not_finite, computed))
-    for name, x in out["latent"].items():
-        lost = _not_finite(x) | (no_density & out["outside"][name])
-        if lost.any():
-            chains = np.flatnonzero(lost.any(1)).tolist()
-            warnings.warn(
-                f"{lost.sum()} of {lost.size} draws of site '{name}' (chains {chains}) have left"
-                " its support, so what is computed from them is not finite; make the step size"
-                " smaller, or leave these draws out.",
-                InferenceWarning,
-                stacklevel=3,
-            )
-            return
-
-
-def _not_finite(x: np.ndarray) -> np.ndarray:
-    """``(chain, draw)``: true if any number of a draw is not finite."""
-    return ~np.isfinite(x.reshape(*x.shape[:2], -1)).all(-1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import math
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 import warnings
 
 import jax
@@ -12,7 +12,6 @@ import numpy as np
 from numpyro.handlers import seed, substitute
 from numpyro.infer import MCMC, SVI, init_to_sample
 from numpyro.infer.autoguide import AutoGuide
-from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.arguments import is_traced, split_arguments
@@ -23,7 +22,6 @@ from numpyro_ext._model.read import latent_sites, set_up, shape_trace
 from numpyro_ext._numpyro import max_tree_depth, mcmc_arguments, params_of_hmc, posterior_guide
 from numpyro_ext._typing import Diagnosable, Engine, Model, Params, Sites
 from numpyro_ext.diagnostics.full_data import (
-    check_full_arrays,
     minibatch_plates,
     on_all_rows,
 )
@@ -37,8 +35,8 @@ _LARGE = 10_000
 class Fit(NamedTuple):
     """A fitted object: the source of its draws, and the model on all data to run them through."""
 
-    model: Model | None
-    """The model on all data; None for one of NumPyro's kernels on a potential function."""
+    model: Model
+    """The model on all data."""
     args: tuple
     kwargs: dict[str, Any]
     attributes: dict[str, Any]
@@ -53,10 +51,6 @@ class Fit(NamedTuple):
     """Chains that the draws of one entry hold, one after the other."""
     by_minibatches: bool = False
     """True if an ``MCMC`` took minibatches."""
-    forward_mode: bool = False
-    """True if the model is differentiated in forward mode."""
-    minibatch: Model | None = None
-    """The model of particles with its minibatches, if it takes any."""
 
     def title(self, size: str) -> str:
         """The class of the fit and its number of draws."""
@@ -68,13 +62,9 @@ class Fit(NamedTuple):
 def compile_with_data(
     fit: Fit, run: Callable[..., Any], compiler_options: Any = None
 ) -> Callable[..., Any]:
-    """The compiled ``run(fit, *inputs)``, with the large arrays of the data among its inputs.
-
-    As constants of the program XLA would fold them, for minutes. They remain constants if the model
-    reads their numbers, and so do arrays in a precision that JAX does not have, which NumPy may
-    need inside the model.
-    """
-
+    """The compiled ``run(fit, *inputs)``, with the large arrays of the data among its inputs, as
+    XLA would fold constants for minutes. They remain constants if the model reads their numbers, or
+    if JAX does not have their precision, which NumPy may need inside the model."""
     static, arrays = split_arguments(fit.args, fit.kwargs)
     is_input = [x.size >= _LARGE and x.dtype == jnp.result_type(x) for x in arrays]
     large = {i: x for i, x in enumerate(arrays) if is_input[i]}
@@ -109,11 +99,6 @@ def _params_of(obj: Any, result: Any, restart: int) -> Params:
     state = getattr(result, "state", result)
     params = getattr(result, "params", result)
     if isinstance(obj, SVI) and params is state and hasattr(state, "optim_state"):
-        if obj.constrain_fn is None:
-            raise ValueError(
-                "the SVI has not seen its model, so it cannot read a state; call svi.init with the"
-                " model's arguments, or pass what run() returned."
-            )
         params = obj.get_params(state)
     if not isinstance(params, dict):
         raise TypeError(
@@ -124,8 +109,8 @@ def _params_of(obj: Any, result: Any, restart: int) -> Params:
         for leaf in jax.tree.leaves(value):
             if not bool(jnp.all(jnp.isfinite(leaf))):
                 raise ValueError(
-                    f"parameter '{name}' of restart {restart} is not finite: the fit diverged;"
-                    " run it again with a smaller step, or with stable_update=True."
+                    f"parameter '{name}' of restart {restart} is not finite; run the fit again with"
+                    " a smaller step, or with stable_update=True."
                 )
     return {**params, **(mutable or {})}
 
@@ -143,10 +128,7 @@ def _all_params(obj: Any, result: Any) -> list[Params]:
     shapes = [jax.tree.map(jnp.shape, each) for each in params]
     for i, each in enumerate(shapes):
         if each != shapes[0]:
-            raise ValueError(
-                f"restart {i} has parameters of other names or shapes than restart 0; convert"
-                " different guides one by one."
-            )
+            raise ValueError(f"restart {i} has parameters of other names or shapes than restart 0.")
     return params
 
 
@@ -159,9 +141,8 @@ def _same_starts(params: list[Params]) -> dict[str, int]:
     if distinct == len(params) or not any(numbers):
         return {}
     warnings.warn(
-        f"only {distinct} of {len(params)} restarts have parameters of their own: NumPyro's guides"
-        " keep the start of their first run, so runs of one SVI with other keys begin at the same"
-        " point; make a new SVI and guide for each, by numpyro_ext.diagnostics.restarts.",
+        f"only {distinct} of {len(params)} restarts have parameters of their own, because NumPyro's"
+        " guides keep the start of their first run; use numpyro_ext.diagnostics.restarts.",
         InferenceWarning,
         stacklevel=5,
     )
@@ -173,8 +154,7 @@ def check_arguments(args: Any, kwargs: Any) -> tuple[tuple, dict[str, Any]]:
     if not isinstance(args, tuple | list):
         shape = f" of shape {args.shape}" if hasattr(args, "shape") else ""
         raise TypeError(
-            f"model_args is a {type(args).__name__}{shape}; it must be a tuple of the model's"
-            " arguments: for a single argument x, pass model_args=(x,)."
+            f"model_args is a {type(args).__name__}{shape}; for one argument pass model_args=(x,)."
         )
     return tuple(args), kwargs
 
@@ -195,8 +175,7 @@ def _fit_of_optimised(
     """The fit of an ``SVI`` or an engine, which has no draws yet."""
     if result is None:
         raise ValueError(
-            f"{type(obj).__name__} does not keep its parameters: pass result=, what run() returned"
-            " (or a params dict, or a list of restarts)."
+            f"{type(obj).__name__} does not keep its parameters: pass result=, what run() returned."
         )
     params = _all_params(obj, result)
     args, kwargs = check_arguments(() if model_args is None else model_args, model_kwargs or {})
@@ -205,8 +184,8 @@ def _fit_of_optimised(
         kwargs = {**obj.static_kwargs, **kwargs}
     if is_svi and getattr(obj.loss, "multi_sample_guide", False):
         raise ValueError(
-            f"{type(obj.loss).__name__} was given multi_sample_guide=True, whose guide draws all"
-            " its particles at once; make an SVI with a guide of single draws for the conversion."
+            f"{type(obj.loss).__name__} has multi_sample_guide=True; make an SVI with a guide of"
+            " single draws for the conversion."
         )
     attributes = {
         "inference_method": "svi" if is_svi else type(obj).__name__.lower(),
@@ -215,7 +194,6 @@ def _fit_of_optimised(
         **_same_starts(params),
     }
     attributes |= {"loss": _name_of(obj.loss)} if is_svi else {"engine": _name_of(obj)}
-    check_full_arrays(obj.model, args, kwargs)
     check_rows(obj.model, args, kwargs, init_to_sample)
     particles = getattr(guide, "particles", None)
     masks = not isinstance(guide, AutoGuide) and particles is None
@@ -226,8 +204,7 @@ def _fit_of_optimised(
         if isinstance(guide, AutoGuide):  # other guides may not be jitted
             particles = jax.jit(particles)
         draws = [dict(particles(each)) for each in params]
-        subsampled = obj.model if minibatch_plates(obj.model, args, kwargs) else None
-        return Fit(model, args, kwargs, attributes, params, draws=draws, minibatch=subsampled)
+        return Fit(model, args, kwargs, attributes, params, draws=draws)
     _set_up(guide, args, kwargs)
     linearised = None
     if as_normal := getattr(guide, "as_normal", None):  # a point while it is trained
@@ -253,11 +230,12 @@ def _fit_of_mcmc(
         raise ValueError("an MCMC holds its own draws; leave out result=.")
     if mcmc.last_state is None:
         raise ValueError("the MCMC has not run; call mcmc.run(...) first.")
-    samples = mcmc.get_samples()
-    if hasattr(samples, "_asdict"):
-        samples = samples._asdict()
-    if not isinstance(samples, dict):
-        samples = {f"Param:{i}": x for i, x in enumerate(jax.tree.leaves(samples))}
+    kernel: Any = mcmc.sampler
+    if (model := getattr(kernel, "model", None)) is None:
+        raise TypeError(
+            "the MCMC runs on a potential function, which has no sites; az.from_numpyro takes it."
+        )
+    samples: Any = mcmc.get_samples()
     if any(len(x) == 0 for x in samples.values()):  # a site may hold no numbers
         raise ValueError("the MCMC holds no draws; call mcmc.run(...) after the warmup.")
     ran_args, ran_kwargs = mcmc_arguments(mcmc)
@@ -265,21 +243,13 @@ def _fit_of_mcmc(
         ran_args if model_args is None else model_args,
         ran_kwargs if model_kwargs is None else model_kwargs,
     )
-    kernel: Any = mcmc.sampler
-    model: Model | None = getattr(kernel, "model", None)
-    full, by_minibatches = None, False
-    if model is not None:
-        check_full_arrays(model, args, kwargs)
-        check_rows(model, args, kwargs, init_to_sample)
-        # NumPyro's kernels leave masked entries flat.
-        full = on_all_rows(masks_filled(model) if isinstance(kernel, Diagnosable) else model)
-        plates = getattr(kernel, "given_plates", {})
-        by_minibatches = bool(plates or minibatch_plates(model, ran_args, ran_kwargs))
+    check_rows(model, args, kwargs, init_to_sample)
+    plates = getattr(kernel, "given_plates", {})
     method = getattr(kernel, "inference_method", "mcmc")
-    is_ensemble = method == "particles"
     params = getattr(kernel, "params", None) or params_of_hmc(kernel)
     return Fit(
-        model=full,
+        # NumPyro's kernels leave masked entries flat.
+        model=on_all_rows(masks_filled(model) if isinstance(kernel, Diagnosable) else model),
         args=args,
         kwargs=kwargs,
         attributes={"inference_method": method, "kernel": _name_of(kernel)},
@@ -287,9 +257,7 @@ def _fit_of_mcmc(
         params=[{n: x for n, x in (params or {}).items() if not is_traced(x)}],
         draws=[samples],
         num_chains=mcmc.num_chains,
-        by_minibatches=by_minibatches,
-        forward_mode=getattr(kernel, "forward_mode_differentiation", False) and is_ensemble,
-        minibatch=model if is_ensemble and by_minibatches else None,
+        by_minibatches=bool(plates or minibatch_plates(model, ran_args, ran_kwargs)),
     )
 
 
@@ -302,24 +270,15 @@ def fit_of(
     if isinstance(obj, Engine):
         return _fit_of_optimised(obj, result, model_args, model_kwargs)
     raise TypeError(
-        f"obj is a {_name_of(type(obj))}; it must be a numpyro.infer.SVI, a numpyro.infer.MCMC that"
-        f" has run, or an engine with model, guide and run(){_advice_for(obj)}."
+        f"obj is a {_name_of(type(obj))}; it must be an SVI or an engine with result=, or an MCMC"
+        " that has run. Of draws alone az.summary gives R-hat, and kernel_stein_discrepancy(draws,"
+        " model=...) compares them with the posterior."
     )
 
 
 def is_fit(obj: Any) -> bool:
     """True for an ``MCMC``, an ``SVI`` or an engine."""
     return isinstance(obj, MCMC | Engine)
-
-
-class FitArguments(TypedDict, total=False):
-    """What a score takes besides a fit and its result, as keywords of :class:`FitRequest`."""
-
-    model_args: tuple | None
-    model_kwargs: dict[str, Any] | None
-    num_samples: int
-    rng_key: Any
-    site: str | None
 
 
 class FitRequest(NamedTuple):
@@ -339,9 +298,9 @@ class FitRequest(NamedTuple):
         return fit_of(*self[:4])
 
 
-def predicting_fit(asked: FitRequest, why: str) -> Fit:
-    """The fit with a model, without the draws that a cyclical schedule marks as exploration; an
-    error if draws are NaN."""
+def predicting_fit(asked: FitRequest) -> Fit:
+    """The fit without the draws that a cyclical schedule marks as exploration; an error if draws
+    are NaN."""
     fit, obj = asked.fit(), asked.obj
     marks = obj.get_extra_fields().get("sampling") if isinstance(obj, MCMC) else None
     if marks is not None:
@@ -349,37 +308,18 @@ def predicting_fit(asked: FitRequest, why: str) -> Fit:
         if not kept.any():
             raise ValueError(
                 f"all {kept.size} draws belong to the exploration of the cyclical schedule, which"
-                " predicts nothing; draw a whole cycle: num_samples times steps_per_sample"
-                " transitions, of which cycle_length are one."
+                " predicts nothing; draw a whole cycle."
             )
         fit = fit._replace(draws=[{n: x[kept] for n, x in draws.items()} for draws in fit.draws])
-    if fit.model is None:
-        raise TypeError(f"the MCMC runs on a potential function; {why} a model.")
     for draws in fit.draws:
         for name, x in draws.items():
             bad = int(np.sum(np.isnan(np.asarray(x, np.float64)).reshape(len(x), -1).any(1)))
             if bad:
                 raise ValueError(
-                    f"{bad} of {len(x)} draws of site '{name}' are NaN, so they predict nothing;"
-                    " leave out the chains that diverged, or run again with a smaller step."
+                    f"{bad} of {len(x)} draws of site '{name}' are NaN; run again with a smaller"
+                    " step."
                 )
     return fit
-
-
-def _advice_for(obj: Any) -> str:
-    """The advice for an object that is near a fit."""
-    if hasattr(obj, "params") and hasattr(obj, "losses"):
-        return ": pass the SVI, and this as result="
-    if isinstance(obj, MCMCKernel):
-        return ": pass the MCMC of this kernel, or mcmc_from_states(kernel, states, *args)"
-    if isinstance(obj, AutoGuide):
-        return ": pass the SVI of this guide, and what it returned as result="
-    if isinstance(obj, dict | list | tuple) or hasattr(obj, "shape") or hasattr(obj, "children"):
-        return (
-            ". Of draws alone, az.summary (arviz.from_dict) gives R-hat and effective sample sizes,"
-            " and kernel_stein_discrepancy(draws, model=...) compares them with the posterior"
-        )
-    return ""
 
 
 STATS = {

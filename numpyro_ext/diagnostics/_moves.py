@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import linalg
 
-from numpyro_ext.diagnostics._spread import (
+from numpyro_ext.diagnostics.comparison import (
     LEVELS,
     inside,
     is_heavy,
@@ -34,8 +34,6 @@ _SORTED = 2 * 10**6
 """Numbers of draws that are sorted for their quantiles."""
 _ROUNDED = 4.0
 """Standard deviations in units of rounding above which a number has moved."""
-_NUMBERS = 1000
-"""The largest number of numbers, equally spaced, whose extremes are kept."""
 
 
 class Moved(NamedTuple):
@@ -56,9 +54,6 @@ class Moved(NamedTuple):
     between: Array
     """``(n,)`` share of the variance of the chains that is between them: 0 for chains that have
     forgotten where they began, 1 for chains that stay there."""
-    ends: Array
-    """``(3, chain, k)``: up to 1,000 numbers, equally spaced, at the start of the chains, and the
-    least and the largest that they are later."""
     accepted: Array
     """Share of accepted trajectories."""
     range_ratio: Any = None
@@ -105,13 +100,11 @@ def _scale_of(before: Array, eps: Any) -> _Scale:
 
 class _Tally(NamedTuple):
     """Of a chain, over its second half: means of the numbers, of their squares and of
-    :func:`inside`, their extremes, and the share of accepted trajectories."""
+    :func:`inside`, and the share of accepted trajectories."""
 
     first: Array
     second: Array
     shares: Array
-    least: Array
-    most: Array
     accepted: Array
 
 
@@ -153,8 +146,8 @@ def _chain_from(
     root: Array,
     num_moves: int,
 ) -> Callable[[tuple[Array, Array, Array]], tuple[_Tally, tuple[Array, Array]]]:
-    """A function that runs the chain of a point, given the point, its scaled numbers and a key; it
-    returns the tally, and some places of the second half with their numbers."""
+    """A function that runs the chain of a point, given the point, its scaled numbers and a key, to
+    the tally, and some places of the second half with their numbers."""
     half, tuned = num_moves // 2, 3 * num_moves // 4
 
     def place_at(x: Array) -> _Place:
@@ -182,8 +175,6 @@ def _chain_from(
             add(tally.first, y),
             add(tally.second, y**2),
             add(tally.shares, inside(now, scale.levels)),
-            jnp.minimum(tally.least, y),
-            jnp.maximum(tally.most, y),
             add(tally.accepted, chance),
         )
         kept = (here.x, now) if root.ndim == 2 else (here.x[:0], now[:0])
@@ -195,14 +186,13 @@ def _chain_from(
         here = _Place(start, jnp.asarray(-1e30, dtype), jnp.zeros_like(start))
         log_h = jnp.asarray(math.log(1.6 * start.size ** (-1 / 6)), dtype)
         shares = jnp.zeros((3, y.size), float)
-        tally = _Tally(nothing, nothing, shares, y, y, jnp.zeros((), dtype))
+        tally = _Tally(nothing, nothing, shares, jnp.zeros((), dtype))
         steps = jnp.arange(-1, num_moves), random.split(key, (num_moves + 1, 2))
         (_, _, tally), places = lax.scan(move, (here, log_h, tally), steps)
         count = num_moves - half
-        means = {name: getattr(tally, name) / count for name in ("first", "second", "shares")}
         kept = half + 1 + equally_spaced(count, _LATER)
-        tally = tally._replace(**means, accepted=tally.accepted / count)
-        return tally, jax.tree.map(lambda y: y[kept], places)
+        means = jax.tree.map(lambda total: total / count, tally)
+        return means, jax.tree.map(lambda y: y[kept], places)
 
     return chain
 
@@ -220,10 +210,10 @@ def move_points(
     r"""The spread of points, compared with their spread while a Markov chain moves them.
 
     Every point makes trajectories of Hamiltonian Monte Carlo in the coordinates in which the points
-    have unit covariance, or unit variances where there are too many coordinates. Its step size is
-    its own, because points may lie where the density is much narrower than all of them together,
-    and grows where the density is much wider. It is tuned in the first three quarters of the
-    trajectories, and the second half counts: a point that comes back needs longer steps on its way.
+    have unit covariance, or unit variances where there are too many coordinates. It has a step size
+    of its own, because points may lie where the density is much narrower or wider than all of them
+    together, which is tuned in the first three quarters of the trajectories. The second half
+    counts: a point that comes back needs longer steps on its way.
 
     :param potential: the potential energy at a ``(d,)`` point and its gradient.
     :param numbers: the ``(n,)`` numbers of a point that are compared.
@@ -251,7 +241,7 @@ def _compare_with_chains(
 ) -> Moved:
     """Moments and ranges of the points, and of the chains from some of them, whose numbers at the
     start are ``scaled``."""
-    (m, n), num_chains, heavy = before.shape, len(scaled), scale.heavy
+    m, num_chains, heavy = len(before), len(scaled), scale.heavy
     draws_each = jnp.maximum(jnp.asarray(independent, float), 1.0)
     mean = jnp.mean(tally.first, axis=0)
     variance = jnp.mean(tally.second, axis=0) - mean**2
@@ -282,14 +272,12 @@ def _compare_with_chains(
     def choose(by_moments: Array, by_ranges: Array, otherwise: float = jnp.nan) -> Array:
         return jnp.where(judged, jnp.where(heavy, by_ranges, by_moments), otherwise)
 
-    extremes = jnp.stack([scaled, tally.least, tally.most])
     return Moved(
         ratio=choose(ratio, widths[0]),
         error=choose(0.5 * ratio * jnp.sqrt(of_points + of_chains), width_errors[0], 0.0),
         shift=choose(shift, median_shift),
         shift_error=choose(shift_error, median_error, 0.0),
         between=choose(between_means, between_medians),
-        ends=extremes[..., equally_spaced(n, _NUMBERS)],
         accepted=jnp.mean(tally.accepted),
         range_ratio=jnp.where(scale.varies, widths, jnp.nan),
         range_error=jnp.where(scale.varies, width_errors, 0.0),
@@ -298,13 +286,13 @@ def _compare_with_chains(
 
 
 class Combined(NamedTuple):
-    """The narrowest and the widest linear combination, and the one that moves farthest."""
+    """The narrowest and the widest linear combination."""
 
-    values: np.ndarray
-    """``(4, 3)`` shifts and their errors, ratios of sds and their errors; the third combination has
-    a shift alone and the first two have ratios alone, the rest is NaN."""
+    ratio: np.ndarray
+    """``(2,)`` ratios of their standard deviations; NaN of a heavy tail."""
+    error: np.ndarray
     coordinates: np.ndarray
-    """``(3, 2)`` the two coordinates that have most of each."""
+    """``(2, 2)`` the two coordinates that have most of each."""
 
 
 def worst_combinations(moved: Moved) -> Combined | None:
@@ -328,34 +316,22 @@ def worst_combinations(moved: Moved) -> Combined | None:
     halves, chosen = [], []
     for first in (0, 1):
         choosing, judging = after[first::2], after[1 - first :: 2]
-        flat = choosing.reshape(-1, d)
-        directions = linalg.eigh(np.cov(flat.T))[1][:, [0, -1]]
-        away = flat.mean(0) / max(float(np.linalg.norm(flat.mean(0))), 1e-300)
-        directions = np.column_stack([directions, away])
+        directions = linalg.eigh(np.cov(choosing.reshape(-1, d).T))[1][:, [0, -1]]
         halves.append(_compare(before @ directions, judging @ directions, float(moved.draws_each)))
         weights = np.abs(linalg.solve_triangular(root, directions, lower=True, trans=1))
         chosen.append(np.argsort(-weights * x.std(0)[:, None], 0)[:2].T)
-    shift, shift_error, log_ratio, relative = np.stack(halves, 1)
+    log_ratio, relative = np.stack(halves, 1)
     ratio = np.exp(log_ratio.mean(0))
-    errors = (np.sqrt(np.sum(error**2, 0)) / 2 for error in (shift_error, relative))
-    values = np.stack([np.abs(shift.mean(0)), next(errors), ratio, ratio * next(errors)])
-    values[:2, :2] = values[2:, 2] = np.nan
-    return Combined(values, chosen[0])
+    return Combined(ratio, ratio * np.sqrt(np.sum(relative**2, 0)) / 2, chosen[0])
 
 
 def _compare(x: np.ndarray, y: np.ndarray, draws_each: float) -> np.ndarray:
-    """``(4, 3)`` of ``(m, 3)`` draws and ``(chain, k, 3)`` later ones: shifts in sds of the draws
-    and their errors, log ratios of the sds and their errors; NaN of a heavy tail."""
-    m = len(x)
-    centre, mean = x.mean(0), y.mean((0, 1))
-    variance, later = x.var(0), np.mean((y - mean) ** 2, (0, 1))
-    of_draws = draws_each * np.var((x - centre) ** 2 / variance, 0) / m
-    of_chains = np.var(np.mean((y - mean) ** 2, 1) / later, 0) / len(y)
-    values = [
-        (mean - centre) / np.sqrt(variance),
-        np.sqrt(draws_each / m + np.var(y.mean(1), 0) / len(y) / variance),
-        0.5 * np.log(variance / later),
-        0.5 * np.sqrt(of_draws + of_chains),
-    ]
+    """``(2, 2)`` of ``(m, 2)`` draws and ``(chain, k, 2)`` later ones: log ratios of the sds and
+    their errors; NaN of a heavy tail."""
+    away, later = (x - x.mean(0)) ** 2, (y - y.mean((0, 1))) ** 2
+    variance = np.stack([away.mean(0), later.mean((0, 1))])
+    of_draws = draws_each * np.var(away / variance[0], 0) / len(x)
+    of_chains = np.var(later.mean(1) / variance[1], 0) / len(y)
+    log_ratio = 0.5 * np.log(variance[0] / variance[1])
     heavy = is_heavy(x, np.median(x, 0))
-    return np.where(heavy, np.array([[np.nan], [0.0], [np.nan], [0.0]]), values)
+    return np.stack([np.where(heavy, np.nan, log_ratio), 0.5 * np.sqrt(of_draws + of_chains)])

@@ -53,8 +53,8 @@ class Predicted(NamedTuple):
     """``"numbers"``, ``"counts"`` or ``"classes"``."""
     y: np.ndarray
     """``(n,)``."""
-    log_lik: np.ndarray | None = None
-    """``(S, rows)``; None where only draws of the site are known."""
+    log_lik: np.ndarray
+    """``(S, rows)``."""
     mean: np.ndarray | None = None
     """``(S, n)``, and so the variance; of numbers and counts."""
     variance: np.ndarray | None = None
@@ -69,15 +69,14 @@ def predictions_of_fit(asked: FitRequest, labelled: bool = True) -> Predicted:
     label is needed, also for the site of classes that is observed if it has labels."""
     num_samples = check_count("num_samples", asked.num_samples)
     key_prototype, key_draws = random.split(check_key(asked.rng_key))
-    fit = predicting_fit(asked, "a prediction needs")
+    fit = predicting_fit(asked)
     fit = fit if labelled else _any_labels(fit, key_prototype)
     proto = prototype(fit, key_prototype, needs_latents=False)
     name = _site_of(proto.trace, asked.site)
     if name in proto.left_out:
         raise ValueError(
             f"the prediction of '{name}' depends on {proto.marginalized}, which the run summed out;"
-            " draw them, as by numpyro.infer.Predictive(..., infer_discrete=True), or sum them out"
-            " of the model."
+            " sum them out of the model."
         )
     observed = proto.trace[name]
     _refuse_local(proto.trace, observed)
@@ -99,22 +98,17 @@ def predictions_of_fit(asked: FitRequest, labelled: bool = True) -> Predicted:
 
 def _any_labels(fit: Fit, rng_key: Array) -> Fit:
     """The fit with a label of 0 in place of those that the arguments leave out."""
-    labels: dict[str, jax.ShapeDtypeStruct] = {}
 
-    def look() -> None:
+    def look() -> Sites:
         params, (key_guide, key_model) = fit.params[0], random.split(rng_key)
         first = {name: jnp.asarray(x[0]) for name, x in fit.draws[0].items()} if fit.draws else None
         draw = draw_of(fit, params, first, key_guide)[1]
-        for site in latent_sites(model_trace_of(fit, params, draw, key_model)):
-            if site["name"] not in draw and isinstance(_elementwise(site["fn"]), CLASSES):
-                value = site["value"]
-                labels[site["name"]] = jax.ShapeDtypeStruct(value.shape, value.dtype)
+        sites = latent_sites(model_trace_of(fit, params, draw, key_model))
+        labels = [x for x in sites if isinstance(_elementwise(x["fn"]), CLASSES)]
+        return {x["name"]: jnp.zeros_like(x["value"]) for x in labels if x["name"] not in draw}
 
-    jax.eval_shape(look)
-    if not labels:
-        return fit
-    zeros: Any = {name: jnp.zeros(x.shape, x.dtype) for name, x in labels.items()}
-    return fit._replace(model=condition(fit.model, zeros))
+    labels: Any = {n: jnp.zeros(x.shape, x.dtype) for n, x in jax.eval_shape(look).items()}
+    return fit._replace(model=condition(fit.model, labels)) if labels else fit
 
 
 def _elementwise(fn: Any) -> Any:
@@ -133,7 +127,7 @@ def kind_of(site: Site) -> str:
         return "counts"
     raise ValueError(
         f"site '{site['name']}' is a {type(fn).__name__}, whose value is neither one class nor"
-        " numbers; score it by log_predictive_density. Scores of classes need a Categorical."
+        " numbers; score it by log_predictive_density."
     )
 
 
@@ -209,8 +203,7 @@ def _refuse_local(trace: Trace, observed: Site) -> None:
         if plates and plates <= set(frames(site)):
             raise ValueError(
                 f"latent site '{site['name']}' belongs to one row of '{observed['name']}', whose"
-                " prediction would use the observation itself; use held_out_log_likelihood or"
-                " log_predictive_density, or sum it out of the model."
+                " prediction would use the observation itself; use held_out_log_likelihood."
             )
 
 
@@ -220,8 +213,7 @@ def refuse_large(numbers: int, num_draws: int, shape: tuple[int, ...]) -> None:
     if size > LARGEST:
         raise ValueError(
             f"the predictions of {num_draws:,} draws at entries {shape} would take"
-            f" {size / 1e9:.1f} GB; pass a smaller num_samples, or fewer rows at a time, as"
-            " model_args=(x[:10_000], y[:10_000]) (draws of an MCMC or of particles: fewer rows)."
+            f" {size / 1e9:.1f} GB; pass a smaller num_samples, or fewer rows at a time."
         )
 
 
@@ -258,13 +250,14 @@ def _is_random(fit: Fit, name: str) -> bool:
 
 def predictions_of_distribution(fn: Distribution, y: Any, rng_key: Any = None) -> Predicted:
     """The predictions of a distribution with the draws on its first axis, or of a single draw."""
-    y = _observations(y)
+    y = np.asarray(y)
+    if bad := int(np.sum(~np.isfinite(y))):
+        raise ValueError(f"y has {bad} NaN or inf among {y.size} numbers; drop these rows.")
     if len(fn.shape()) == y.ndim:
         fn = fn.expand((1, *fn.batch_shape))
     if fn.shape()[1:] != y.shape:
         raise ValueError(
-            f"the distribution has shape {fn.shape()} and y {y.shape}; it must be (S, *shape of y),"
-            " with a draw on the first axis, or the shape of y."
+            f"the distribution has shape {fn.shape()} and y {y.shape}; it must be (S, *shape of y)."
         )
     site = {"name": "y", "fn": fn, "value": jnp.asarray(y), "intermediates": []}
     kind = kind_of(site)
@@ -276,44 +269,8 @@ def predictions_of_distribution(fn: Distribution, y: Any, rng_key: Any = None) -
     return _assemble(title, "y", kind, data, predictions)
 
 
-def predictions_of_samples(draws: dict[str, Any], y: Any, site: str | None = None) -> Predicted:
-    """The predictions of draws of the observed site itself, as ``Predictive`` gives them."""
-    y = _observations(y)
-    fitting = [name for name, x in draws.items() if np.shape(x)[1:] == y.shape]
-    if site is None and len(fitting) == 1:
-        site = fitting[0]
-    if site not in fitting:
-        raise ValueError(
-            f"site is {site!r}; it must be one of the sites {fitting}, whose draws have the shape"
-            f" (S, {', '.join(map(str, y.shape))}) that y asks for."
-        )
-    x = np.asarray(draws[site])
-    if not np.issubdtype(x.dtype, np.floating):
-        raise ValueError(
-            f"the draws of '{site}' are of type {x.dtype}, and labels alone have no probabilities;"
-            " pass the distribution with a draw on its first axis, as dist.Categorical(logits="
-            "logits)."
-        )
-    x = x.astype(np.float64).reshape(len(x), -1)
-    _refuse_nan(site, np.abs(x))
-    y = y.astype(np.float64).ravel()
-    pit = np.mean((x < y) + 0.5 * (x == y), 0)
-    return Predicted(f"{len(x):,} draws", site, "numbers", y, pit=pit, mean=x)
-
-
-def _observations(y: Any) -> np.ndarray:
-    y = np.asarray(y)
-    if y.size == 0 or not (np.issubdtype(y.dtype, np.number) or y.dtype == bool):
-        raise ValueError(f"y has shape {y.shape} and type {y.dtype}; it must hold numbers.")
-    if bad := int(np.sum(~np.isfinite(y))):
-        raise ValueError(f"y has {bad} NaN or inf among {y.size} numbers; drop these rows.")
-    return y
-
-
 def labels_of(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
     """Labels as integers in ``0 .. num_classes - 1``, or an error."""
-    if not (np.issubdtype(labels.dtype, np.number) or labels.dtype == bool):
-        raise ValueError(f"{name} has the type {labels.dtype}; it must hold integers.")
     wrong = labels[(labels < 0) | (labels >= num_classes) | (labels != np.round(labels))]
     if wrong.size:
         raise ValueError(

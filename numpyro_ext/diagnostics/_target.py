@@ -1,5 +1,6 @@
 """The density by which a fit is judged, where that is not the posterior by all rows."""
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 import warnings
@@ -29,8 +30,6 @@ OVER = 10_000
 """Rows up to which a fit takes them all."""
 ROWS = 2000
 """Rows that stand in for more; one of them costs as much as several without the expansion."""
-AT_ONCE = 2**28
-"""Bytes of rows on the host that are read at once, where nothing stands in for them."""
 _DRAWS = 64
 _FEWEST, _MOST, _NUMBERS = 1000, 20_000, 5 * 10**7
 """Draws for the expectations of penalties, and the numbers that they hold together."""
@@ -42,12 +41,11 @@ def target_of(
     """The fit with the model by which it is judged, and sentences on what is wrong with that."""
     loss: Any = getattr(obj, "loss", None)
     # True if the best guide is the posterior of loss.tilted(model), with parameters loss.slopes.
-    if not getattr(loss, "tilts", False) or fit.model is None:
+    if not getattr(loss, "tilts", False):
         return by_proxy(fit, obj, proxy_of(obj, proxy), rng_key)
     if proxy is not None:
         raise ValueError(
-            f"no proxy stands in for the penalties of a {type(loss).__name__}, which are of all"
-            " rows; leave out proxy=."
+            f"no proxy stands in for the penalties of a {type(loss).__name__}; leave out proxy=."
         )
     return by_penalties(fit, loss, rng_key)
 
@@ -83,65 +81,42 @@ def by_proxy(
 ) -> tuple[Fit, tuple[str, ...]]:
     """The fit with a model of some rows that stand in for all, where the proxy is good enough and
     the rows are many; otherwise the fit itself, and why."""
-    if proxy is None and (proxy := proxy_at_draws(fit, obj)) is not None:
-        noise = _noise(fit, _model_of(obj), proxy, rng_key)
-        if noise > PROXY_NOISE:
-            _check_at_once(fit, f"has a noise of {noise:.2g} nats")
-            return fit, ()
-        return fit._replace(model=stand_in(_model_of(obj), proxy)), ()
-    if proxy is None or fit.model is None:
+    model, of_loss = obj.sampler.model if isinstance(obj, MCMC) else obj.model, proxy_of(obj, None)
+    at_draws = _proxy_at_draws(fit, model) if proxy is None else None
+    proxy = proxy or at_draws
+    if proxy is None:
         return fit, ()
-    model = _model_of(obj)
     try:
-        proxy.check_data(model, fit.args, fit.kwargs)
+        if at_draws is None:
+            proxy.check_data(model, fit.args, fit.kwargs)
         if proxy.size <= OVER:
             return fit, ()
         noise = _noise(fit, model, proxy, rng_key)
     except ValueError as error:
-        if proxy is not proxy_of(obj, None):
+        if proxy is not of_loss:
             raise
         return fit, (f"The proxy of the loss is of another model or of other data: {error}",)
     if noise <= PROXY_NOISE:
         return fit._replace(model=stand_in(model, proxy)), ()
     warnings.warn(
         InferenceWarning(
-            f"the proxy is not used: at these draws it has a noise of {noise:.2g} nats, so that the"
-            f" weights would show its noise. Weights and moves take all {proxy.size:,} rows;"
-            " move the proxy to the draws by proxy=proxy.at(guide, params)."
+            f"the proxy is not used: at these draws it has a noise of {noise:.2g} nats. Weights and"
+            f" moves take all {proxy.size:,} rows; proxy.at(guide, params) moves it to the draws."
         ),
         stacklevel=5,
     )
     return fit, ()
 
 
-def _model_of(obj: Any) -> Any:
-    return obj.sampler.model if isinstance(obj, MCMC) else obj.model
-
-
-def proxy_at_draws(fit: Fit, obj: Any) -> TaylorProxy | None:
+def _proxy_at_draws(fit: Fit, model: Any) -> TaylorProxy | None:
     """The expansion of rows on the host at the mean of the draws; None where the rows are in memory
-    or so few that all are taken, and an error where they are too many to be read at once."""
-    if fit.model is None or rows_on_host((fit.args, fit.kwargs))[0] <= OVER:
+    or so few that all are taken, or where it cannot be made."""
+    if rows_on_host((fit.args, fit.kwargs))[0] <= OVER:
         return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", InferenceWarning)  # a loss with the proxy says it
-            expansion = TaylorExpansion(_model_of(obj), fit.args, fit.kwargs)
-            return expansion.proxy(random.key(0), _center_of(fit, expansion))
-    except ValueError as error:
-        _check_at_once(fit, f"cannot be made: {error}")
-        return None
-
-
-def _check_at_once(fit: Fit, why: str) -> None:
-    """An error if the rows on the host are too many to be read at once."""
-    size, num_bytes = rows_on_host((fit.args, fit.kwargs))
-    if num_bytes > AT_ONCE:
-        raise ValueError(
-            f"the fit is judged on all {size:,} rows, {num_bytes / 1e9:.1f} GB on the host, for"
-            " which an expansion at the mean of the draws stands in, and that"
-            f" {why.rstrip('.')}. Give the rows as arrays if they fit into memory."
-        )
+    with warnings.catch_warnings(), suppress(ValueError):
+        warnings.simplefilter("ignore", InferenceWarning)  # a loss with the proxy says it
+        expansion = TaylorExpansion(model, fit.args, fit.kwargs)
+        return expansion.proxy(random.key(0), _center_of(fit, expansion))
 
 
 def _center_of(fit: Fit, expansion: TaylorExpansion) -> Any:

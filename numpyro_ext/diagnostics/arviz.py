@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 import math
 from typing import TYPE_CHECKING, Any
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -11,24 +10,17 @@ import numpy as np
 import numpyro
 from numpyro.infer import MCMC
 
-from numpyro_ext._checks import InferenceWarning, check_count
-from numpyro_ext._model.read import is_data, sample_sites
-from numpyro_ext._typing import Trace
+from numpyro_ext._checks import check_count
+from numpyro_ext._model.read import is_data
 from numpyro_ext.diagnostics._evaluate import (
     Prototype,
     count_of,
     dims_of,
     evaluator,
     prototype,
-    warn_of_lost_draws,
 )
-from numpyro_ext.diagnostics._fit import chains_of, check_key, fit_of, mcmc_stats
+from numpyro_ext.diagnostics._fit import check_key, fit_of, mcmc_stats
 from numpyro_ext.diagnostics._predicted import LARGEST
-from numpyro_ext.diagnostics.checks.chains import divergences
-from numpyro_ext.diagnostics.checks.gradients import enough_particles, rows_of_particles
-from numpyro_ext.diagnostics.checks.temperature import temperature
-from numpyro_ext.diagnostics.context import FitContext
-from numpyro_ext.diagnostics.table import Row
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -116,45 +108,6 @@ def _refuse_large(
             )
 
 
-def _warn_of_factors(trace: Trace) -> None:
-    """A warning that LOO leaves out a term of the likelihood that is a ``numpyro.factor``.
-
-    A number beside observed sites is likely a prior or a constraint, which LOO has to leave out.
-    """
-    observed = [site for site in sample_sites(trace) if site["is_observed"]]
-    factors = [site for site in observed if not is_data(site)]
-    has_data = len(factors) < len(observed)
-    for site in factors:
-        if not has_data or count_of(site) > 1:
-            message = (
-                f"the factor '{site['name']}' of the model has no rows that were observed, so the"
-                " log_likelihood, and LOO with it, leave it out; write it as numpyro.sample(...,"
-                " obs=data) with a distribution, or pass log_likelihood=False."
-            )
-            warnings.warn(InferenceWarning(message), stacklevel=3)
-            return
-
-
-def _warn_of_rows(rows: Sequence[Row]) -> None:
-    """An :class:`InferenceWarning` of one sentence for every line that is wrong."""
-    for row in rows:
-        if row.ok is False:
-            warnings.warn(
-                f"the {row.quantity} is {row.shown} (limit {row.limit}): {row.verdict}",
-                InferenceWarning,
-                stacklevel=3,
-            )
-
-
-def _check_names(what: str, names: Names | None, known: set[str]) -> None:
-    unknown = sorted(set(names or {}) - known)
-    if unknown:
-        raise ValueError(
-            f"{what} names '{unknown[0]}', which is not in the result; it has"
-            f" {', '.join(sorted(known))}."
-        )
-
-
 def to_arviz(
     obj: Any,
     result: Any = None,
@@ -165,15 +118,10 @@ def to_arviz(
     rng_key: Any = None,
     log_likelihood: bool = True,
     posterior_predictive: bool = False,
-    block_size: int | None = None,
     coords: dict[str, Any] | None = None,
     dims: Names | None = None,
-    extra_event_dims: Names | None = None,
 ) -> "DataTree":
     r"""A fitted object as an ArviZ ``DataTree``, whatever fitted it.
-
-    It stands in for ``az.from_numpyro_svi`` and ``az.from_numpyro``, and also takes minibatches,
-    guides of any kind, particles and restarts, with the densities of variational draws.
 
     All quantities belong to the model on **all N data** (see :func:`full_data`), also where the
     fit took minibatches. The groups, each ``(chain, draw, *site)`` but the last:
@@ -186,54 +134,38 @@ def to_arviz(
       ``MCMC``: its extra fields that are arrays (``potential_energy`` becomes ``lp``, or
       ``lp_minibatch`` of a minibatch).
     - ``log_likelihood``: :math:`\log p(x_n \mid z)` of every datum, without plate scale.
-      ``numpyro.factor`` terms belong to ``lp`` only; an :class:`InferenceWarning` says where LOO
-      would leave out a factor that looks like a likelihood.
+      ``numpyro.factor`` terms belong to ``lp`` only, so that LOO leaves them out.
     - ``posterior_predictive``: the observed sites drawn anew at the same arguments.
     - ``observed_data``: the N observations.
 
     The attributes are ``inference_method`` (``"svi"``, ``"particles"``, ``"mcmc"``, ``"sgmcmc"`` or
     the engine's name), ``guide``, ``loss``, ``engine`` or ``kernel``, ``num_restarts``, and
-    ``density``: ``"exact"``; ``"bound"`` where the guide has auxiliary variables, so that
-    ``log_weight`` belongs to a bound; ``"none"``. A guide of your own with ``Delta`` sites has a
-    density if it declares it at the sites by ``infer={"states_jacobian": True}``: that their
-    ``log_density`` is minus the log Jacobian of the map from its auxiliary sites.
+    ``density``: ``"exact"``; ``"bound"`` where the guide has auxiliary variables; ``"none"``. A
+    guide of your own with ``Delta`` sites has a density if it declares at the sites, by
+    ``infer={"states_jacobian": True}``, that their ``log_density`` is minus the log Jacobian of the
+    map from its auxiliary sites. Discrete latent sites that the run summed out are
+    ``marginalized``; deterministic and observed sites are then ``left_out``.
 
     **To read it:** the draws of a guide are independent, so ``ess`` is about S and says nothing of
-    the fit. With restarts as chains, ``az.rhat`` above 1.01 says that the restarts are different
-    optima; ``pareto_khat`` judges a single one. The LOO to quote for a variational fit is
-    ``az.loo_approximate_posterior(dt, log_p=dt.sample_stats.lp, log_q=dt.sample_stats.log_q)``.
+    the fit; :func:`diagnose` does. With restarts as chains, ``az.rhat`` above 1.01 says that the
+    restarts are different optima. The LOO to quote for a variational fit is
+    ``az.loo_approximate_posterior(dt, log_p=dt.sample_stats.lp, log_q=dt.sample_stats.log_q)``. A
+    ``/`` in the name of a site becomes a ``.`` in the tree.
 
-    **Cost:** the likelihood of N data at S draws, and S*N floats for the log likelihoods. A group
-    of more than 1 GB is refused before anything is computed.
+    **Cost:** the likelihood of N data at S draws. A group of more than 1 GB is refused.
 
-    A stochastic-gradient run, or particles, that cannot be trusted are converted all the same, with
-    an :class:`InferenceWarning` for each line of :func:`diagnose` on their temperature,
-    divergences, number, spread or mean that is wrong.
-
-    A ``/`` in the name of a site becomes a ``.`` in the tree. Discrete latent sites that the run
-    summed out are in the attribute ``marginalized``, and what cannot be computed without them in
-    ``left_out``. Draws that have left the support of a site are converted as they are; an
-    :class:`InferenceWarning` names the site and the chains.
-
-    :param obj: an ``SVI``, an ``MCMC`` that has run, or an engine with ``model``, ``guide`` and
-        ``run``.
+    :param obj: an ``SVI``, an ``MCMC`` that has run, or an engine.
     :param result: for an ``SVI`` or an engine: what ``run`` returned, the state of the ``SVI``, a
-        params dict (not of a program with mutable state), or a list of these, which become the
-        chains; :func:`restarts` makes it. Not for an ``MCMC``.
+        params dict, or a list of these, which become the chains; :func:`restarts` makes it.
     :param tuple model_args: the model's arguments; an ``MCMC`` has the arguments of its run.
     :param dict model_kwargs: its keyword arguments; the ``static_kwargs`` of an ``SVI`` are added.
     :param int num_samples: draws per chain from a guide; particles and ``MCMC`` have their own.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
     :param bool log_likelihood: True computes that group.
     :param bool posterior_predictive: True draws that group.
-    :param int block_size: draws that are evaluated at a time, which bounds the memory and changes
-        no number; default: as many as have 10^6 log densities. Given for an ``MCMC`` of minibatches
-        it also asks for ``lp`` on all data.
     :param coords: coordinates by dimension.
     :param dims: dimensions by site, without chain and draw; they replace those found in the model's
         plates and ``infer={"event_dims": ...}``.
-    :param extra_event_dims: names for the last axes of sites whose ``event_dims`` the model does
-        not give, such as deterministic ones.
     :return: ``xarray.DataTree`` of host arrays in the precision of the draws, ``log_weight`` in
         double precision.
 
@@ -255,50 +187,29 @@ def to_arviz(
     ({'chain': 1, 'draw': 50, 'N': 3}, 'exact')
     """
     num_samples = check_count("num_samples", num_samples)
-    if block_size is not None:
-        block_size = check_count("block_size", block_size)
     rng_key = check_key(rng_key)
-    fit = fit_of(obj, result, model_args, model_kwargs)
-    is_mcmc, context = isinstance(obj, MCMC), FitContext(obj, fit, result, rng_key)
+    fit, is_mcmc = fit_of(obj, result, model_args, model_kwargs), isinstance(obj, MCMC)
     stats = mcmc_stats(obj, fit) if is_mcmc else {}
     attributes = {**fit.attributes, "density": "none"}
-    method = attributes["inference_method"]
-    if method == "sgmcmc":
-        _warn_of_rows([*divergences(context), *temperature(context)])
     user_dims = {name: list(names) for name, names in (dims or {}).items()}
-    if fit.model is None:
-        draws = chains_of(fit)
-        _check_names("dims", dims, {*draws, *stats})
-        return _tree({"posterior": draws, "sample_stats": stats}, attributes, user_dims, coords)
-
     key_prototype, key_draws = jax.random.split(rng_key)
     proto: Prototype = prototype(fit, key_prototype)
     attributes["density"] = proto.density
     known = {n for n, s in proto.trace.items() if s["type"] in ("sample", "deterministic")}
-    _check_names("dims", dims, {*known, *stats, *(() if is_mcmc else ("log_weight",))})
-    _check_names("extra_event_dims", extra_event_dims, known)
     each = [len(next(iter(draws.values()))) for draws in fit.draws]
-    num_draws = sum(each) if fit.draws else num_samples * len(fit.params)
+    num_draws = sum(each) or num_samples * len(fit.params)
     _refuse_large(proto, num_draws, log_likelihood, posterior_predictive)
-    if log_likelihood:
-        _warn_of_factors(proto.trace)
-    of_rows = sum(count_of(site) for site in proto.trace.values() if is_data(site))
-    if method == "particles" and context.has_gradient and 4.0 * each[0] * of_rows <= LARGEST:
-        _warn_of_rows([*enough_particles(context), *rows_of_particles(context)])
     if proto.marginalized:
         attributes |= {"marginalized": proto.marginalized, "left_out": proto.left_out}
     evaluate = evaluator(
         fit,
         proto,
-        block_size=block_size,
-        lp=not is_mcmc or (fit.by_minibatches and block_size is not None),
+        lp=not is_mcmc,
         log_likelihood=log_likelihood,
         posterior_predictive=posterior_predictive,
     )
     out = evaluate(key_draws, num_samples)
-    warn_of_lost_draws(out)
-    extra = extra_event_dims or {}
-    named = {name: dims_of(proto.trace[name], extra.get(name, ())) for name in known}
+    named = {name: dims_of(proto.trace[name]) for name in known}
     if proto.units is not None:
         named = {"log_weight": list(proto.units.plates), **named}
     groups = {

@@ -1,13 +1,13 @@
 """Calibration of predicted numbers: whether intervals hold as many observations as they say."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
 
 from numpyro_ext._checks import check_choice
-from numpyro_ext.diagnostics._fit import FitArguments, FitRequest, is_fit
+from numpyro_ext.diagnostics._fit import FitRequest, is_fit
 from numpyro_ext.diagnostics._predicted import Predicted, predictions_of_fit
 
 LEVELS = tuple(i / 10 for i in range(1, 10))
@@ -44,7 +44,7 @@ def regression_calibration(
     scale: Any = None,
     levels: Sequence[float] | None = None,
     kind: str = "central",
-    **of_a_fit: Unpack[FitArguments],
+    **of_a_fit: Any,
 ) -> Calibration:
     r"""Whether predictive intervals hold as many observations as they say.
 
@@ -57,25 +57,22 @@ def regression_calibration(
         \hat p_j &= \frac1n \#\{n : u_n \le p_j\} \ \text{(cdf)}, \qquad
         \mathrm{error} = \frac1J \sum_j (p_j - \hat p_j)^2.
 
-    The error of a perfect model is not zero: on n independent observations its mean is
-    :math:`\frac1J \sum_j p_j (1 - p_j) / n` (``perfect_error``). **It fails** to see whether a
+    The error of a perfect model is not zero (``perfect_error``). **It fails** to see whether a
     prediction is of any use: the distribution of all observations, the same for each row, is
     calibrated. Quote the ``sharpness`` with it.
 
-    The u of a fit is the mean over draws of the cdf of the observed site; from 100 draws of the
-    site where NumPyro has no cdf. Of counts, and of ``samples`` that equal the observation, half of
-    the probability at y counts. Several numbers in a row count as several observations.
+    The u of a fit is the mean over draws of the cdf of the observed site. Of counts, and of
+    ``samples`` that equal the observation, half of the probability at y counts.
 
-    :param y: observations, any shape; or a fit: an ``SVI``, an engine, or an ``MCMC``.
-    :param result: for an ``SVI`` or engine: what ``run`` returned, or a list of restarts.
+    :param y: observations, any shape; or a fit.
+    :param result: of an ``SVI`` or engine, its result.
     :param samples: draws of the prediction, ``(S, *shape of y)``, noise included.
     :param pit: the :math:`u_n` themselves; y is not needed.
     :param loc: the mean of a normal prediction, with ``scale``.
     :param scale: its standard deviation.
     :param levels: in (0, 1); default 0.1, 0.2, ..., 0.9.
     :param str kind: ``"central"`` or ``"cdf"``.
-    :param of_a_fit: for a fit: ``model_args, model_kwargs, site, num_samples, rng_key``, as in
-        :func:`predictive_scores`.
+    :param of_a_fit: the arguments of :func:`predictive_scores`, for a fit.
     :return: a :class:`Calibration`.
 
     **References**
@@ -92,70 +89,50 @@ def regression_calibration(
     (True, True)
     """
     check_choice("kind", kind, ("central", "cdf"))
-    grid = _levels(levels)
-    predictions = {"samples": samples, "pit": pit, "loc and scale": loc if scale is None else scale}
-    sources = [name for name, x in predictions.items() if x is not None]
-    if is_fit(y):
-        if sources:
-            raise ValueError(f"y is a fit, which predicts by itself; leave out {sources[0]}.")
-        return calibration_of(predictions_of_fit(FitRequest(y, result, **of_a_fit)), grid, kind)
-    if of_a_fit or result is not None:
-        named = [*of_a_fit, "result"][0]
-        raise TypeError(f"{named} belongs to a fit, and y is a {type(y).__name__}.")
-    if len(sources) != 1 or (loc is None) != (scale is None):
-        raise ValueError(
-            f"the prediction is given by {' and '.join(sources) or 'nothing'}; give exactly one of"
-            " samples=, pit=, or loc= with scale=."
-        )
-    if pit is not None:
-        u, sharpness = np.ravel(np.asarray(pit, np.float64)), np.nan
-    else:
-        observed = np.asarray(y, np.float64)
-        if not np.isfinite(observed).all():
-            raise ValueError("y has entries that are not finite; drop these rows.")
-        u, sharpness = _pit_of_arrays(observed, samples, loc, scale)
-    if not u.size or not ((u >= 0) & (u <= 1)).all():
-        raise ValueError("the pit must hold probabilities in [0, 1], one at least, and no NaN.")
-    return _calibration(u, sharpness, grid, kind)
-
-
-def calibration_of(
-    predicted: Predicted, levels: np.ndarray | None = None, kind: str = "central"
-) -> Calibration:
-    """The calibration of predicted numbers."""
-    if predicted.pit is None or predicted.mean is None:
-        raise ValueError(
-            f"site '{predicted.site}' has classes; its calibration is expected_calibration_error."
-        )
-    variance = 0.0 if predicted.variance is None else predicted.variance.mean(0)
-    sharpness = float(np.mean(variance + predicted.mean.var(0)))
-    # The mean of a cdf in single precision may be 1 and a little more.
-    u = np.clip(predicted.pit, 0, 1)
-    return _calibration(u, sharpness, _levels(None) if levels is None else levels, kind)
-
-
-def _levels(levels: Sequence[float] | None) -> np.ndarray:
     grid = np.ravel(np.asarray(LEVELS if levels is None else levels, np.float64))
     if not grid.size or not ((grid > 0) & (grid < 1)).all():
         raise ValueError(f"levels is {levels!r}; it must hold probabilities between 0 and 1.")
-    return grid
+    if is_fit(y):
+        return calibration_of(predictions_of_fit(FitRequest(y, result, **of_a_fit)), grid, kind)
+    if sum(x is not None for x in (samples, pit, scale)) != 1 or (loc is None) != (scale is None):
+        raise ValueError("give exactly one of samples=, pit=, or loc= with scale=.")
+    if pit is not None:
+        u, sharpness = np.asarray(pit, np.float64), np.nan
+    else:
+        observed = np.asarray(y, np.float64)
+        u, sharpness = _pit_of_arrays(observed, samples, loc, scale)
+    if not ((u >= 0) & (u <= 1)).all():
+        raise ValueError("the pit must hold probabilities in [0, 1] and no NaN.")
+    return _calibration(np.ravel(u), sharpness, grid, kind)
+
+
+def calibration_of(
+    predicted: Predicted, levels: Sequence[float] | np.ndarray = LEVELS, kind: str = "central"
+) -> Calibration:
+    """The calibration of predicted numbers."""
+    if predicted.pit is None or predicted.mean is None or predicted.variance is None:
+        raise ValueError(
+            f"site '{predicted.site}' has classes; its calibration is expected_calibration_error."
+        )
+    sharpness = float(np.mean(predicted.variance.mean(0) + predicted.mean.var(0)))
+    # The mean of a cdf in single precision may be 1 and a little more.
+    return _calibration(np.clip(predicted.pit, 0, 1), sharpness, np.asarray(levels), kind)
 
 
 def _pit_of_arrays(y: np.ndarray, samples: Any, loc: Any, scale: Any) -> tuple[np.ndarray, float]:
-    """The flat pit, and the mean variance, of draws or of a normal."""
+    """The pit, which is NaN where a number is, and the mean variance, of draws or of a normal."""
     if samples is not None:
         x = np.asarray(samples, np.float64)
-        if x.shape[1:] != y.shape or not np.isfinite(x).all():
+        if x.shape[1:] != y.shape:
             raise ValueError(
-                f"samples has shape {x.shape} and y {y.shape}; it must be (S, *shape of y), and"
-                " every number finite."
+                f"samples has shape {x.shape} and y {y.shape}; it must be (S, *shape of y)."
             )
-        u = np.mean((x < y) + 0.5 * (x == y), 0)
-        return np.ravel(u), float(np.mean(x.var(0)))
+        u = np.mean((x < y) + 0.5 * (x == y) + 0.0 * (x + y), 0)  # a comparison hides NaN
+        return u, float(np.mean(x.var(0)))
     m, s = (np.broadcast_to(np.asarray(x, np.float64), y.shape) for x in (loc, scale))
-    if not (s > 0).all() or not (np.isfinite(m).all() and np.isfinite(s).all()):
-        raise ValueError("scale must be positive and finite, and loc finite.")
-    return np.ravel(ndtr((y - m) / s)), float(np.mean(s**2))
+    if not (s > 0).all():
+        raise ValueError("scale must be positive.")
+    return ndtr((y - m) / s), float(np.mean(s**2))
 
 
 def _calibration(u: np.ndarray, sharpness: float, levels: np.ndarray, kind: str) -> Calibration:

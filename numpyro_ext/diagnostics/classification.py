@@ -1,12 +1,12 @@
 """Scores of predicted probabilities of classes: calibration, Brier score, and entropies."""
 
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import entr
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.diagnostics._fit import FitArguments, FitRequest, is_fit
+from numpyro_ext.diagnostics._fit import FitRequest, is_fit
 from numpyro_ext.diagnostics._predicted import Predicted, labels_of, predictions_of_fit
 
 SUM = 1e-3
@@ -36,7 +36,7 @@ class PredictiveUncertainty(NamedTuple):
 
 
 def reliability_bins(
-    probs: Any, labels: Any = None, num_bins: int = 15, **of_a_fit: Unpack[FitArguments]
+    probs: Any, labels: Any = None, num_bins: int = 15, **of_a_fit: Any
 ) -> ReliabilityBins:
     r"""Confidence, accuracy and number of rows in bins of equal width of the confidence.
 
@@ -80,7 +80,7 @@ def error_of(bins: ReliabilityBins) -> float:
 
 
 def expected_calibration_error(
-    probs: Any, labels: Any = None, num_bins: int = 15, **of_a_fit: Unpack[FitArguments]
+    probs: Any, labels: Any = None, num_bins: int = 15, **of_a_fit: Any
 ) -> float:
     r"""Expected calibration error of the most probable class.
 
@@ -90,8 +90,7 @@ def expected_calibration_error(
 
     **Biased upwards**: the error of a perfect model is the noise of its bins;
     :func:`predictive_scores` prints it beside. **It fails** to see the classes below the most
-    probable one, and whether the model separates the rows at all: the shares of the classes, the
-    same for every row, have an error near 0.
+    probable one, and whether the model separates the rows at all.
 
     :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit.
     :param labels: ``(N,)`` integers in ``0 .. C - 1``; of an ``SVI`` or engine, its result.
@@ -121,13 +120,12 @@ def perfect_calibration_error(
     return float(np.mean([error_of(_binned(confidence, right, num_bins)) for right in repeats]))
 
 
-def brier_score(probs: Any, labels: Any = None, **of_a_fit: Unpack[FitArguments]) -> float:
+def brier_score(probs: Any, labels: Any = None, **of_a_fit: Any) -> float:
     r"""Brier score over all classes, between 0 and 2, lower being better.
 
     .. math:: \frac1N \sum_{n=1}^N \sum_{c=1}^C (p_{nc} - 1[y_n = c])^2.
 
-    It is a proper score: in the mean over labels nothing is better than their true probabilities.
-    The convention for two classes that counts one column only is half of it.
+    It is a proper score. The convention for two classes that counts one column only is half of it.
 
     :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit.
     :param labels: ``(N,)`` integers in ``0 .. C - 1``; of an ``SVI`` or engine, its result.
@@ -155,7 +153,7 @@ def brier_of(probs: np.ndarray, labels: np.ndarray) -> float:
 
 
 def predictive_uncertainty(
-    probs: Any, result: Any = None, **of_a_fit: Unpack[FitArguments]
+    probs: Any, result: Any = None, **of_a_fit: Any
 ) -> PredictiveUncertainty:
     r"""The entropy of a predicted class, split into noise of the label and doubt between draws.
 
@@ -165,15 +163,14 @@ def predictive_uncertainty(
         \underbrace{\frac1S \sum_s H[p_s]}_{\text{aleatoric}} +
         \underbrace{I[y; \theta]}_{\text{epistemic}}, \qquad H[p] = -\sum_c p_c \log p_c,
 
-    in nats; :math:`0 \log 0 = 0`. More data take the epistemic part away, and not the aleatoric
-    one. Of a single draw, or of a point, the epistemic part is 0, which says nothing. With few
-    draws it is too small: S draws know at most log S nats.
+    in nats. More data take the epistemic part away, and not the aleatoric one. S draws know at most
+    log S nats: of a single one the epistemic part is 0.
 
     :param probs: ``(S, N, C)``, probabilities of C classes in N rows under S draws, or with more
-        axes between; or a fit: an ``SVI``, an engine, or an ``MCMC``.
-    :param result: for an ``SVI`` or engine: what ``run`` returned, or a list of restarts.
-    :param of_a_fit: for a fit: ``model_args, model_kwargs, site, num_samples, rng_key``, as in
-        :func:`predictive_scores`, where the labels may be left out, ``model_args=(X_new,)``.
+        axes between; or a fit.
+    :param result: of an ``SVI`` or engine, its result.
+    :param of_a_fit: the arguments of :func:`predictive_scores`, for a fit; the labels may be left
+        out, ``model_args=(X_new,)``.
     :return: :class:`PredictiveUncertainty`, three arrays ``(N,)``.
 
     **References**
@@ -188,13 +185,10 @@ def predictive_uncertainty(
     """
     if is_fit(probs):
         predicted = predictions_of_fit(FitRequest(probs, result, **of_a_fit), labelled=False)
-        p = classes_of(predicted)[0]
-    else:
-        _refuse_arguments(result, of_a_fit)
-        p = np.asarray(probs, np.float64)
-        if p.ndim < 3 or not p.size:
-            raise ValueError(f"probs has shape {p.shape}; it must be (S, N, C), draws first.")
-        _check_probs(p)
+        return uncertainty_of(classes_of(predicted)[0])
+    p = _checked(probs)
+    if p.ndim < 3:
+        raise ValueError(f"probs has shape {p.shape}; it must be (S, N, C), draws first.")
     return uncertainty_of(p)
 
 
@@ -205,52 +199,40 @@ def uncertainty_of(probs: np.ndarray) -> PredictiveUncertainty:
     return PredictiveUncertainty(total, each, np.maximum(total - each, 0.0))
 
 
-def probs_and_labels(
-    probs: Any, labels: Any, **of_a_fit: Unpack[FitArguments]
-) -> tuple[np.ndarray, np.ndarray]:
+def probs_and_labels(probs: Any, labels: Any, **of_a_fit: Any) -> tuple[np.ndarray, np.ndarray]:
     """``(N, C)`` probabilities, the mean of all draws, and ``(N,)`` labels, of arrays or a fit."""
     if is_fit(probs):
         p, y = classes_of(predictions_of_fit(FitRequest(probs, labels, **of_a_fit)))
         return p.mean(0), y
-    _refuse_arguments(None, of_a_fit)
-    p, y = np.asarray(probs, np.float64), np.asarray(labels)
-    if p.ndim not in (2, 3) or p.shape[-1] < 2 or not p.size:
+    p, y = _checked(probs), np.asarray(labels)
+    if p.ndim not in (2, 3):
         raise ValueError(
-            f"probs has shape {p.shape}; it must be (N, C) or (S, N, C), with a column for each of"
-            " the classes: for two, np.stack([1 - p, p], -1)."
+            f"probs has shape {p.shape}; it must be (N, C) or (S, N, C): for two classes,"
+            " np.stack([1 - p, p], -1)."
         )
-    _check_probs(p)
     p = p.mean(0) if p.ndim == 3 else p
     if y.shape != p.shape[:1]:
         raise ValueError(f"labels has shape {y.shape}; it must be ({len(p)},), a number a row.")
     return p, labels_of("labels", y, p.shape[-1])
 
 
-def _refuse_arguments(result: Any, of_a_fit: FitArguments) -> None:
-    if result is not None or of_a_fit:
-        named = "result" if result is not None else next(iter(of_a_fit))
-        raise TypeError(f"{named} belongs to a fit, and probs is an array; pass the fit itself.")
-
-
-def _check_probs(p: np.ndarray) -> None:
-    """An error unless all rows are probabilities."""
-    low, high = (float(x) for x in (p.min(), p.max()))
-    sums = p.sum(-1)
-    if not (low >= -1e-6 and high <= 1 + 1e-6 and (np.abs(sums - 1) <= SUM).all()):
+def _checked(probs: Any) -> np.ndarray:
+    """Probabilities in double precision; an error unless they are between 0 and 1, and those of
+    the classes add up to 1."""
+    p = np.asarray(probs, np.float64)
+    is_probability = np.all((p >= -1e-6) & (p <= 1 + 1e-6))
+    if p.ndim > 1 and not (is_probability and np.all(np.abs(p.sum(-1) - 1) <= SUM)):
         raise ValueError(
-            f"probs has entries from {low:.4g} to {high:.4g} and rows with sums from"
-            f" {sums.min():.4g} to {sums.max():.4g}; each row must be probabilities with the sum 1"
-            " (of logits: jax.nn.softmax(logits))."
+            f"probs has entries from {p.min():.4g} to {p.max():.4g}; each row must be probabilities"
+            " with the sum 1 (of logits: jax.nn.softmax(logits))."
         )
+    return p
 
 
 def classes_of(predicted: Predicted) -> tuple[np.ndarray, np.ndarray]:
     """``(S, n, C)`` probabilities and labels of a prediction of classes."""
     if predicted.probs is None:
-        raise ValueError(
-            f"site '{predicted.site}' has {predicted.kind} and no classes; use"
-            " regression_calibration."
-        )
+        raise ValueError(f"site '{predicted.site}' has {predicted.kind} and no classes.")
     return predicted.probs, labels_of(
         f"site '{predicted.site}'", predicted.y, predicted.probs.shape[-1]
     )

@@ -1,9 +1,16 @@
-"""Means, standard deviations and shapes of draws beside a reference, and the lines about them."""
+"""Means, standard deviations and shapes of draws beside a reference, and the lines about them.
+
+Reference: Dekkers, Einmahl and de Haan, *A moment estimator for the index of an extreme-value
+distribution* (Annals of Statistics 1989).
+"""
 
 from collections.abc import Callable, Sequence
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from jax import Array, lax
+import jax.numpy as jnp
+from jax.scipy.special import ndtri
 import numpy as np
 
 from numpyro_ext.diagnostics.limits import RATIO_KNOWN, SHAPE, SHAPE_KNOWN, SHIFT
@@ -13,6 +20,17 @@ MEAN, SD, SHAPES = "shift of the mean, worst", "sd ratio, worst", "shape, worst"
 OF_DRAWS = MEAN, SD, SHAPES
 """The lines that compare the draws with the posterior."""
 _INTERVALS = "the middle half", "nine tenths"
+
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+HEAVY = 0.3
+"""Tail index from which on standard deviations are not compared: without a fourth moment, which
+exists below 1/4, their error is not known. It is estimated with an error of 0.06 or more."""
+_FEWEST = 1000
+"""Draws from which on the index is known well enough."""
+_NEARLY = 0.02
+"""Shares nearer to 0 or 1 than this belong to a number that has one value in most draws."""
+_MOST_CORRELATED = 300
+"""Coordinates up to which the unit of points is their whole covariance."""
 
 
 class Comparison(NamedTuple):
@@ -49,23 +67,19 @@ class Comparison(NamedTuple):
         two could not be judged, because a mean alone does not judge the draws."""
         most = self.farthest
         decided = decide(self.shift, self.shift_error, (-most, most), most)
-        distances, right = np.abs(self.shift), "the means are right"
-        mean = self._row(
-            MEAN, distances, self.shift_error, f"{most:.2g}", decided, right, self._wrong_mean
-        )
-        right, known = "the sds are right", RATIO_KNOWN
-        sd = self._row_of_ratio(
-            SD, self.ratio, self.ratio_error, self.limits, known, right, self._wrong_sd
-        )
-        rows = void_if_any_unjudged([mean, sd])
+        mean = np.abs(self.shift), self.shift_error
+        right, wrong = "the means are right", self._wrong_mean
+        rows = [self._row(MEAN, *mean, f"{most:.2g}", decided, right, wrong)]
+        sd, right = (self.ratio, self.ratio_error), "the sds are right"
+        rows += [self._row_of_ratio(SD, *sd, self.limits, RATIO_KNOWN, right, self._wrong_sd)]
+        rows = void_if_any_unjudged(rows)
         # Where the draws lie elsewhere, the intervals have other shares in any case.
         if self.widths is None or self.width_errors is None or rows[0].ok is False:
             return rows
-        widths, errors = np.ravel(self.widths), np.ravel(self.width_errors)
+        widths = np.ravel(self.widths), np.ravel(self.width_errors)
         right = "the middle half and nine tenths of the draws are as wide as they should be"
-        shape = self._row_of_ratio(
-            SHAPES, widths, errors, SHAPE, SHAPE_KNOWN, right, self._wrong_shape
-        )
+        wrong = self._wrong_shape
+        shape = self._row_of_ratio(SHAPES, *widths, SHAPE, SHAPE_KNOWN, right, wrong)
         return [*rows, void_if_any_unjudged([*rows, shape])[-1]]
 
     def _wrong_mean(self, k: int) -> str:
@@ -118,12 +132,10 @@ class Comparison(NamedTuple):
             verdict = f"{right} (by {self.by})." if ok else f"{self.reference} {wrong(worst)}"
         elif math.isnan(value):
             verdict = "not judged: none of the numbers varies by more than its rounding."
-        elif not error > 0:
-            verdict = "not judged: the value has no Monte Carlo error, as if no draw had moved."
         else:
             verdict = (
-                "not judged: the value is not known well enough, because there are few draws or a"
-                " few far out make most of it; take more of them."
+                "not judged: the value is not known well enough, because there are few draws, a few"
+                " far out make most of it, or none has moved; take more of them."
             )
         return Row(quantity, value, error, limit, ok, verdict, of_draws=True)
 
@@ -142,11 +154,9 @@ def decide(
     """Whether all numbers are right, one of them is wrong, or they are not judged; and the one that
     says so.
 
-    - **Wrong**: a number is beyond a limit by more than its error, and off by more than the error
-      that the largest of so many has by chance.
-    - **Right**: there are numbers, and all are within the limits and known.
-    - **Not judged** (None) otherwise. An error of 0 or NaN is no evidence: it comes from chains
-      that are stuck, or from a mean that a few outliers dominate.
+    Wrong is a number beyond a limit by more than its error, and off by more than the error that the
+    largest of so many has by chance. Right are numbers within the limits that are known. An error
+    of 0 or NaN is no evidence: chains are stuck, or a few outliers dominate a mean.
 
     :param values: ``(n,)`` distances from what is right; NaN for numbers that say nothing.
     :param limits: one below 0, one above.
@@ -169,3 +179,88 @@ def decide(
     if np.max(errors[some]) > known:
         return None, int(np.argmax(np.where(some, errors, -np.inf)))
     return True, int(np.argmax(distance))
+
+
+def is_heavy(x: Any, median: Any) -> Any:
+    """``(n,)``: whether the tail of ``(m, n)`` draws, far from their median, is so heavy that its
+    standard deviation has no error."""
+    m = len(x)
+    size = min(math.ceil(3 * math.sqrt(m)) + 1, m)
+    # In the precision of the distances: in a smaller one a collapse would overflow.
+    if isinstance(x, np.ndarray):
+        xp, farthest = np, np.sort(np.abs(x - median), 0)[::-1][:size]
+    else:
+        xp, farthest = jnp, lax.top_k(jnp.abs(x - median).T, size)[0].T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        e = xp.log(farthest[:-1] / farthest[-1])
+        first, second = xp.mean(e, 0), xp.mean(e**2, 0)
+        index = first + 1 - 0.5 / (1 - first**2 / second)
+    return (index > HEAVY) & (m >= _FEWEST)
+
+
+def inside(y: Any, levels: Any) -> Any:
+    """``(3, ..., n)``: 1 in the middle half, in the middle nine tenths, and below the median, by
+    ``(5, n)`` quantiles at :data:`LEVELS`."""
+    low, quarter, middle, three_quarters, high = levels
+    half, most = (y >= quarter) & (y <= three_quarters), (y >= low) & (y <= high)
+    return jnp.stack([half, most, y <= middle]).astype(float)
+
+
+def shares_to_sd_ratios(
+    before: Any, error: Any, after: Any, error_after: Any, least: float
+) -> tuple[Any, Any, Any, Any]:
+    """Ratios ``(2, n)`` of the standard deviations of two normals that have these shares ``(3, n)``
+    of :func:`inside`, and shifts ``(n,)`` of their medians, each with its error; NaN of a number
+    that has one value in most of the draws.
+
+    :param least: a share that is smaller cannot be told from 0, nor one as near to 1 from 1.
+    """
+    spread, middle = slice(0, 2), 2
+
+    def density(z: Any) -> Any:
+        return jnp.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+
+    def half_width(share: Any, error: Any) -> tuple[Any, Any]:
+        c = ndtri(0.5 + 0.5 * jnp.clip(share[spread], least, 1 - least))
+        return c, error[spread] / (2 * density(c) * c)
+
+    def place(share: Any, error: Any) -> tuple[Any, Any]:
+        z = ndtri(jnp.clip(share[middle], least, 1 - least))
+        return z, error[middle] / density(z)
+
+    error_after = jnp.maximum(error_after, least)
+    (c, e), (c_after, e_after) = half_width(before, error), half_width(after, error_after)
+    (z, f), (z_after, f_after) = place(before, error), place(after, error_after)
+    ratio = c_after / c
+    spreads = (before > _NEARLY) & (before < 1 - _NEARLY)
+    ratio_error = ratio * jnp.sqrt(e**2 + e_after**2)
+    return (
+        jnp.where(spreads[spread], ratio, jnp.nan),
+        jnp.where(spreads[spread], ratio_error, 0.0),
+        jnp.where(spreads[middle], z - z_after, jnp.nan),
+        jnp.where(spreads[middle], jnp.sqrt(f**2 + f_after**2), 0.0),
+    )
+
+
+def least_spread(centre: Any, eps: Any) -> Any:
+    """The standard deviation below which numbers differ by rounding alone."""
+    return 2 * eps * abs(centre)
+
+
+def mean_and_sd(x: Any) -> tuple[Any, Any]:
+    """Mean and standard deviation over the first axis; of equal numbers the number and 0."""
+    away = x - x[0]
+    return x[0] + away.mean(0), away.std(0)
+
+
+def unit_root(x: Array) -> Array:
+    """The lower triangular root of the covariance of ``(m, d)`` points; standard deviations alone,
+    ``(d,)``, where there are too many coordinates."""
+    (m, d), (mean, sd) = x.shape, mean_and_sd(x)
+    scale = jnp.where(sd > 0, sd, 1.0)
+    if d >= m or d > _MOST_CORRELATED:
+        return scale
+    u = (x - mean) / scale
+    # The correlations are shrunk, as in the particles' own step.
+    shrunk = jnp.matmul(u.T, u, precision="highest") / (m + d)
+    return scale[:, None] * jnp.linalg.cholesky(jnp.fill_diagonal(shrunk, 1.0, inplace=False))

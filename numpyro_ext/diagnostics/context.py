@@ -15,49 +15,30 @@ from numpyro.infer import MCMC
 from numpyro_ext._model.operations import count_operations
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, model_info
-from numpyro_ext._typing import DiagnosableChains, Params, Sites, Trace
+from numpyro_ext._typing import DiagnosableChains, Params, Sites
 from numpyro_ext.diagnostics._evaluate import (
     Evaluate,
     Prototype,
     default_block_size,
     evaluator,
     prototype,
-    warn_of_lost_draws,
 )
-from numpyro_ext.diagnostics._fit import Fit, Numbers, chains_of, compile_with_data, mcmc_stats
+from numpyro_ext.diagnostics._fit import Fit, Numbers, chains_of, mcmc_stats
 
 
 def potential_of(
     fit: Fit, info: ModelInfo, params: Params, deterministic: tuple[str, ...] = ()
 ) -> Potential:
     """The potential of a model, of a latent vector; other deterministic sites are left out."""
-    assert fit.model is not None
     # They would only take another run of the model at each point.
     info = replace(info, deterministic=deterministic)
-    return Potential(fit.model, info, params, fit.args, fit.kwargs, forward_mode=fit.forward_mode)
+    return Potential(fit.model, info, params, fit.args, fit.kwargs)
 
 
 def flat_draws(target: Potential, draws: Sites, block: int) -> Array:
     """Constrained draws of the latent sites as ``(m, d)`` points."""
     ravel, unconstrain = target.info.ravel, target.unconstrain
     return lax.map(lambda draw: ravel(unconstrain("x", draw)), draws, batch_size=block)
-
-
-def points_and_score(fit: Fit, trace: Trace, draws: dict[str, Any]) -> tuple[Array, Array]:
-    """Draws in unconstrained space, and there minus the gradient of the potential."""
-    info = model_info(trace, sums=True)
-
-    def run(fit: Fit, params: Params, draws: Sites) -> tuple[Array, Array]:
-        potential = potential_of(fit, info, params)
-
-        def at_draw(draw: Sites) -> tuple[Array, Array]:
-            x = info.ravel(potential.unconstrain("x", draw))
-            return x, -potential.value_and_grad_flat(x, {})[1]
-
-        return lax.map(at_draw, draws, batch_size=default_block_size(trace))
-
-    drawn = {name: jnp.asarray(draws[name]) for name in info.latents}
-    return compile_with_data(fit, run)(fit.params[0], drawn)
 
 
 def cached[T](function: Callable[["FitContext"], T]) -> Callable[["FitContext"], T]:
@@ -168,9 +149,7 @@ class FitContext:
     @cached_property
     def evaluated(self) -> dict[str, Any]:
         """The draws of a guide, run through the model."""
-        out = self.evaluate(self._keys[1], self.num_samples)
-        warn_of_lost_draws(out)
-        return out
+        return self.evaluate(self._keys[1], self.num_samples)
 
     @cached_property
     def draws(self) -> Numbers:
@@ -181,7 +160,7 @@ class FitContext:
             return chains_of(self.fit)
         return {**self.latent, **self.evaluated["deterministic"]}
 
-    @cached_property
+    @property
     def latent(self) -> Numbers:
         """Values of the latent sites of a guide."""
         return self.evaluated["latent"]
@@ -223,11 +202,6 @@ class FitContext:
         supports = (self.proto.trace[name]["fn"].support for name in self.proto.latents)
         summable = not self.proto.marginalized or find_spec("funsor") is not None
         return summable and not any(support.is_discrete for support in supports)
-
-    @cached_property
-    def points(self) -> tuple[Array, Array]:
-        """``(m, d)`` first draws in unconstrained space, and their score."""
-        return points_and_score(self.fit, self.proto.trace, self.first)
 
     @cached_property
     def gradient_cost(self) -> float | None:

@@ -1,5 +1,6 @@
 """One table that says whether a result can be trusted, and what to do if not."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from numpyro_ext._checks import check_count
@@ -7,26 +8,57 @@ from numpyro_ext._model.operations import progress_bar
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.diagnostics._fit import check_key, fit_of
 from numpyro_ext.diagnostics._target import target_of
-from numpyro_ext.diagnostics.checks.chains import agreement, divergences
-from numpyro_ext.diagnostics.checks.draws import finite, varying
-from numpyro_ext.diagnostics.checks.gradients import by_gradients, enough_particles
+from numpyro_ext.diagnostics.checks.chains import (
+    agreement,
+    are_at_modes,
+    divergences,
+    problems_of_chains,
+    temperature,
+)
+from numpyro_ext.diagnostics.checks.draws import enough_particles, finite, has_moves, varying
 from numpyro_ext.diagnostics.checks.losses import local_inference, losses
-from numpyro_ext.diagnostics.checks.missing_modes import missing_modes
+from numpyro_ext.diagnostics.checks.modes import searched, shares_of_modes
 from numpyro_ext.diagnostics.checks.moves import moves
-from numpyro_ext.diagnostics.checks.temperature import problems, temperature
 from numpyro_ext.diagnostics.checks.weights import KHAT, weights
 from numpyro_ext.diagnostics.comparison import OF_DRAWS
 from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.plots import plot_data_of
 from numpyro_ext.diagnostics.table import Diagnosis, Row, merge_rows, shorten
 
+
+def problems(context: FitContext) -> list[Row]:
+    """The line of what did not hold where the kernel found its settings or its chains were warmed
+    up, and of the density by which a fit is judged; none where all held."""
+    sentences = [*context.problems]
+    if context.kind == "chains":
+        sentences += problems_of_chains(context)
+    if not sentences:
+        return []
+    return [Row("problems", len(sentences), None, "0", False, " ".join(sentences))]
+
+
 CHECKS = {
     "chains": [finite, varying, problems, divergences, temperature, agreement, moves],
-    "guide": [finite, varying, problems, local_inference, agreement, weights, by_gradients, moves],
-    "particles": [finite, problems, enough_particles, by_gradients, moves],
+    "guide": [finite, varying, problems, local_inference, agreement, weights, moves],
+    "particles": [finite, problems, enough_particles, moves],
 }
 """Each check is a function of a context that gives lines, in the order of the table. A new one is
 such a function, and an entry here."""
+
+
+def missing_modes(context: FitContext, others: Sequence[Row]) -> list[Row]:
+    """The line of the shares of the modes that the start has found, or of those that a search finds
+    for a guide that did not look for any, where no other line is wrong."""
+    row = shares_of_modes(context)
+    if row is not None:
+        # Chains that agree have visited what modes there are with the right shares.
+        agree = context.kind == "chains" and not are_at_modes(context)
+        return [] if agree and row.ok is not None else [row]
+    if context.kind != "guide" or context.num_moves == 0 or not has_moves(context):
+        return []
+    fine = all(row.ok is not False for row in others)
+    row = searched(context) if fine else None
+    return [] if row is None else [row]
 
 
 def rows_of(context: FitContext, answered: Any = lambda: None) -> list[Row]:
@@ -60,22 +92,17 @@ def diagnose(
 ) -> Diagnosis:
     r"""Judge a fit of any kind: a table of at most eight lines, each with a verdict and what to do.
 
-    The lines answer these questions, and :doc:`How diagnose judges </diagnose>` has all of them.
-
-    - **Did it converge?** R-hat and effective sample size of chains, the loss of a guide, the
-      equations of an engine.
-    - **Do draws and posterior have the same mean, spread and tails?** Draws are compared with
-      themselves after short chains of Hamiltonian Monte Carlo on all data, which change nothing if
-      the draws are right; draws of a guide also with their importance weights, particles with what
-      their gradients say, stochastic-gradient chains with the temperature that they should have.
-    - **Is a mode missing?** At each mode that the start has found, the share of the draws is
-      compared with the share of the mass.
-    - **Was anything NaN, or stuck?**
+    :doc:`How diagnose judges </diagnose>` has all lines. Draws are compared with themselves after
+    short chains of Hamiltonian Monte Carlo on all data, which change nothing if the draws are
+    right; draws of a guide also with their importance weights, stochastic-gradient chains with the
+    temperature that they should have, and the share of the draws at each mode that is known with
+    its share of the mass. Other lines say whether chains, a loss or an engine have converged, and
+    whether anything was NaN, or stuck.
 
     A value is wrong (``!!``) if it is beyond its limit by more than its Monte Carlo error; a line
     with ``?`` could not be judged, and says why. ``diagnosis.ok`` is True if no line is wrong and
-    something was compared with the posterior. It cannot see modes that neither the draws nor the
-    start have found, nor a wrong model. The weights of a network are not identified: judge its
+    something was compared with the posterior. It cannot see modes that neither the draws nor a
+    search have found, nor a wrong model. The weights of a network are not identified: judge its
     predictions, by :func:`predictive_scores`.
 
     :param obj: an ``SVI``, an ``MCMC`` that has run, or an engine, as :func:`to_arviz` takes it.
@@ -85,16 +112,14 @@ def diagnose(
     :param dict model_kwargs: its keyword arguments.
     :param int num_samples: draws from a guide, per restart.
     :param int num_moves: trajectories of the Markov chain from each particle or draw; 0 leaves the
-        moves out. By default there are 40, from fewer draws where they are dear; where they would
-        take more than about 40 seconds of a core they are not made, and the line says how many
-        seconds: give a number to run them nevertheless.
+        moves out. By default there are 40, unless they would take more than about 40 seconds of a
+        core: give a number to run them nevertheless.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
     :param proxy: the result of :func:`numpyro_ext.objectives.taylor_proxy` on the same data; that
         of the loss if None, and for rows of a ``HostArray`` one at the mean of the draws. Of more
         than 10,000 rows, 2,000 random ones and the proxy stand in for all, unless the noise of that
         is above 0.1 nats.
-    :return: a :class:`Diagnosis`; :func:`plot_diagnosis` makes a picture of it. ``mcmc.run`` may
-        return before its chains have ended, and then the first call waits for them.
+    :return: a :class:`Diagnosis`; :func:`plot_diagnosis` makes a picture of it.
 
     **References**
 

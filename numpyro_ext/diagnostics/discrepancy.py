@@ -3,15 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
-from jax import Array, random
+from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._typing import Model
-from numpyro_ext.diagnostics._evaluate import prototype
-from numpyro_ext.diagnostics._fit import Fit, check_arguments, sites_of
-from numpyro_ext.diagnostics.context import points_and_score
+from numpyro_ext._model.read import model_info
+from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext.diagnostics._evaluate import default_block_size, prototype
+from numpyro_ext.diagnostics._fit import Fit, check_arguments, compile_with_data, sites_of
+from numpyro_ext.diagnostics.context import potential_of
 from numpyro_ext.diagnostics.full_data import full_data
 from numpyro_ext.scores.discrepancy import squared_ksd, squared_mmd
 
@@ -31,12 +32,27 @@ def _draws_of(name: str, x: Any) -> dict[str, np.ndarray] | None:
     else:
         return None
     lengths = {np.shape(value)[:1] for value in draws.values()}
-    if len(lengths) != 1 or () in lengths:
-        raise ValueError(
-            f"{name} has sites of {sorted(lengths)} draws; it must have at least one site, and all"
-            " of them the same number of draws, on the first axis."
-        )
+    if len(lengths) != 1:
+        raise ValueError(f"{name} has sites of {sorted(lengths)} draws; it must be one number.")
     return draws
+
+
+def _points_and_score(fit: Fit) -> tuple[Array, Array]:
+    """The draws of a fit in unconstrained space, and there minus the gradient of the potential."""
+    trace = prototype(fit, random.key(0)).trace
+    info = model_info(trace, sums=True)
+
+    def run(fit: Fit, params: Params, draws: Sites) -> tuple[Array, Array]:
+        potential = potential_of(fit, info, params)
+
+        def at_draw(draw: Sites) -> tuple[Array, Array]:
+            x = info.ravel(potential.unconstrain("x", draw))
+            return x, -potential.value_and_grad_flat(x, {})[1]
+
+        return lax.map(at_draw, draws, batch_size=default_block_size(trace))
+
+    drawn = {name: jnp.asarray(fit.draws[0][name]) for name in info.latents}
+    return compile_with_data(fit, run)(fit.params[0], drawn)
 
 
 def _every(num_rows: int, num_samples: int | None) -> np.ndarray:
@@ -71,13 +87,10 @@ def kernel_stein_discrepancy(
     which needs no density of the draws. Draws of a ``model`` are mapped to unconstrained space,
     where s is minus the gradient of the potential on all N data, Jacobian included. The discrepancy
     is 0 if the draws have the law of the posterior, and does not see the weights of well separated
-    modes. It has no absolute scale: compare two runs.
+    modes. It has no absolute scale: compare two runs. **Cost:** S gradients, and S^2 d.
 
-    **Cost:** one gradient of the model on N data per draw, and S^2 d for the pairs.
-
-    :param x: draws: an array ``(S, d)`` with ``score``; or, with ``model``, a ``DataTree`` (its
-        ``posterior``, chains flattened) or a dict ``{site: (S, *site)}`` of constrained draws, such
-        as ``mcmc.get_samples()``. Sites that are not latent in the model are left out.
+    :param x: an array ``(S, d)`` with ``score``; or, with ``model``, a ``DataTree`` (its
+        ``posterior``, chains flattened) or a dict ``{site: (S, *site)}`` of constrained draws.
     :param score: for an array: the target's score, ``(S, d)`` values or a callable that gives them.
     :param kernel: a kernel of :mod:`numpyro_ext.scores`; default ``IMQ("median_distance")``.
     :param model: the model, for a ``DataTree`` or a dict. Substitute the values of its
@@ -111,11 +124,10 @@ def kernel_stein_discrepancy(
     True
     """
     draws = _draws_of("x", x)
+    if (draws is None) is (score is None) or (draws is None) is (model is not None):
+        raise ValueError("pass an array with score=, or a DataTree or dict of draws with model=.")
     if draws is None:
-        if model is not None or score is None:
-            raise ValueError(
-                "pass an array with score=, or a DataTree or dict of draws with model=."
-            )
+        assert score is not None
         if not callable(score) and jnp.shape(score) != jnp.shape(x):
             raise ValueError(
                 f"score has shape {jnp.shape(score)} and x has shape {jnp.shape(x)}; it must give"
@@ -125,13 +137,12 @@ def kernel_stein_discrepancy(
         x = jnp.asarray(x)[rows]
         score = score if callable(score) else jnp.asarray(score)[rows]
     else:
-        if model is None or score is not None:
-            raise ValueError("a DataTree or dict of draws needs model=, which gives the score.")
+        assert model is not None
         rows = _every(len(next(iter(draws.values()))), num_samples)
         chosen: Any = {site: value[rows] for site, value in draws.items()}
         args, kwargs = check_arguments(model_args, model_kwargs or {})
         fit = Fit(full_data(model, *args, **kwargs), args, kwargs, {}, [{}], draws=[chosen])
-        x, score = points_and_score(fit, prototype(fit, random.key(0)).trace, chosen)
+        x, score = _points_and_score(fit)
     return squared_ksd(x, score, kernel, statistic=statistic, block_size=block_size)
 
 
@@ -145,17 +156,14 @@ def maximum_mean_discrepancy(
     It compares the joint distributions in the space of the draws, without a transformation: rescale
     sites of very different spread, or the widest decides. The cost is O((S + n)^2 d).
 
-    :param x: draws: an array ``(S, d)``, a ``DataTree`` (its ``posterior``, chains flattened) or a
-        dict ``{site: (S, *site)}``, whose sites are flattened and put together in the order of
-        their names.
-    :param y: other draws, ``n`` of them, of the same kind: an array of the same d, or a
-        ``DataTree`` or dict with the same sites.
+    :param x: an array ``(S, d)``, a ``DataTree`` (its ``posterior``, chains flattened) or a dict
+        ``{site: (S, *site)}``, whose sites are put together in the order of their names.
+    :param y: ``n`` other draws of the same kind, with the same d or the same sites.
     :param kernel: a kernel of :mod:`numpyro_ext.scores`; default ``RBF("median_distance")``, the
         distance taken over x and y together.
     :param str statistic: ``"u"`` (unbiased, may be negative) or ``"v"`` (never negative, biased
         up).
-    :param int block_size: rows of pairs at a time, which bounds the memory to O((S + n) *
-        block_size).
+    :param int block_size: rows of pairs at a time, which bounds the memory.
     :return: a scalar, the *square*; draws that are not finite are an error, or NaN if traced.
 
     **References**

@@ -14,7 +14,7 @@ from numpyro.ops.provenance import eval_provenance
 from scipy.special import logsumexp
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._model.implicit import IntractableDensityError, has_density
+from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.read import base_distribution, is_delta, latent_sites, sample_sites
 from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
@@ -57,19 +57,16 @@ def held_out_log_likelihood(
     or a chain of states, are drawn. Without local variables this is the log of the mean likelihood
     of a row.
 
-    **Biased downwards**: by Jensen's inequality the mean of the log is too low, by about half the
-    relative variance of the weights over S. Raise ``num_samples`` fourfold: the estimate rises
-    until the bias is gone. It is largest where q is far from the posterior of a row, for many
-    dimensions, and for sequences. It says nothing of what :math:`q(\theta)` misses.
+    **Biased downwards**, by about half the relative variance of the weights over S, most where q is
+    far from the posterior of a row, for many dimensions, and for sequences: raise ``num_samples``
+    fourfold until the estimate no longer rises. It says nothing of what :math:`q(\theta)` misses.
 
-    Entries that the model leaves out, by ``dist.Normal(...).mask(seen)``, count zero. Every plate
-    runs on all of its rows, which may be fewer than the minibatch of the run. A model without a
-    latent site may draw noise by itself, as dropout does: each draw is one run of it.
+    Entries that a mask leaves out count zero. Every plate runs on all of its rows, which may be
+    fewer than the minibatch of the run.
 
     :param obj: an ``SVI`` or engine whose guide infers local variables from the arguments, as a
         :class:`~numpyro_ext.svae.SVAEGuide`, a :class:`~numpyro_ext.guides.FlowGuide` or a function
-        with a network does. If all latent variables are global, any fit: automatic guides and
-        ``MCMC`` too.
+        with a network does. If all latent variables are global, any fit.
     :param result: for an ``SVI`` or engine: what its ``run`` returned, or the state of the ``SVI``.
         Several restarts are one mixture of models.
     :param tuple model_args: the model's arguments with the new data.
@@ -108,8 +105,7 @@ def log_weights_of(asked: FitRequest) -> np.ndarray:
     """``(S, *rows)``: what :func:`held_out_log_likelihood` takes the mean of, in logs."""
     num_samples = check_count("num_samples", asked.num_samples)
     key_prototype, key_draws = random.split(check_key(asked.rng_key))
-    fit = predicting_fit(asked, "held-out data need")
-    assert fit.model is not None
+    fit = predicting_fit(asked)
     trace = shapes_of(fit.model, fit.args, fit.kwargs)
     layout = find_layout(trace, {}, per_datum=True)
     size = len(next(iter(fit.draws[0].values()))) if fit.draws else num_samples
@@ -118,10 +114,7 @@ def log_weights_of(asked: FitRequest) -> np.ndarray:
     pieces = _compile(fit, key_prototype)(key_draws, num_samples)
     log_weights = concatenate([part for part, _ in pieces]).astype(np.float64)
     if np.any(np.isnan(log_weights) | np.isposinf(log_weights)):
-        raise ValueError(
-            "the log likelihood of a row is NaN or +inf in some draws; leave out the chains or"
-            " restarts that diverged, and look whether the new rows hold NaN."
-        )
+        raise ValueError("the log likelihood of a row is NaN or +inf in some draws.")
     return log_weights
 
 
@@ -137,14 +130,13 @@ def _refuse_fixed_rows(obj: Any, fit: Fit, trace: Trace, layout: Layout, rng_key
             source = type(obj if fit.draws else obj.guide).__name__
             raise ValueError(
                 f"latent site '{name}' belongs to one row, and {source} has it for the rows of its"
-                " training data alone; use a guide that infers it from the data, such as an"
-                " SVAEGuide, a FlowGuide or a function with a network, or sum it out of the model."
+                " training data alone; use a guide that infers it from the data, such as a"
+                " FlowGuide."
             )
         if not layout.is_local(site) and name in inferred | by_row:
             raise ValueError(
                 f"latent site '{name}' is inferred from the rows of the data but lies outside their"
-                f" plates {list(layout.plates)}, so that its density does not split into rows; draw"
-                " it inside these plates, in the model and in the guide."
+                f" plates {list(layout.plates)}; draw it inside these, in model and guide."
             )
 
 
@@ -169,7 +161,6 @@ def _sites_reading_data(fit: Fit, rng_key: Array) -> set[str]:
 
 def _sites_along_data(fit: Fit, layout: Layout, trace: Trace) -> set[str]:
     """Latent sites whose shape changes where the last row of the data is left out."""
-    assert fit.model is not None
     num_rows = layout.size
 
     def shorter(x: Any) -> Any:
@@ -248,25 +239,15 @@ def _look(
         if site["name"] not in drawn:
             raise ValueError(
                 f"latent site '{site['name']}' lies in the plates {list(layout.plates)} in the"
-                " model but not in the guide, so that its density does not split into rows; draw it"
-                " in these plates of the guide."
+                " model but not in the guide; draw it in these plates of the guide."
             )
     rows = {site["name"]: site for site in sample_sites(guide_trace) if layout.is_local(site)}
     density, undeclared = density_of(fit.guide, rows, model_trace)
     if density != "exact":
-        site = min(
-            locals_of["guide"],
-            key=lambda site: (
-                has_density(site["fn"]),
-                not is_delta(site),
-                site["name"] in model_trace,
-            ),
-        )
         raise IntractableDensityError(
-            f"the guide gives no density of what it draws for each row: site '{site['name']}'"
-            f" ({type(base_distribution(site['fn'])).__name__}); use a guide that draws the"
-            " model's own latent sites from distributions, such as a FlowGuide"
-            f"{declare(undeclared)}."
+            f"the guide gives no density of the sites {sorted(rows)}, which it draws for each row;"
+            " use one that draws the model's own latent sites from distributions, such as a"
+            f" FlowGuide{declare(undeclared)}."
         )
     categories = [
         site

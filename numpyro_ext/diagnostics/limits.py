@@ -1,7 +1,4 @@
-"""The thresholds of :func:`diagnose`.
-
-The thresholds by which a running ensemble warns too are in ``scores.implied_sd``.
-"""
+"""The thresholds of :func:`diagnose`."""
 
 import math
 
@@ -21,26 +18,20 @@ PROXY_NOISE, PENALTY_NOISE = 0.1, 0.1
 """Nats of noise up to which some rows stand in for all, and draws for the expectations in a
 penalty: the means move by as many sds at most."""
 
-BAD_UNITS, NO_DENSITY = 0.05, 0.1
-"""Shares of units with a large k-hat, and of draws without a density under the model."""
+NO_DENSITY = 0.1
+"""Share of draws without a density under the model."""
 WEIGHTED_RATIO = (0.85, 1.2)
 GAP, GAP_EACH = 0.5, 0.05
-"""Nats, and more for each number: 0.02 to 0.05 is what a number at the limits of its mean and its
-standard deviation adds to the Kullback-Leibler divergence."""
+"""Nats, and more for each number: about what one at its limits adds to the divergence."""
 
 SHIFT = 0.2
 PARTICLES_RATIO, PARTICLES_SHIFT = (0.8, 1.2), 0.3
-"""The mean of 100 particles that are random draws is off by 0.1, and the worst of ten by more."""
 MOVED_RATIO = (0.85, 1.15)
 """Nearer than by weights: short chains have not left all of their bias behind."""
 SHAPE, SHAPE_KNOWN = (0.8, 1.25), 0.22
-"""Limits of the widths of intervals, and the largest error of one that is judged, which is as large
-as the limit."""
+"""Limits of the widths of intervals, and the largest error of one that is judged."""
 RATIO_KNOWN = 0.1
 """The largest error of a ratio that is judged."""
-CROSSING = 0.6
-"""Of chains that are slow but have one mode more change sides: 0.67 and more in a banana whose
-width is a tenth of its length, and at most 0.6 with modes 8 standard deviations apart."""
 STAY = 0.4
 """Share of the variance that is between chains above which they are too short to judge alone."""
 STUCK, FREE = 0.1, 0.995

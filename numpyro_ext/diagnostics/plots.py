@@ -4,34 +4,25 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 import re
 import textwrap
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.diagnostics._evaluate import dims_of
-from numpyro_ext.diagnostics._fit import FitArguments, sites_of
 from numpyro_ext.diagnostics.calibration import Calibration
 from numpyro_ext.diagnostics.checks.chains import AGREEMENT, Agreement, compare_chains
 from numpyro_ext.diagnostics.checks.losses import losses_of
-from numpyro_ext.diagnostics.checks.moves import MovedGroup, move_groups
+from numpyro_ext.diagnostics.checks.moves import MovedDraws, moved_draws
 from numpyro_ext.diagnostics.checks.weights import KHAT, WeightSummary, weigh_draws
 from numpyro_ext.diagnostics.classification import bins_of, error_of, probs_and_labels
 from numpyro_ext.diagnostics.comparison import MEAN, SD
 from numpyro_ext.diagnostics.context import FitContext
-from numpyro_ext.diagnostics.full_data import shapes_of
 from numpyro_ext.diagnostics.limits import RHAT
 from numpyro_ext.diagnostics.table import Diagnosis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-GRID = 80
-"""Points of a contour along each axis."""
-MARGIN = 0.15
-"""Share of the range of the particles that is left free around them."""
 _SHOWN, _WITH_DRAWS = 10, 3
 """The largest number of numbers with a line of their own, and with their draws."""
 _DRAWS = 2000
@@ -39,7 +30,7 @@ _DRAWS = 2000
 
 
 class MovedNumbers(NamedTuple):
-    """The numbers that exact moves change most, the worst one first."""
+    """The numbers, and linear combinations, that exact moves change most, the worst one first."""
 
     names: list[str]
     values: np.ndarray
@@ -59,8 +50,6 @@ class DiagnosisPlotData(NamedTuple):
     losses: list[np.ndarray]
     """The losses of each restart."""
     chains: Agreement | None
-    dims: dict[str, tuple[list[str], tuple[int, ...]]]
-    """The names of the axes of each site, and their lengths."""
 
 
 def _pyplot() -> Any:
@@ -84,58 +73,43 @@ def _axes(ax: Any) -> Any:
 
 def plot_data_of(context: FitContext) -> DiagnosisPlotData:
     """The arrays of a picture, which the checks of a context have computed."""
-    groups = [group for group in move_groups(context) if isinstance(group, MovedGroup)]
+    moved = moved_draws(context)
     weights = weigh_draws(context) if context.kind == "guide" else None
-    if weights is not None:
-        weights = None if weights.fit is None else weights._replace(usable=None)
+    weights = None if weights is None or weights.fit is None else weights
     losses = losses_of(context) if context.kind == "guide" else []
     several = context.kind == "chains" or len(context.fit.params) > 1
     chains = compare_chains(context) if several and context.kind != "particles" else None
     chains = chains if chains is not None and chains.names else None
-    fit = context.fit
-    trace = {} if fit.model is None else shapes_of(fit.model, fit.args, fit.kwargs)
-    sites = {n: s for n, s in trace.items() if s["type"] in ("sample", "deterministic")}
-    dims = {name: (dims_of(site), np.shape(site["value"])) for name, site in sites.items()}
-    moved = _worst_numbers(groups) if groups else None
-    return DiagnosisPlotData(moved, weights, losses, chains, dims)
+    worst = _worst_numbers(moved) if isinstance(moved, MovedDraws) else None
+    return DiagnosisPlotData(worst, weights, losses, chains)
 
 
-def _worst_numbers(groups: list[MovedGroup]) -> MovedNumbers:
-    """The worst numbers of all groups."""
-    values, first = np.concatenate([group.values for group in groups], 1), groups[0]
-    numbers = [(group, k) for group in groups for k in range(len(group.moved.ratio))]
-    low, high = np.log(first.limits)
+def _worst_numbers(of: MovedDraws) -> MovedNumbers:
+    values, (low, high) = of.values, np.log(of.limits)
     with np.errstate(divide="ignore", invalid="ignore"):
         log = np.log(values[2])
-    beyond = np.where(log < 0, log / low, log / high), np.abs(values[0]) / first.farthest
+    beyond = np.where(log < 0, log / low, log / high), np.abs(values[0]) / of.farthest
     worst = np.argsort(-np.max(np.nan_to_num(beyond, nan=0.0), 0), kind="stable")[:_SHOWN]
     worst = worst[~np.isnan(values[::2, worst]).all(0)]
-    draws = {}
-    for group, k in (numbers[i] for i in worst[:_WITH_DRAWS]):
-        if group.moved.after is not None:
-            before, after = group.moved.before[:, k], group.moved.after[..., k].ravel()
-            draws[group.name(k)] = tuple(
-                np.asarray(x[:: max(1, len(x) // _DRAWS)]) for x in (before, after)
-            )
-    names = [numbers[i][0].name(numbers[i][1]) for i in worst]
-    return MovedNumbers(names, values[:, worst], first.limits, first.farthest, draws)
+    draws: dict[str, Any] = {}
+    numbers = [k for k in worst if k < len(of.moved.ratio)][:_WITH_DRAWS]
+    for k in numbers if of.moved.points is not None else []:
+        both = of.moved.before[:, k], of.moved.after[..., k].ravel()
+        draws[of.name(k)] = tuple(np.asarray(x[:: max(1, len(x) // _DRAWS)]) for x in both)
+    names = [of.name(k) for k in worst]
+    return MovedNumbers(names, values[:, worst], of.limits, of.farthest, draws)
 
 
-def plot_diagnosis(
-    diagnosis: Diagnosis,
-    panels: Sequence[str] | None = None,
-    coords: Mapping[str, Sequence[Any]] | None = None,
-) -> "dict[str, Axes]":
+def plot_diagnosis(diagnosis: Diagnosis) -> "dict[str, Axes]":
     """A picture of what :func:`diagnose` has computed; a title is red where its line is wrong.
 
     A panel that the fit has nothing for is left out:
 
     - ``means``, ``sds``: means after exact moves, in standard deviations, and standard deviations
-      over those after them, of the ten numbers that change most. Right ones lie in the band. The
-      bars are two Monte Carlo errors.
+      over those after them, of the ten numbers (linear combinations among them) that change most.
+      Right ones lie in the band. The bars are two Monte Carlo errors.
     - ``weights``: the largest importance weights, and the Pareto tail fitted to them (the line). A
-      straight fall to the right end means that a few draws carry everything. Of many independent
-      units there is a histogram of their k-hat.
+      straight fall to the right end means that a few draws carry everything.
     - ``losses``: the loss at each step, in nats above the end, and its running mean.
     - ``chains``: R-hat and effective sample size of each number, of chains or of restarts. Right
       ones lie below the line.
@@ -143,9 +117,6 @@ def plot_diagnosis(
       that change most, where there are at most 300 coordinates.
 
     :param diagnosis: what :func:`diagnose` returned, with the moves for the panels that need them.
-    :param panels: the names of the panels to draw; default: all that there are.
-    :param coords: labels by plate, as :func:`to_arviz` takes them, so that number 3 of a site in
-        the plate ``hospital`` is called ``effect[Leeds]`` and not ``effect[3]``.
     :return: the axes by the name of their panel; nothing is shown or saved.
     :raises ImportError: matplotlib is not installed.
 
@@ -157,53 +128,39 @@ def plot_diagnosis(
     ['means', 'sds', 'weights', 'losses', 'y', 'x']
     >>> axes["means"].figure.savefig("diagnosis.png")                     # doctest: +SKIP
     """
-    drawn = _panels(diagnosis, coords or {})
-    wanted = list(drawn) if panels is None else list(panels)
-    if not wanted or not set(wanted) <= set(drawn):
-        raise ValueError(f"this diagnosis has the panels {list(drawn)}; diagnose the fit itself.")
-    columns = min(len(wanted), 3 if len(wanted) in (3, 5, 6) else 4)
-    lines = -(-len(wanted) // columns)
+    drawn = _panels(diagnosis)
+    if not drawn:
+        raise ValueError("this diagnosis has nothing to draw; diagnose the fit itself.")
+    columns = min(len(drawn), 3 if len(drawn) in (3, 5, 6) else 4)
+    lines = -(-len(drawn) // columns)
     size = (3.6 * columns, 3.0 * lines + 0.4)
     figure, grid = _pyplot().subplots(
         lines, columns, figsize=size, squeeze=False, layout="constrained"
     )
-    axes = dict(zip(wanted, grid.flat, strict=False))
-    for ax in grid.flat[len(wanted) :]:
+    axes = dict(zip(drawn, grid.flat, strict=False))
+    for ax in grid.flat[len(drawn) :]:
         ax.remove()
     if "means" in axes and "sds" in axes:
         axes["sds"].tick_params(labelleft=False)
+    lines_of = {row.quantity: row for row in diagnosis.rows}
     for name, ax in axes.items():
         draw, quantity = drawn[name]
         draw(ax)
-        if (
-            row := next((row for row in diagnosis.rows if row.quantity == quantity), None)
-        ) is not None:
+        if (row := lines_of.get(quantity)) is not None:
             red = {"color": "C3"} if row.ok is False else {}
             text = f"{row.quantity}\n{row.shown} (limit {row.limit})"
             ax.set_title(text, fontsize=9, **red)
-    title = textwrap.fill(str(diagnosis).split("\n")[0], 36 * columns)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(textwrap.fill(str(diagnosis).split("\n")[0], 36 * columns), fontsize=11)
     return axes
 
 
-def _panels(
-    diagnosis: Diagnosis, coords: Mapping[str, Sequence[Any]]
-) -> dict[str, tuple[Callable[[Any], None], str]]:
+def _panels(diagnosis: Diagnosis) -> dict[str, tuple[Callable[[Any], None], str]]:
     """How each panel is drawn, and the quantity of the line that is its title."""
     panels: dict[str, tuple[Callable[[Any], None], str]] = {}
     if (data := diagnosis.plot_data) is None:
         return panels
-    axes = [axis for site in data.dims.values() for axis in zip(*site, strict=True)]
-    sizes = dict(axes)
-    for dim, labels in coords.items():
-        if len(labels) != sizes.get(dim):
-            raise ValueError(
-                f"coords has {len(labels)} labels for '{dim}', but the dimensions of the sites are"
-                f" {sizes}."
-            )
-    label = partial(_labelled, dims=data.dims, coords=coords)
     if (moved := data.moved) is not None:
-        names = [label(name) for name in moved.names]
+        names = [textwrap.fill(name, 24) for name in moved.names]
         shift, shift_error, ratio, error = moved.values
         band = -moved.farthest, moved.farthest
         panels["means"] = partial(_dots, names, shift, shift_error, band, 0.0), MEAN
@@ -213,25 +170,10 @@ def _panels(
     if data.losses:
         panels["losses"] = partial(_losses, data.losses), "change of the loss"
     if data.chains is not None:
-        panels["chains"] = partial(_chains, data.chains, label), AGREEMENT
+        panels["chains"] = partial(_chains, data.chains), AGREEMENT
     for name, both in moved.draws.items() if moved is not None else ():
-        panels[label(name)] = partial(_posterior, label(name), *both), ""
+        panels[name] = partial(_posterior, name, *both), ""
     return panels
-
-
-def _labelled(
-    name: str,
-    dims: dict[str, tuple[list[str], tuple[int, ...]]],
-    coords: Mapping[str, Sequence[Any]],
-) -> str:
-    """The name of a number, ``site[k]``, with the labels of its place among the coordinates."""
-    match = re.fullmatch(r"(.+?)\[(\d+)\](.*)", name)
-    axes, shape = dims.get(match[1], ([], ())) if match else ([], ())
-    if match is None or not any(dim in coords for dim in axes):
-        return name
-    place = map(int, np.unravel_index(int(match[2]), shape))
-    labels = (str(coords[d][i] if d in coords else i) for d, i in zip(axes, place, strict=True))
-    return f"{match[1]}[{', '.join(labels)}]{match[3]}"
 
 
 def _dots(
@@ -255,12 +197,7 @@ def _dots(
 
 
 def _tail(weights: Any, ax: Any) -> None:
-    """The largest fifth of the weights, or one k-hat for each unit."""
-    if weights.log_w.ndim > 1:
-        ax.hist(np.clip(np.ravel(weights.fit.khat), -1, 2), bins=30, color="C0")
-        ax.axvline(weights.fit.threshold, color="C3", linewidth=1)
-        ax.set(xlabel="k-hat of a unit", ylabel="units")
-        return
+    """The largest fifth of the weights."""
     log_w = np.sort(weights.log_w.astype(np.float64))[::-1]
     smoothed = np.sort(weights.fit.log_weights)[::-1]
     size, last = len(log_w), np.sum(log_w > -np.inf) - 1
@@ -293,15 +230,13 @@ def _losses(losses: list[np.ndarray], ax: Any) -> None:
         ax.set_ylim(low - room, high + room)
 
 
-def _chains(chains: Agreement, label: Callable[[str], str], ax: Any) -> None:
+def _chains(chains: Agreement, ax: Any) -> None:
     ax.plot(chains.ess, chains.rhat, "o", ms=4)
     ax.axhline(RHAT, color="C3", linewidth=1)
     if np.any(np.isfinite(chains.rhat)):
         worst = int(np.nanargmax(chains.rhat))
         where = chains.ess[worst], chains.rhat[worst]
-        ax.annotate(
-            label(chains.names[worst]), where, (4, 4), textcoords="offset points", fontsize=8
-        )
+        ax.annotate(chains.names[worst], where, (4, 4), textcoords="offset points", fontsize=8)
     ax.set(xscale="log", xlabel="effective sample size", ylabel="R-hat")
     ax.tick_params(which="minor", labelbottom=False)
 
@@ -340,7 +275,13 @@ def plot_calibration(
     >>> ax.get_xlabel()
     'stated probability'
     """
-    models = _by_label(calibration)
+    models: Mapping[str, Calibration]
+    if isinstance(calibration, Calibration):
+        models = {"": calibration}
+    elif isinstance(calibration, Mapping):
+        models = calibration
+    else:
+        models = {f"model {i}": each for i, each in enumerate(calibration)}
     ax = _axes(ax)
     first = next(iter(models.values()))
     p = np.linspace(0, 1, 101)
@@ -359,20 +300,12 @@ def plot_calibration(
     return ax
 
 
-def _by_label(calibration: Any) -> dict[str, Calibration]:
-    if isinstance(calibration, Calibration):
-        return {"": calibration}
-    if isinstance(calibration, Mapping):
-        return {str(label): each for label, each in calibration.items()}
-    return {f"model {i}": each for i, each in enumerate(calibration)}
-
-
 def plot_reliability(
     probs: Any,
     labels: Any = None,
     num_bins: int = 15,
     ax: Any = None,
-    **of_a_fit: Unpack[FitArguments],
+    **of_a_fit: Any,
 ) -> "Axes":
     """Accuracy of the most probable class against its probability, in bins, with their counts.
 
@@ -414,27 +347,20 @@ def plot_reliability(
     ax.set(xlabel="probability of the most probable class", ylabel="share that is right")
     ax.set_title(f"{len(y):,} rows, calibration error {error_of(bins):.3f}")
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
-    ax.legend(loc="upper left", frameon=False)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False)  # below the bars
     return ax
 
 
 def plot_particles(
-    draws: Any,
+    draws: Mapping[str, Any],
     var_names: Sequence[str],
-    log_density: Callable[[Any], Any] | None = None,
-    history: Any = None,
     ax: Any = None,
 ) -> "Axes":
-    """Particles, or draws, in the plane of two numbers, over the contours of a density.
+    """Particles, or draws, in the plane of two numbers.
 
-    :param draws: the ``DataTree`` of :func:`to_arviz` (of ``ParVI`` and other ensembles in
-        ``MCMC``: the last state of every particle), or a dict ``{site: (m, *site)}``, such as
-        ``guide.particles(params)``.
+    :param draws: a dict ``{site: (m, *site)}``, such as ``guide.particles(params)`` or
+        ``mcmc.get_samples()``.
     :param var_names: the names of two numbers, such as ``("a", "b")`` or ``("w[0]", "w[1]")``.
-    :param log_density: the log density of the two numbers, up to a constant: a function of an array
-        ``(2,)`` that JAX can trace. Its contours are 0.125, 0.5, 2 and 4.5 nats below its maximum
-        in the picture, which are 0.5, 1, 2 and 3 standard deviations of a normal.
-    :param history: earlier positions, a dict ``{site: (T, m, *site)}``, drawn as paths.
     :param ax: matplotlib axes to draw on; default: new ones.
     :return: the axes; nothing is shown or saved.
     :raises ImportError: matplotlib is not installed.
@@ -442,56 +368,24 @@ def plot_particles(
     >>> import numpy as np
     >>> from numpyro_ext.diagnostics import plot_particles
     >>> w = np.random.default_rng(0).normal(size=(50, 2))
-    >>> ax = plot_particles({"w": w}, ("w[0]", "w[1]"), lambda z: -jnp.sum(z**2) / 2)
+    >>> ax = plot_particles({"w": w}, ("w[0]", "w[1]"))
     >>> ax.get_xlabel(), ax.get_ylabel()
     ('w[0]', 'w[1]')
     """
-    sites = _last_state(draws)
-    x, y = (_coordinate(sites, name, 1) for name in var_names)
+    sites = {name: np.asarray(x) for name, x in draws.items()}
+    x, y = (_coordinate(sites, name) for name in var_names)
     ax = _axes(ax)
-    paths = [] if history is None else [_coordinate(dict(history), name, 2) for name in var_names]
-    if paths:
-        ax.plot(*paths, color="0.6", linewidth=0.6, alpha=0.6, zorder=1)
     ax.scatter(x, y, s=14, color="C0", edgecolor="white", linewidth=0.4, zorder=3)
-    if log_density is not None:
-        _contours(ax, log_density)
     ax.set(xlabel=var_names[0], ylabel=var_names[1])
     return ax
 
 
-def _last_state(draws: Any) -> dict[str, np.ndarray]:
-    """``{site: (m, *site)}`` of a tree or a dict."""
-    if isinstance(draws, Mapping) and not hasattr(draws, "children"):
-        return {str(name): np.asarray(x) for name, x in draws.items()}
-    tree: Any = draws
-    is_ensemble = tree.attrs.get("inference_method") == "particles" and "kernel" in tree.attrs
-    return {
-        site: x[:, -1] if is_ensemble else x.reshape(-1, *x.shape[2:])
-        for site, x in sites_of(tree["posterior"]).items()
-    }
-
-
-def _coordinate(sites: Mapping[str, Any], name: str, num_axes: int) -> np.ndarray:
-    """The number of this name, ``site`` or ``site[i, j]``, behind so many axes of draws."""
+def _coordinate(sites: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """The number of this name, ``site`` or ``site[i, j]``, of each draw."""
     match = re.fullmatch(r"(.+?)\[([\d, ]+)\]", name)
-    site, index = (name, ()) if name in sites or match is None else match.groups()
-    if site not in sites:
-        raise ValueError(f"'{site}' is not among the sites {sorted(sites)}.")
-    x = np.asarray(sites[site])
-    where = tuple(int(i) for i in index.split(",")) if index else ()
-    shape = x.shape[num_axes:]
-    if len(where) != len(shape) or any(i >= n for i, n in zip(where, shape, strict=True)):
-        raise ValueError(f"'{name}' is no number: site '{site}' has the shape {shape}.")
-    return x[(..., *where)]
-
-
-def _contours(ax: Any, log_density: Callable[[Any], Any]) -> None:
-    """Contours over the range of what is drawn already."""
-    (x0, x1), (y0, y1) = ax.get_xlim(), ax.get_ylim()
-    dx, dy = MARGIN * (x1 - x0), MARGIN * (y1 - y0)
-    xs, ys = np.linspace(x0 - dx, x1 + dx, GRID), np.linspace(y0 - dy, y1 + dy, GRID)
-    points = jnp.stack(jnp.meshgrid(jnp.asarray(xs), jnp.asarray(ys)), -1).reshape(-1, 2)
-    values = np.asarray(jax.jit(jax.vmap(log_density))(points), np.float64).reshape(GRID, GRID)
-    levels = np.nanmax(values) - 0.5 * np.array([3.0, 2.0, 1.0, 0.5]) ** 2
-    ax.contour(xs, ys, values, levels=levels, colors="0.45", linewidths=0.8, linestyles="-")
-    ax.set(xlim=(xs[0], xs[-1]), ylim=(ys[0], ys[-1]))
+    site, index = (name, "") if name in sites or match is None else match.groups()
+    where = tuple(map(int, index.split(","))) if index else ()
+    if site not in sites or sites[site].ndim != 1 + len(where):
+        shapes = {key: x.shape[1:] for key, x in sites.items()}
+        raise ValueError(f"'{name}' is no number; the sites have the shapes {shapes}.")
+    return sites[site][(slice(None), *where)]

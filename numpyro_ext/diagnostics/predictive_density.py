@@ -30,18 +30,15 @@ def log_predictive_density(
         \qquad \text{joint:}\quad \frac1N \log \frac1S \sum_{s=1}^S e^{\sum_n l_{sn}}.
 
     The pointwise density scores each row alone, as rows are predicted in use; the joint one scores
-    them together, under one :math:`\theta`. They agree for S = 1, and neither is always the larger.
-    Published tables of Bayesian neural networks mix the two: say which one you quote.
-
-    **Biased downwards**, since it is the log of a mean over draws: the pointwise density little
-    from some hundreds of draws on, the joint one as long as few draws fit all rows best.
+    them together, under one :math:`\theta`. Published tables of Bayesian neural networks mix the
+    two: say which one you quote. **Biased downwards**, as the log of a mean over draws is: the
+    joint one as long as few draws fit all rows best.
 
     :param log_lik: an array ``(S, N)`` or ``(chain, draw, *rows)``; a ``DataArray``, or the
-        ``DataTree`` of :func:`to_arviz`, with one variable in its ``log_likelihood``; or a fit: an
-        ``SVI`` or engine with its result, or an ``MCMC``. With latent variables of each row the
-        weights of :func:`held_out_log_likelihood` stand for the likelihoods.
-    :param result: for a fit of ``SVI`` or an engine: what ``run`` returned; a list of restarts is a
-        deep ensemble.
+        ``DataTree`` of :func:`to_arviz`, with one variable in its group; or a fit. With
+        latent variables of each row the weights of :func:`held_out_log_likelihood` stand for the
+        likelihoods.
+    :param result: of an ``SVI`` or engine, its result; a list of restarts is a deep ensemble.
     :param str kind: ``"pointwise"`` or ``"joint"``.
     :param tuple model_args: for a fit: the model's arguments with the data to score.
     :param dict model_kwargs: its keyword arguments.
@@ -68,8 +65,6 @@ def log_predictive_density(
         asked = FitRequest(log_lik, result, model_args, model_kwargs, num_samples, rng_key)
         matrix = log_weights_of(asked)
         matrix = matrix.reshape(len(matrix), -1)
-    elif result is not None or model_args is not None:
-        raise TypeError("result and model_args belong to a fit, and log_lik is an array or a tree.")
     else:
         matrix = _matrix(log_lik)
     if kind == "pointwise":
@@ -101,8 +96,8 @@ def gaussian_log_density_bound(rmse: float) -> float:
     .. math:: -\tfrac12 \log(2 \pi e\, \mathrm{rmse}^2),
 
     in nats per row, the largest mean log density that a normal of the same variance for all rows
-    reaches at this root mean squared error. A prediction is above it where its variance follows the
-    size of the errors, or where its density is no normal; a table entry far above it is suspect.
+    reaches at this root mean squared error. A table entry far above it is suspect, unless its
+    variance follows the size of the errors.
 
     :param rmse: the root mean squared error, in the unit of the observations.
     :return: a number; infinite at 0.

@@ -10,7 +10,6 @@ from numpyro_ext.diagnostics._predicted import (
     Predicted,
     predictions_of_distribution,
     predictions_of_fit,
-    predictions_of_samples,
 )
 from numpyro_ext.diagnostics.calibration import calibration_of
 from numpyro_ext.diagnostics.classification import (
@@ -31,17 +30,12 @@ def _table(title: str, lines: list[tuple[str, str, str]]) -> str:
     return "\n".join([title, *(f"  {line}".rstrip() for line in in_columns(lines))])
 
 
-def _number(x: float, error: float | None = None) -> str:
-    if np.isnan(x):
-        return "unknown"
-    return shown(x) if error is None or np.isnan(error) else f"{shown(x)} +- {shown(error, 2)}"
+def _with_error(x: float, error: float) -> str:
+    return shown(x) if np.isnan(error) else f"{shown(x)} +- {shown(error, 2)}"
 
 
 class RegressionScores(NamedTuple):
-    """The result of :func:`predictive_scores` for numbers and counts; it prints as a table.
-
-    NaN where something is unknown, as the density of draws of the observed site alone.
-    """
+    """The result of :func:`predictive_scores` for numbers and counts; it prints as a table."""
 
     title: str
     """What predicts, and what."""
@@ -75,31 +69,28 @@ class RegressionScores(NamedTuple):
     network_sd: float
     """The part that is the spread of the mean between draws, of a network or another function."""
 
-    def _coverage_error(self, level: float) -> float:
-        return (level * (1 - level) / self.count) ** 0.5
-
     def __str__(self) -> str:
-        half, most = (self._coverage_error(level) for level in (0.5, 0.9))
+        half, most = ((level * (1 - level) / self.count) ** 0.5 for level in (0.5, 0.9))
         bound = "" if np.isnan(self.gaussian_bound) else shown(self.gaussian_bound)
         of_normal = f"{bound} of a calibrated normal with this RMSE" if bound else ""
         lines = [
-            ("RMSE", _number(self.rmse), f"{shown(self.rmse_of_constant)} of the best constant"),
+            ("RMSE", shown(self.rmse), f"{shown(self.rmse_of_constant)} of the best constant"),
             (
                 "log density, pointwise",
-                _number(self.log_density, self.log_density_error),
+                _with_error(self.log_density, self.log_density_error),
                 of_normal,
             ),
-            ("log density, joint", _number(self.joint_log_density), "all rows together"),
-            ("in the 50 % intervals", _number(self.coverage_50), f"0.5 +- {shown(half, 2)}"),
-            ("in the 90 % intervals", _number(self.coverage_90), f"0.9 +- {shown(most, 2)}"),
+            ("log density, joint", shown(self.joint_log_density), "all rows together"),
+            ("in the 50 % intervals", shown(self.coverage_50), f"0.5 +- {shown(half, 2)}"),
+            ("in the 90 % intervals", shown(self.coverage_90), f"0.9 +- {shown(most, 2)}"),
             (
                 "calibration error",
-                _number(self.calibration_error),
+                shown(self.calibration_error),
                 f"{shown(self.perfect_calibration_error, 2)} of a perfect model on as many rows",
             ),
-            ("predictive sd", _number(self.sd), ""),
-            ("  of the noise", _number(self.noise_sd), ""),
-            ("  of the network", _number(self.network_sd), "between draws"),
+            ("predictive sd", shown(self.sd), ""),
+            ("  of the noise", shown(self.noise_sd), ""),
+            ("  of the network", shown(self.network_sd), "between draws"),
         ]
         return _table(self.title, lines)
 
@@ -146,18 +137,18 @@ class ClassificationScores(NamedTuple):
         shares = "of the shares of the classes"
         perfect = f"{shown(self.perfect_calibration_error, 2)} of a perfect model on as many rows"
         lines = [
-            ("accuracy", _number(self.accuracy, error), frequent),
+            ("accuracy", _with_error(self.accuracy, error), frequent),
             (
                 "log density, pointwise",
-                _number(self.log_density, self.log_density_error),
+                _with_error(self.log_density, self.log_density_error),
                 f"{shown(self.log_density_of_constant)} {shares}",
             ),
-            ("log density, joint", _number(self.joint_log_density), "all rows together"),
-            ("Brier score", _number(self.brier), f"{shown(self.brier_of_constant)} {shares}"),
-            ("calibration error", _number(self.calibration_error), perfect),
-            ("predictive entropy", _number(self.entropy), ""),
-            ("  aleatoric", _number(self.aleatoric), "noise of the label"),
-            ("  epistemic", _number(self.epistemic), "doubt between draws"),
+            ("log density, joint", shown(self.joint_log_density), "all rows together"),
+            ("Brier score", shown(self.brier), f"{shown(self.brier_of_constant)} {shares}"),
+            ("calibration error", shown(self.calibration_error), perfect),
+            ("predictive entropy", shown(self.entropy), ""),
+            ("  aleatoric", shown(self.aleatoric), "noise of the label"),
+            ("  epistemic", shown(self.epistemic), "doubt between draws"),
         ]
         return _table(self.title, lines)
 
@@ -177,18 +168,15 @@ def predictive_scores(
 ) -> RegressionScores | ClassificationScores:
     r"""Scores of predictions on new data, each beside the number to compare it with.
 
-    The scores judge what a fit predicts, and not its latent variables. With :math:`p_s` the
-    distribution of the observed site under draw s, the prediction is :math:`\frac1S \sum_s p_s`.
-    The support of the site decides what is printed.
+    With :math:`p_s` the distribution of the observed site under draw s, the prediction is
+    :math:`\frac1S \sum_s p_s`. The support of the site decides what is printed.
 
     Of **numbers and counts**, with the mean :math:`\mu_s`, variance :math:`v_s` and cdf
     :math:`F_s` of :math:`p_s`:
 
-    - the RMSE of :math:`\bar\mu = \frac1S \sum_s \mu_s`, beside the RMSE of the mean of
-      these observations;
+    - the RMSE of :math:`\frac1S \sum_s \mu_s`, beside the RMSE of the mean of the observations;
     - the log density, pointwise and joint (:func:`log_predictive_density`), beside
-      :func:`gaussian_log_density_bound` of the RMSE. Both in the unit of the observations: the log
-      density of y / c is higher by log c;
+      :func:`gaussian_log_density_bound` of the RMSE; that of y / c is higher by log c;
     - the shares of the observations in the central 50 % and 90 % intervals, by :math:`u_n =
       \frac1S \sum_s F_s(y_n)`, beside the level and its standard error for independent rows;
     - the calibration error (:func:`regression_calibration`), beside the error of a perfect model;
@@ -196,32 +184,26 @@ def predictive_scores(
       plus the variance of :math:`\mu_s` over draws (the network).
 
     Of **classes**: accuracy, log density and :func:`brier_score`, beside the same of the most
-    frequent class and of the shares of the classes among these observations;
-    :func:`expected_calibration_error`, beside its mean where the labels are drawn from the
-    predicted probabilities themselves; the entropy of the prediction with its aleatoric and
-    epistemic part (:func:`predictive_uncertainty`).
+    frequent class and of the shares of the classes; :func:`expected_calibration_error`, beside its
+    mean where the labels are drawn from the predicted probabilities themselves; the entropy of the
+    prediction with its parts (:func:`predictive_uncertainty`).
 
     The rows of the fit itself are predicted too well. A row is one entry of the batch of the site:
     a vector has one log density and several numbers. Where NumPyro has no cdf, mean or variance of
     the site, 100 draws of it stand in for each draw of the fit. Every plate runs on all of its
-    rows; entries that a mask leaves out are left out here. A latent site of each row is refused,
-    because it would be inferred from the observation; use :func:`held_out_log_likelihood` for it.
+    rows; entries that a mask leaves out are left out here. A latent site of each row is refused;
+    use :func:`held_out_log_likelihood` for it.
 
-    **A network with its own dropout layers and no latent site** is passed with its ``SVI``
-    and an empty guide: each draw is one run of the model with another mask. For
-    anything else that predicts, such as a linearised network, pass the distribution of the
-    observations, with the draws on its first axis, and ``y``.
+    A network with its own dropout layers and no latent site is passed with its ``SVI`` and an empty
+    guide: each draw is one run of the model with another mask.
 
     :param obj: an ``SVI``, an engine, or an ``MCMC`` that has run; or a NumPyro distribution of
-        shape ``(S, *shape of y)`` (or of the shape of y, a single draw); or the dict that
-        ``Predictive`` returns, of whose draws ``(S, *shape of y)`` of the observed site no density
-        is known, and which cannot be classes.
+        shape ``(S, *shape of y)`` (or of the shape of y, a single draw).
     :param result: for an ``SVI`` or engine: what its ``run`` returned, or the state of the ``SVI``;
-        a list of restarts is one mixture, a deep ensemble.
-    :param tuple model_args: for a fit: the model's arguments with the data to predict, observations
-        included.
+        a list of restarts is a deep ensemble.
+    :param tuple model_args: the model's arguments with the data to predict, observations included.
     :param dict model_kwargs: its keyword arguments.
-    :param y: for a distribution or a dict: the observations.
+    :param y: for a distribution: the observations.
     :param str site: the observed site, if the model has several.
     :param int num_samples: draws from a guide, per restart; an ``MCMC`` and particles have their
         own.
@@ -250,29 +232,21 @@ def predictive_scores(
     """
     if is_fit(obj):
         if y is not None:
-            raise TypeError(
-                "y is for a distribution or draws; pass the observations to the model, as in"
-                " model_args=(X_test, y_test)."
-            )
+            raise TypeError("y is for a distribution; pass model_args=(X_test, y_test).")
         asked = FitRequest(obj, result, model_args, model_kwargs, num_samples, rng_key, site)
         predicted = predictions_of_fit(asked)
     elif isinstance(obj, Distribution):
         predicted = predictions_of_distribution(obj, y, rng_key)
-    elif isinstance(obj, dict):
-        predicted = predictions_of_samples(obj, y, site)
     else:
         raise TypeError(
             f"obj is a {type(obj).__name__}; it must be a numpyro.infer.SVI with its result, an"
-            " MCMC that has run, an engine, a NumPyro distribution with draws on its first axis, or"
-            " the dict of Predictive."
+            " MCMC that has run, an engine, or a NumPyro distribution with draws on its first axis."
         )
     return _classification(predicted) if predicted.kind == "classes" else _regression(predicted)
 
 
 def _log_densities(predicted: Predicted) -> tuple[float, float, float]:
     """Pointwise, its standard error over rows, and joint."""
-    if predicted.log_lik is None:
-        return np.nan, np.nan, np.nan
     rows, n = log_mean_exp(predicted.log_lik), predicted.log_lik.shape[1]
     error = float(np.std(rows, ddof=1) / n**0.5) if n > 1 else np.nan
     return float(rows.mean()), error, float(log_mean_exp(predicted.log_lik.sum(1)) / n)
@@ -280,18 +254,14 @@ def _log_densities(predicted: Predicted) -> tuple[float, float, float]:
 
 def _regression(predicted: Predicted) -> RegressionScores:
     assert predicted.mean is not None
+    assert predicted.variance is not None
     assert predicted.pit is not None
     y, mean = predicted.y, predicted.mean.mean(0)
     rmse = float(np.mean((y - mean) ** 2) ** 0.5)
     pointwise, error, joint = _log_densities(predicted)
     calibration = calibration_of(predicted)
     central = np.abs(2 * np.clip(predicted.pit, 0, 1) - 1)
-    noise = network = np.nan
-    if predicted.variance is not None:
-        noise, network = (
-            float(np.mean(v)) ** 0.5 for v in (predicted.variance, predicted.mean.var(0))
-        )
-    one_a_row = predicted.log_lik is not None and predicted.log_lik.shape[1] == y.size
+    one_a_row = predicted.log_lik.shape[1] == y.size
     # A Cauchy prediction has no mean.
     bounded = predicted.kind == "numbers" and one_a_row and np.isfinite(rmse)
     return RegressionScores(
@@ -308,8 +278,8 @@ def _regression(predicted: Predicted) -> RegressionScores:
         calibration_error=calibration.error,
         perfect_calibration_error=calibration.perfect_error,
         sd=calibration.sharpness**0.5,
-        noise_sd=noise,
-        network_sd=network,
+        noise_sd=float(np.mean(predicted.variance)) ** 0.5,
+        network_sd=float(np.mean(predicted.mean.var(0))) ** 0.5,
     )
 
 

@@ -24,8 +24,6 @@ INSTEAD = (
 )
 FEWEST = 25
 """The least number of weights to whose tail a shape is fitted."""
-_IN_TAIL = 5
-"""The least number of the largest weights that have a shape."""
 _EQUAL, _DIFFERENT = 1e-5, 0.1
 """Differences of log weights that are always, or never, taken for rounding."""
 
@@ -34,24 +32,18 @@ class ParetoKhat(NamedTuple):
     """The result of :func:`pareto_khat`."""
 
     khat: Any
-    """Shape of the generalised Pareto distribution fitted to the largest weights: a number, or an
-    array ``(*units)``."""
+    """The shape: a number, or an array ``(*units)``."""
     threshold: float
     """Largest khat at which the weights of this many draws are of use."""
     log_weights: np.ndarray
     """``(S, *units)`` smoothed weights as logs; the weights of a unit sum to 1."""
 
     def __repr__(self) -> str:
-        draws, *units = self.log_weights.shape
-        lost = np.mean(np.isneginf(self.log_weights))
-        threshold = f"threshold={self.threshold:.2f}, {draws} draws"
-        threshold += f", {lost:.0%} of them with weight 0" if lost else ""
-        if not units:
-            return f"ParetoKhat(khat={self.khat:.3f}, {threshold})"
         khat = np.asarray(self.khat)
+        of_units = f" at most, {np.median(khat):.3f} in the median" if khat.ndim else ""
         return (
-            f"ParetoKhat(khat={np.median(khat):.3f} in the median, {np.max(khat):.3f} at most;"
-            f" {np.sum(khat > self.threshold)} of {khat.size} units above {threshold})"
+            f"ParetoKhat(khat={np.max(khat):.3f}{of_units}, threshold={self.threshold:.2f},"
+            f" {len(self.log_weights)} draws)"
         )
 
 
@@ -75,23 +67,16 @@ def pareto_khat(
 
     - :math:`\hat k < 0.5`: the weights have a finite variance.
     - :math:`\hat k <` ``threshold`` :math:`= \min(1 - 1/\log_{10} S,\ 0.7)`: importance sampling
-      with ``log_weights`` works.
+      with ``log_weights`` works. The guide may still be too narrow, or miss a mode, of which its
+      draws know nothing: :func:`diagnose` compares them with the weighted ones.
     - above: do not use the weights. The guide may still have good marginals (in high dimension a
       large value is the rule), or may be wrong; the number does not tell which.
 
-    A guide with a small value may still be too narrow, or have modes of the wrong shares:
-    :func:`diagnose` compares its draws with the weighted ones.
-
     If plates enclose every site of model and guide, their elements are independent units, and each
-    unit has its own weights and its own :math:`\hat k`.
-
-    The estimate depends only on draws of q, so a mode that q misses costs nothing. It is reliable
-    from S of about 500. Weights that are tied with the least one of the tail are left out of it, as
-    many of a discrete guide are. Where no tail is left, the weights are bounded: then it is
-    ``-inf``, or ``inf`` if a single draw has more than :math:`1 / \\sqrt S` of the weight. Draws of
-    weight 0 do not enter, and an ``InferenceWarning`` says if they are more than a tenth.
-
-    The densities belong to the model on all data (see :func:`full_data`).
+    unit has its own weights and its own :math:`\hat k`. It is reliable from S of about 500. If most
+    weights of the tail are equal, as of a discrete guide, it has no shape: then it is ``-inf``, or
+    ``inf`` if a single draw has more than :math:`1 / \\sqrt S` of the weight. Draws of weight 0 do
+    not enter, with an ``InferenceWarning`` if they are more than a tenth.
 
     :param obj: ``(S,)`` or ``(S, *units)`` log weights, *not negated* (ArviZ's ``psislw`` expects
         the sign of LOO); or a ``DataTree`` of :func:`to_arviz`; or an ``SVI`` or engine. Chains and
@@ -101,6 +86,7 @@ def pareto_khat(
     :param dict model_kwargs: its keyword arguments.
     :param int num_samples: draws from the guide.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
+    :param proxy: as of :func:`diagnose`.
     :return: :class:`ParetoKhat`.
     :raises IntractableDensityError: for guides without a density (implicit ones, particles, point
         masses) and for ``MCMC``.
@@ -123,23 +109,16 @@ def pareto_khat(
     log_w = log_weights_of(asked, proxy_of(obj, proxy))
     size = log_w.shape[0] if log_w.ndim else 1
     if size < FEWEST:
-        raise ValueError(
-            f"there are {size} log weights; the tail fit needs at least {FEWEST}, and is reliable"
-            " from about 500."
-        )
+        raise ValueError(f"there are {size} log weights; the tail fit needs at least {FEWEST}.")
     if np.any(np.isnan(log_w) | (log_w == np.inf)):
-        raise ValueError(
-            "a log weight is NaN or +inf; the guide leaves the support of the model, or the fit"
-            " diverged."
-        )
+        raise ValueError("a log weight is NaN or +inf; the fit may have diverged.")
     if not np.all(np.any(log_w > -np.inf, 0)):
         raise ValueError("every log weight is -inf; no draw has a density under the model.")
     there = np.min(np.sum(log_w > -np.inf, 0))
     if there < (1 - NO_DENSITY) * size:
         message = (
-            f"{size - there:,} of {size:,} draws have weight 0: so much of the guide is where the"
-            " model has no density, and khat describes the other draws; use a guide on the support"
-            " of the model."
+            f"{size - there:,} of {size:,} draws have weight 0, and khat describes the others; use"
+            " a guide on the support of the model."
         )
         warnings.warn(InferenceWarning(message), stacklevel=2)
     return fit_tails(log_w)
@@ -184,29 +163,22 @@ def _fit_tail(log_w: np.ndarray, precision: float) -> tuple[float, np.ndarray]:
     rounding = min(max(_EQUAL, 64 * precision * max(1.0, abs(log_w.max()))), _DIFFERENT)
     if -shifted.min() <= rounding:
         return -np.inf, np.full(log_w.shape, -np.log(log_w.size))
+    tail = np.sort(shifted)[-_tail_of(log_w.size) :]
+    if np.mean(tail > tail[0] + rounding) > 0.75:
+        from arviz_stats.base.array import array_stats
 
-    from arviz_stats.base.array import array_stats
-
-    psislw: Any = array_stats.psislw
-    ranked, size = np.sort(shifted), _tail_of(log_w.size)
-    # Weights that are tied with the least one of the tail are no part of it.
-    while size >= _IN_TAIL and ranked[-size] < -rounding:
-        if ranked[round(size / 4) - 1 - size] - ranked[-size] > rounding:
-            # The argument makes the tail of ArviZ as long as this one.
-            smoothed, khat = psislw(-shifted, r_eff=9 * log_w.size / (size - 0.5) ** 2)
-            if not np.isnan(khat):
-                return float(khat), smoothed
-        size = int(np.sum(ranked > ranked[-size] + rounding))
-    # A tail without a shape: the weights are bounded, if none of them is a large share.
+        psislw: Any = array_stats.psislw
+        smoothed, khat = psislw(-shifted)
+        return float(khat), smoothed
+    # A tail of a few values: the weights are bounded, if none of them is a large share.
     return (-np.inf if raw.max() <= -0.5 * np.log(log_w.size) else np.inf), raw
 
 
 def log_weights_of(asked: FitRequest, proxy: TaylorProxy | None = None) -> np.ndarray:
     """``(S, *units)`` log weights of arrays, a ``DataTree`` or its part, or a fit."""
     obj = asked.obj
-    if isinstance(obj, np.ndarray | jax.Array | list | tuple | float):
-        if not hasattr(obj, "_fields"):
-            return np.asarray(obj)
+    if isinstance(obj, np.ndarray | jax.Array | list | float):
+        return np.asarray(obj)
     if isinstance(obj, MCMC):
         raise IntractableDensityError(f"the draws of an MCMC have no density; {INSTEAD}.")
 
@@ -214,15 +186,11 @@ def log_weights_of(asked: FitRequest, proxy: TaylorProxy | None = None) -> np.nd
 
     if isinstance(obj, DataTree):
         if "sample_stats" not in obj or "log_weight" not in obj["sample_stats"]:
-            method = obj.attrs.get("inference_method", "unknown")
             raise IntractableDensityError(
-                f"the DataTree (inference method '{method}') has no sample_stats.log_weight,"
-                f" because its draws have no density; {INSTEAD}."
+                f"the DataTree has no log_weight, because its draws have no density; {INSTEAD}."
             )
         obj = obj["sample_stats"]["log_weight"]
     if isinstance(obj, DataArray):
-        if not {"chain", "draw"} <= set(obj.dims):
-            return obj.to_numpy()
         weight = obj.transpose("chain", "draw", ...).to_numpy()
     else:
         num_samples = check_count("num_samples", asked.num_samples)
@@ -242,8 +210,8 @@ def look_at_density(fit: Fit, rng_key: Array) -> tuple[Prototype, Array]:
     proto = prototype(fit, key_prototype)
     if proto.marginalized:
         raise IntractableDensityError(
-            f"latent site '{proto.marginalized[0]}' was summed out, and the density of the model"
-            f" without it is not computed here; {INSTEAD}."
+            f"latent site '{proto.marginalized[0]}' was summed out, so that there is no density of"
+            f" the draws; {INSTEAD}."
         )
     if proto.density == "none":
         what = fit.attributes.get("guide", "this fit")

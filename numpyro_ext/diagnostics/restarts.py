@@ -6,13 +6,11 @@ from typing import Any
 import jax
 from jax import random
 import jax.numpy as jnp
-from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.svi import SVIRunResult
 from tqdm.auto import trange
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._typing import Engine
 from numpyro_ext.diagnostics._fit import check_key
 
 
@@ -28,20 +26,18 @@ def restarts(
     r"""Run one fit R times, each time with a new guide, key and start.
 
     Run r is ``make_svi().run(keys[r], num_steps, *args, **kwargs)`` with ``keys = split(rng_key,
-    R)``. NumPyro's automatic guides keep the start that they found in their first run, so one
-    ``SVI`` that runs with R keys begins R times at the same point, and an :class:`AutoDelta
-    <numpyro.infer.autoguide.AutoDelta>` ends R times at the same numbers.
+    R)``. NumPyro's automatic guides keep the start of their first run, so one ``SVI`` that runs
+    with R keys begins R times at the same point.
 
-    The list is what :func:`to_arviz`, :func:`diagnose` and :func:`held_out_log_likelihood` take as
+    The list is what :func:`to_arviz`, :func:`diagnose` and the scores of predictions take as
     ``result``, beside one ``make_svi()``. For the first two the restarts are chains, whose R-hat
-    says whether they found the same optimum; the draws of all of them together are a mixture with
-    equal weights. For the last they are a deep ensemble.
+    says whether they found the same optimum; for the scores they are a deep ensemble, a mixture
+    with equal weights.
 
     **It fails** to find an optimum that no start leads to: runs that agree do not show that there
     is no other. It costs R times one run, compilation included. ``vectorized=True`` compiles once,
-    and takes a step of all R runs together by :func:`jax.vmap`; the numbers are the same as in
-    runs one after the other, up to rounding. Small dense networks gain most. Convolutions under
-    ``vmap`` become grouped ones, which are slow on CPUs.
+    and takes a step of all R runs together by :func:`jax.vmap`, with the same numbers up to
+    rounding. Small dense networks gain most; grouped convolutions are slow on CPUs.
 
     :param make_svi: a function of no argument that makes an ``SVI`` (or an engine with ``run``)
         with a **new** guide.
@@ -82,8 +78,6 @@ def restarts(
 def _check_new_guides(fits: list[Any]) -> None:
     seen: list[Any] = []
     for svi in fits:
-        if not isinstance(svi, Engine):
-            raise TypeError(f"make_svi returned a {type(svi).__name__}; it must return an SVI.")
         guide: Any = svi.guide
         while not isinstance(guide, AutoGuide) and hasattr(guide, "fn"):  # of a handler
             guide = guide.fn
@@ -99,11 +93,6 @@ def _run_together(
     fits: list[Any], keys: Any, num_steps: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[SVIRunResult]:
     """The steps of all runs under one ``vmap``, by the update of the first."""
-    if not isinstance(fits[0], SVI):
-        raise TypeError(
-            f"vectorized=True was given with a {type(fits[0]).__name__}; it is for an SVI. Leave it"
-            " out."
-        )
     kwargs = dict(kwargs)
     bar = kwargs.pop("progress_bar", True)
     update = fits[0].stable_update if kwargs.pop("stable_update", False) else fits[0].update
@@ -138,7 +127,7 @@ def _check_one_program(fits: list[Any], state: Any, args: Any, kwargs: Any) -> N
     own, first = (svi.evaluate(state, *args, **kwargs) for svi in (fits[-1], fits[0]))
     if not jnp.allclose(own, first, rtol=1e-3, equal_nan=True):
         raise ValueError(
-            f"the runs of make_svi are not one program: at the same parameters their losses are"
-            f" {own:.6g} and {first:.6g}, because the {type(fits[0].guide).__name__} keeps its"
-            " start outside of its parameters. Leave vectorized=True out."
+            f"the {type(fits[0].guide).__name__} keeps its start outside of its parameters, so that"
+            f" the losses of two runs are {own:.6g} and {first:.6g} at one place; leave out"
+            " vectorized=True."
         )

@@ -3,13 +3,12 @@
 from collections.abc import Collection
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
-import warnings
 
 import jax
 from jax import random
 import numpy as np
 
-from numpyro_ext._checks import InferenceWarning, check_count
+from numpyro_ext._checks import check_count
 from numpyro_ext._typing import Model
 from numpyro_ext.diagnostics._fit import check_arguments, check_key
 from numpyro_ext.diagnostics._simulate import Simulator
@@ -19,8 +18,6 @@ from numpyro_ext.diagnostics.table import in_columns
 if TYPE_CHECKING:
     import xarray as xr
 
-_CORRELATED = 0.2
-"""Correlation of one draw with the next above which the ranks look as if q were too narrow."""
 _LEVEL = 0.01
 """The p-value below which the shape of the ranks is named."""
 
@@ -90,31 +87,28 @@ def simulation_based_calibration(
     for each number among the latent sites. If q is the posterior, the ranks :math:`r_i` are uniform
     on 0, ..., L (ties are broken at random). ``pit`` is :math:`(r_i + U_i) / (L + 1)` with
     :math:`U_i` uniform, and ``p_values`` come from the chi-square test of ``pit`` in
-    :math:`\min(20, I // 5)` equal bins. A test of the ranks themselves in bins that hold different
-    numbers of ranks would refuse the exact posterior.
+    :math:`\min(20, I // 5)` equal bins.
 
-    **Reading.** Ranks heaped at both ends say that q is too narrow (mean-field guides), heaped in
-    the middle that it is too wide, and a slope that its mean is off.
+    **Reading.** Ranks heaped at both ends say that q is too narrow (mean-field guides), or that
+    draws of a chain are correlated; heaped in the middle that it is too wide, and a slope that its
+    mean is off.
 
     **What it does not say.** It tests the fits on data sets that the *prior* makes, which may be
-    unlike the one at hand. A large p-value of few simulations says little: with 200, and 50 draws
-    of each, half the posterior's standard deviation is always found, and 0.8 of it in 70 % of runs.
+    unlike the one at hand, and a large p-value of few simulations says little.
 
-    The data of the model must be used as ``obs=`` alone; an argument that holds data and is read
-    elsewhere too is refused. Plates that take minibatches are simulated in full, and fitted in
-    minibatches. Entries that are NaN in floating-point data stay NaN. Discrete latent sites are
-    left out, with a note.
+    Simulated data take the place of what is observed; the arguments of the model stay as they are,
+    also where it makes a prior or a covariate of the data. Plates that take minibatches are
+    simulated in full, and fitted in minibatches. Entries that are NaN in floating-point data stay
+    NaN. Discrete latent sites are left out, with a note.
 
-    **Cost:** I fits. Those of :func:`fit_svi`, :func:`fit_mcmc` and :func:`fit_engine` compile
-    once, as far as that is possible.
+    **Cost:** I fits; those of :func:`fit_svi` and others compile once, as far as that is possible.
 
     :param rng_key: a key, new-style or legacy.
     :param model: Python callable with NumPyro primitives.
     :param fit: what :func:`fit_svi`, :func:`fit_mcmc` or :func:`fit_engine` returns; or a function
         ``fit(rng_key, model, args, kwargs)`` of your own that returns at least L draws
         ``{site: (S, ...)}`` of every continuous latent site. Its ``model`` is observed at the
-        simulated data: a dict of these is ``args[0]``, before the arguments that you give here. It
-        is the same object in every call, so that compiled programs may be kept.
+        simulated data: a dict of these is ``args[0]``, before the arguments that you give here.
     :param args: arguments of the model, on which the sizes of the simulated data depend.
     :param observed_sites: names of the sites that are data, if the model is called without its data
         (``y=None``); None for those that are observed.
@@ -149,26 +143,20 @@ def simulation_based_calibration(
     if not names:
         raise ValueError(f"the model has no continuous latent site, but {simulator.latents}.")
     simulated = jax.jit(jax.vmap(simulator.draw))(random.split(key_prior, num_simulations))
-    for name, x in simulated.latents.items():
+    for name, x in simulated[0].items():
         if not np.all(np.isfinite(jax.device_get(x))):
-            raise ValueError(
-                f"draws of the prior of latent site '{name}' are not finite; give it a prior whose"
-                " draws are numbers."
-            )
+            raise ValueError(f"draws of the prior of latent site '{name}' are not finite.")
     # Of a new-style key or a legacy one.
     rng = np.random.default_rng(jax.device_get(random.bits(key_ranks, (4,))))
-    fits: list[dict[str, _Ranked]] = []
+    fits: list[dict[str, tuple[np.ndarray, np.ndarray]]] = []
     for i, key in enumerate(random.split(key_fits, num_simulations)):
         truth, data = jax.tree.map(lambda x: x[i], simulated)  # noqa: B023 - used at once
-        draws = fit(key, simulator.model, *simulator.arguments(data))
+        draws = fit(key, simulator.model, (data, *args), kwargs)
         fits.append({name: _ranked(name, draws, truth[name], L, rng) for name in names})
-    by_site = {name: _stacked([x[name] for x in fits]) for name in names}
-    ranks = {name: x.rank for name, x in by_site.items()}
+    ranks = {name: np.stack([each[name][0] for each in fits]) for name in names}
+    varies = {name: np.any([each[name][1] for each in fits], 0) for name in names}
     pit = {name: (x + rng.uniform(size=x.shape)) / (L + 1) for name, x in ranks.items()}
-    p_values = {
-        name: np.where(by_site[name].varies.any(0), _p_values(pit[name]), np.nan) for name in names
-    }
-    _warn_of_correlation(by_site, L)
+    p_values = {name: np.where(varies[name], _p_values(pit[name]), np.nan) for name in names}
     notes = [f"left out, because it is discrete: '{name}'" for name in simulator.discrete]
 
     import arviz_base
@@ -178,23 +166,11 @@ def simulation_based_calibration(
     return SBCResult(ranks, pit, p_values, tree)
 
 
-class _Ranked(NamedTuple):
-    """Of one site: ranks, whether the draws vary, and their correlation from one to the next."""
-
-    rank: np.ndarray
-    varies: np.ndarray
-    correlation: np.ndarray
-
-
-def _stacked(fits: list[_Ranked]) -> _Ranked:
-    """The ranks of all fits together, ``(I, *site)``."""
-    return _Ranked(*(np.stack(x) for x in zip(*fits, strict=True)))
-
-
-def _ranked(name: str, draws: Any, truth: Any, L: int, rng: np.random.Generator) -> _Ranked:
-    """The ranks of true values among L draws of one fit; ties are broken at random."""
-    if name not in draws:
-        raise ValueError(f"fit returned draws of {sorted(draws)}, and none of '{name}'.")
+def _ranked(
+    name: str, draws: Any, truth: Any, L: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ranks of true values among L draws of one fit, ties broken at random; and whether these
+    draws vary."""
     x, y = np.asarray(jax.device_get(draws[name])), np.asarray(truth)
     if x.shape[1:] != y.shape or x.ndim == 0 or len(x) < L:
         raise ValueError(
@@ -208,26 +184,7 @@ def _ranked(name: str, draws: Any, truth: Any, L: int, rng: np.random.Generator)
         )
     x = x[(np.arange(1, L + 1) * len(x)) // L - 1]
     ties = np.sum(x == y, 0)
-    rank = np.sum(x < y, 0) + rng.integers(0, ties + 1)
-    # The correlation, nearly unbiased for independent draws.
-    rounding = L * (1e-6 * np.max(np.abs(x), 0)) ** 2
-    z = x - np.mean(x, 0, dtype=np.float64)
-    variance = np.sum(z**2, 0)
-    lag = np.sum(z[1:] * z[:-1], 0) / np.where(variance > rounding, variance, 1.0) + 1 / L
-    return _Ranked(rank, ties < L, np.where(variance > rounding, lag, 0.0))
-
-
-def _warn_of_correlation(sites: dict[str, _Ranked], L: int) -> None:
-    """Warn if the draws of the fits are not nearly independent."""
-    worst = {n: float(np.max(np.mean(x.correlation, 0), initial=0)) for n, x in sites.items()}
-    name = max(worst, key=lambda name: worst[name])
-    if worst[name] > _CORRELATED:
-        message = (
-            f"the {L} draws of each fit are correlated ({worst[name]:.2f} from one to the next at"
-            f" site '{name}'), so that their ranks are heaped at both ends as if q were too narrow;"
-            " run longer chains, or take fewer num_samples."
-        )
-        warnings.warn(InferenceWarning(message), stacklevel=3)
+    return np.sum(x < y, 0) + rng.integers(0, ties + 1), ties < L
 
 
 def _p_values(pit: np.ndarray) -> np.ndarray:

@@ -8,7 +8,6 @@ import jax
 from jax import Array, lax, random
 from numpyro.handlers import seed, substitute
 from numpyro.infer import HMCECS, MCMC, SVI
-from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.arguments import Arguments, split_arguments
@@ -16,7 +15,6 @@ from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.read import latent_sites, trace_of
 from numpyro_ext._numpyro import posterior_guide
 from numpyro_ext._typing import Diagnosable, Model, Params, Sites
-from numpyro_ext.diagnostics._simulate import SimulatedModel
 from numpyro_ext.diagnostics.full_data import minibatch_plates, on_all_rows
 
 Fit = Callable[[Any, Model, tuple, dict[str, Any]], dict[str, Any]]
@@ -56,13 +54,9 @@ def fit_svi(
 ) -> Fit:
     r"""A fit by ``SVI``, for :func:`simulation_based_calibration`.
 
-    Each data set gets its own guide by ``guide(model)``. The fit is ``num_steps`` of
-    ``svi.update``, and its draws are made by the guide on all rows: one compiled program, of which
-    the data are an argument.
-
-    A guide that is a function is called with the arguments of the model, with the simulated data in
-    place of the given ones. If the model makes its data out of an argument (as by
-    ``obs=jnp.log(y)``), it is refused.
+    Each data set gets its own guide by ``guide(model)``, ``num_steps`` of ``svi.update``, and draws
+    of the guide on all rows, in one compiled program. A guide that is a function is called with a
+    dict of the simulated data before the arguments of the model, which stay as they are.
 
     :param guide: a function of the model that makes a guide, such as the class ``AutoNormal``, or
         ``lambda model: AutoNormal(model, init_scale=0.1)``.
@@ -83,7 +77,7 @@ def fit_svi(
 
     def run(rng_key: Array, model: Model, args: tuple, kwargs: dict[str, Any]) -> Sites:
         key_fit, key_draws = random.split(rng_key)
-        made = _bind_arguments(guide(model), model)
+        made = guide(model)
         svi = SVI(model, made, optim, loss)
 
         def step(state: Any, _: None) -> tuple[Any, None]:
@@ -100,10 +94,8 @@ def fit_mcmc(make_kernel: Callable[[Model], Any], num_warmup: int, num_samples: 
     r"""A fit by ``MCMC``, for :func:`simulation_based_calibration`.
 
     Each data set gets one chain. Of its draws the calibration keeps as many as it needs, equally
-    spaced, and warns if these are still correlated: give several times as many.
-
-    Kernels with a given step size become one compiled program, of which the data are an argument.
-    One that finds its own settings is set up and compiled anew for each chain.
+    spaced: draw several times as many, because ranks of correlated draws are heaped at both ends.
+    A kernel that finds its own settings is set up and compiled anew for each chain.
 
     :param make_kernel: a function of the model that makes a kernel, such as the class ``NUTS``, or
         ``lambda model: SGLD(model, 0.01)``.
@@ -116,9 +108,8 @@ def fit_mcmc(make_kernel: Callable[[Model], Any], num_warmup: int, num_samples: 
     >>> from numpyro_ext.targets import normal_mean
     >>> fit = fit_mcmc(NUTS, 200, 1000)
     >>> draws = fit(jax.random.key(0), normal_mean, (jnp.array([0.5, -1.0, 2.0]),), {})
-    >>> # The posterior is N(0.375, 0.5^2).
-    >>> bool(abs(draws["z"].mean() - 0.375) < 0.15), bool(abs(draws["z"].std() - 0.5) < 0.1)
-    (True, True)
+    >>> bool(abs(draws["z"].mean() - 0.375) < 0.15)  # the posterior mean
+    True
     """
     num_warmup = check_count("num_warmup", num_warmup, 0)
     num_samples = check_count("num_samples", num_samples)
@@ -128,9 +119,8 @@ def fit_mcmc(make_kernel: Callable[[Model], Any], num_warmup: int, num_samples: 
         plates = minibatch_plates(model, args, kwargs)
         if plates and not isinstance(kernel, Diagnosable | HMCECS):
             raise ValueError(
-                f"the plate '{next(iter(plates))}' takes a minibatch, of which"
-                f" {type(kernel).__name__} draws one and keeps it; leave out its subsample_size, or"
-                " take a kernel of numpyro_ext.mcmc."
+                f"{type(kernel).__name__} would keep one minibatch of '{next(iter(plates))}'; leave"
+                " out its subsample_size, or take a kernel of numpyro_ext.mcmc."
             )
         mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
         mcmc.run(rng_key, *args, **kwargs)
@@ -145,8 +135,7 @@ def fit_engine(
     r"""A fit by an engine such as :class:`~numpyro_ext.ep.EP`, for
     :func:`simulation_based_calibration`.
 
-    One engine runs on each data set, from the start that it makes for these. The engines of
-    ``numpyro_ext.ep`` compile for the first data set alone.
+    One engine runs on each data set, from the start that it makes for these.
 
     :param make_engine: a function of the model that makes an engine, such as the class ``EP``.
     :param int num_steps: steps of each fit, at most.
@@ -158,9 +147,8 @@ def fit_engine(
     >>> from numpyro_ext.targets import normal_mean
     >>> fit = fit_engine(EP, 10)
     >>> draws = fit(jax.random.key(0), normal_mean, (jnp.array([0.5, -1.0, 2.0]),), {})
-    >>> # The posterior is N(0.375, 0.5^2).
-    >>> bool(abs(draws["z"].mean() - 0.375) < 0.15), bool(abs(draws["z"].std() - 0.5) < 0.1)
-    (True, True)
+    >>> bool(abs(draws["z"].mean() - 0.375) < 0.15)  # the posterior mean
+    True
     """
     num_steps, num_draws = check_count("num_steps", num_steps), check_count("num_draws", num_draws)
     made: dict[str, Any] = {}
@@ -179,27 +167,6 @@ def fit_engine(
         return draw(key_draws, model, (result.params, *args), kwargs)
 
     return fit
-
-
-def _bind_arguments(guide: Any, model: Model) -> Any:
-    """The guide on the arguments of a simulated model: an automatic guide passes all of them to its
-    model, any other takes the user's own."""
-    inner = guide
-    while not isinstance(inner, AutoGuide) and hasattr(inner, "fn"):
-        inner = inner.fn
-    if isinstance(inner, AutoGuide) or not isinstance(model, SimulatedModel):
-        return guide
-    if model.stale:
-        raise ValueError(
-            f"the guide is a function of the model's arguments, and the {model.stale[0]} still"
-            " holds the given data, because the model makes other numbers of it before it"
-            " observes them; pass the data as they are observed, or take an automatic guide."
-        )
-
-    def without_data(data: Sites, *args: Any, **kwargs: Any) -> Any:
-        return guide(*args, **kwargs)
-
-    return without_data
 
 
 def _draws(

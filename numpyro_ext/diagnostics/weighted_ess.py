@@ -18,15 +18,12 @@ def weighted_ess(x: Any, weights: Any = None, num_batches: int | None = None) ->
         v = \frac{B}{B - 1} \sum_b \Big(\frac{W_b}{\sum_t w_t}\Big)^2 (m_b - m)^2, \qquad
         \mathrm{ess} = \frac{\sum_t w_t (x_t - m)^2}{v \sum_t w_t},
 
-    at most :math:`n_w \log_{10} T` with :math:`n_w = (\sum_t w_t)^2 / \sum_t w_t^2`, which is T for
-    equal weights and about the effective size of independent draws. The batches have equal sums of
-    :math:`w_t^2`, so that each contributes alike to the variance of the mean. Of batches of equal
-    length the first would have most of it, and the result be 1.5 times too large for
-    :math:`w_t = (1 + t)^{-1/2}`.
+    at most :math:`n_w \log_{10} T` with :math:`n_w = (\sum_t w_t)^2 / \sum_t w_t^2`. The batches
+    have equal sums of :math:`w_t^2`, so that each contributes alike to the variance of the mean.
 
     **It fails** where the chain forgets slowly: a batch has to be many times longer than its
     autocorrelation, otherwise the result is too large. It does not see the bias of the step size.
-    Numbers that are all equal have no effective sample size; the result is NaN.
+    Of numbers that are all equal it is NaN.
 
     :param x: one number of each draw, ``(T,)`` or ``(chain, T)``; chains are added.
     :param weights: ``(T,)``, or the shape of ``x``: step sizes, at least 0; None for equal ones.
@@ -50,22 +47,15 @@ def weighted_ess(x: Any, weights: Any = None, num_batches: int | None = None) ->
     """
     x = np.asarray(x, np.float64)
     if x.ndim not in (1, 2) or x.shape[-1] < 4:
-        raise ValueError(
-            f"x has shape {x.shape}; it must be (T,) or (chain, T), one number of each of at"
-            " least 4 draws."
-        )
+        raise ValueError(f"x has shape {x.shape}; it must be (T,) or (chain, T) with T >= 4.")
     T = x.shape[-1]
     w = np.ones(T) if weights is None else np.asarray(weights, np.float64)
     if w.shape not in ((T,), x.shape):
         raise ValueError(f"weights has shape {w.shape}; it must be ({T},) or {x.shape}.")
     w = np.broadcast_to(w, x.shape)
-    if not np.all(np.isfinite(x)) or not np.all(np.isfinite(w)):
-        raise ValueError("x or weights holds nan or inf; leave out the chains that diverged.")
-    if np.any(w < 0) or not np.all(w.sum(-1) > 0):
-        raise ValueError("weights must be at least 0, and not all of them 0 in any chain.")
+    if not np.all(np.isfinite(x)) or not np.all((w >= 0) & np.isfinite(w)):
+        raise ValueError("x holds nan or inf, or a weight is not a number of at least 0.")
     B = int(np.sqrt(T)) if num_batches is None else check_count("num_batches", num_batches, 2)
-    if B > T:
-        raise ValueError(f"num_batches is {B}; it must be at most the number {T} of draws.")
     each = [_of_chain(*chain, B) for chain in zip(np.atleast_2d(x), np.atleast_2d(w), strict=True)]
     return np.asarray(sum(each))
 

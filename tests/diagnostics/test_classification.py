@@ -87,7 +87,7 @@ def test_uncertainty_is_split_into_parts_that_are_not_negative():
     ("probs", "labels", "sentence"),
     [
         (PROBS[:, 0], LABELS, r"probs has shape \(4,\).*np.stack\(\[1 - p, p\], -1\)"),
-        (PROBS * 2, LABELS, "from 0.2 to 1.8 .*jax.nn.softmax"),
+        (PROBS * 2, LABELS, "from 0.2 to 1.8; .*jax.nn.softmax"),
         (PROBS * np.nan, LABELS, "each row must be probabilities"),
         (PROBS, LABELS[:3], r"labels has shape \(3,\); it must be \(4,\)"),
         (PROBS, LABELS + 1, "labels has the value 2; it must hold integers from 0 to 1"),

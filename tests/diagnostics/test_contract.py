@@ -1,7 +1,6 @@
 """What holds for every fitted object: one table of constructors, one law per test."""
 
 import pickle
-import warnings
 
 import arviz as az
 from jax import random
@@ -14,7 +13,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 import pytest
 
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
-from numpyro_ext.diagnostics import InferenceWarning, pareto_khat, to_arviz
+from numpyro_ext.diagnostics import pareto_khat, to_arviz
 
 Y = 1.5 + 0.8 * jnp.sin(7.0 * jnp.arange(20))
 DRAWS = 60
@@ -106,9 +105,7 @@ class Case:
     def __init__(self, name):
         self.obj, self.result = FITS[name]()
         given = {} if self.result is None else {"result": self.result, "model_args": (Y, 5)}
-        with warnings.catch_warnings():  # of particles that are not at rest
-            warnings.simplefilter("ignore", InferenceWarning)
-            self.tree = to_arviz(self.obj, num_samples=DRAWS, rng_key=random.key(1), **given)
+        self.tree = to_arviz(self.obj, num_samples=DRAWS, rng_key=random.key(1), **given)
 
 
 @pytest.fixture(scope="module", params=FITS)

@@ -16,9 +16,9 @@ from numpyro.infer.mcmc import MCMCKernel
 import optax
 import pytest
 
-from numpyro_ext.diagnostics import Diagnosis, InferenceWarning, diagnose, to_arviz
+from numpyro_ext.diagnostics import Diagnosis, InferenceWarning, diagnose
+from numpyro_ext.diagnostics.checks.chains import row_of_mean
 from numpyro_ext.diagnostics.checks.losses import loss_row
-from numpyro_ext.diagnostics.checks.temperature import row_of_mean
 from numpyro_ext.diagnostics.comparison import MEAN, SD, SHAPES
 from numpyro_ext.diagnostics.table import MOST_ROWS, Row, merge_rows, shorten
 from numpyro_ext.mcmc import SGHMC, Settings
@@ -136,7 +136,7 @@ def test_a_good_run_is_fine():
 
 
 @pytest.mark.slow
-def test_everything_that_a_stochastic_gradient_run_can_show_is_said_and_warned_of():
+def test_everything_that_a_stochastic_gradient_run_can_show_is_said():
     mcmc = scripted(heat=4.0, diverging=0.1, scale=0.25)
     found = diagnose(mcmc, num_moves=0)
     assert wrong(found) == ["problems", "divergences", "kinetic temperature"]
@@ -144,13 +144,6 @@ def test_everything_that_a_stochastic_gradient_run_can_show_is_said_and_warned_o
     assert hot.value == pytest.approx(4.0, abs=4 * hot.error)
     assert "about 2 times too wide" in hot.verdict
     assert "went on with 0.25 of its step" in rows_of(found)["problems"].verdict
-    with pytest.warns(InferenceWarning) as record:
-        to_arviz(mcmc)
-    # One sentence each, with the number and the remedy.
-    for warning, name in zip(record, ["divergences", "kinetic temperature"], strict=True):
-        line = rows_of(found)[name]
-        text = f"the {name} is {line.shown} (limit {line.limit}): {line.verdict}"
-        assert str(warning.message) == text and warning.filename == __file__
 
 
 @pytest.mark.parametrize(
@@ -166,12 +159,12 @@ def test_a_level_outside_of_its_limit_by_less_than_its_error_is_not_judged(mean,
     """The error of n independent values is their sd over the root of n; 3 draws have none."""
     x = np.random.default_rng(0).lognormal(0, spread, (2, num))
     x = mean * x / np.mean(x)
-    found = row_of_mean("x", x, "1", (1.0, 1.0), 0.1, "right.", lambda value: "wrong.")
+    found = row_of_mean("x", x, "1", (1.0, 1.0), 0.1, "right.", "wrong.")
     assert found.ok is ok and found.value == pytest.approx(mean)
     if num > 3:
         assert found.error == pytest.approx(np.std(x) / x.size**0.5, rel=0.3)
     else:
-        assert found.error is None and "needs 4 draws" in found.verdict
+        assert "need 4 draws" in found.verdict
 
 
 def test_the_level_of_the_temperature_is_that_of_the_settings_found():
@@ -269,7 +262,11 @@ def two(x):
 
 
 @pytest.mark.slow
-def test_the_implied_sd_ratio_of_particles_is_the_right_one_on_a_gaussian():
+@pytest.mark.parametrize(
+    ("factor", "shift", "expected"), [(1.0, 0.0, []), (0.5, 0.0, [SD, SHAPES]), (1.0, 2.0, [MEAN])]
+)
+def test_particles_are_judged_by_moves(factor, shift, expected):
+    """Of 20 each of 20 trajectories counts: the ratio is known to 7 %."""
     guide = AutoParticles(two, num_particles=20, init_from=None)
     svi = SVI(two, guide, optax.adam(0.1), SVGD())
     params = svi.get_params(svi.init(random.key(0), 0.3))
@@ -277,21 +274,15 @@ def test_the_implied_sd_ratio_of_particles_is_the_right_one_on_a_gaussian():
     noise = (noise - noise.mean(0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(noise.T, ddof=0))).T
     sd = np.array([1 / np.sqrt(5.0), 3.0])  # of the posterior: 1 / .25 + 1 and 1 / 9
     mean = np.array([(4 + 0.3) / 5, -2.0])
+    params["auto_particles"] = jnp.asarray(mean + (factor * noise + shift) * sd, float)
+    found = diagnose(svi, params, model_args=(0.3,))
+    rows = rows_of(found)
+    assert set(wrong(found)) <= set(expected) and wrong(found)[:1] == expected[:1], found
+    assert rows[SD].value == pytest.approx(factor, rel=0.3) or shift
+    assert rows[MEAN].value == pytest.approx(shift, abs=0.3)
 
-    def fit(particles):
-        params["auto_particles"] = jnp.asarray(particles, float)
-        return {"result": params, "model_args": (0.3,)}
 
-    for factor, ok in ((1.0, True), (0.5, False)):
-        found = diagnose(svi, **fit(mean + factor * noise * sd), num_moves=0)
-        line = rows_of(found)[SD]
-        assert line.value == pytest.approx(factor, rel=1e-4)
-        assert (line.ok, found.ok) == (ok, ok)
-    shifted = fit(mean + noise * sd + 2 * sd)
-    assert wrong(diagnose(svi, **shifted)) == [MEAN]
-    assert rows_of(diagnose(svi, num_moves=0, **shifted))[MEAN].value == pytest.approx(2, rel=1e-3)
-    with pytest.warns(InferenceWarning, match="the shift of the mean, worst is 2"):
-        to_arviz(svi, **shifted)
+def test_particles_that_are_too_few_for_their_dimension_are_wrong():
     few = SVI(two, AutoParticles(two, num_particles=3, init_from=None), optax.adam(0.1), SVGD())
     with pytest.warns(InferenceWarning):
         params = few.get_params(few.init(random.key(0), 0.3))

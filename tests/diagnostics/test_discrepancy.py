@@ -113,14 +113,12 @@ def test_bad_input_of_the_stein_discrepancy():
         kernel_stein_discrepancy(x)
     with pytest.raises(ValueError, match=r"score has shape \(3, 2\) and x has shape \(5, 2\)"):
         kernel_stein_discrepancy(x, -x[:3])
-    with pytest.raises(ValueError, match="needs model=, which gives the score"):
+    with pytest.raises(ValueError, match="pass an array with score="):
         kernel_stein_discrepancy(draws)
     with pytest.raises(ValueError, match="draws lack latent site 'p'"):
         kernel_stein_discrepancy({"scale": draws["scale"]}, **options)
-    with pytest.raises(ValueError, match="same number of draws"):
+    with pytest.raises(ValueError, match=r"x has sites of \[\(3,\), \(5,\)\] draws"):
         kernel_stein_discrepancy({**draws, "p": draws["p"][:3]}, **options)
-    with pytest.raises(ValueError, match="same number of draws"):
-        kernel_stein_discrepancy({"p": jnp.array(1.0)}, **options)
 
     def discrete(x):
         numpyro.sample("k", dist.Bernoulli(0.5))

@@ -2,20 +2,16 @@
 
 import math
 
-from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
-import optax
 import pytest
 from scipy.stats import multivariate_normal
 
-from numpyro_ext._checks import InferenceWarning
 from numpyro_ext.diagnostics import evidence_bounds, to_arviz
-from numpyro_ext.objectives import VRELBO, taylor_proxy
 
 LW = [-1.2, 0.3, -2.5, 0.9, -0.1, -4.0]
 ALPHAS = (-1.0, 0.0, 0.5, 1.0, 2.0)
@@ -125,57 +121,3 @@ def test_bad_input():
     for alpha in (np.inf, np.nan):
         with pytest.raises(ValueError, match="every order must be a finite number"):
             evidence_bounds(LW, alphas=(0.0, alpha))
-
-
-def rows_of_mean(x, batch=50):
-    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
-    with numpyro.plate("rows", len(x), subsample_size=batch) as i:
-        numpyro.sample("x", dist.Normal(mean, 1.0), obs=x[i])
-
-
-@pytest.mark.slow
-def test_a_proxy_gives_the_evidence_of_all_rows_from_some():
-    """Normal rows at the exact posterior: every bound is the evidence, in closed form."""
-    x = 3 + np.sin(np.arange(2000.0))
-    proxy = taylor_proxy(rows_of_mean, jnp.asarray(x), center={"mean": 2.9})
-    guide = AutoNormal(rows_of_mean)
-    svi = SVI(rows_of_mean, guide, optax.sgd(0.0), VRELBO(0.5, proxy=proxy))
-    precision = 2000.01
-    params = {"mean_auto_loc": x.sum() / precision, "mean_auto_scale": precision**-0.5}
-    bounds = evidence_bounds(
-        svi, params, model_args=(jnp.asarray(x),), num_samples=100, proxy=proxy
-    )
-    # Of x, whose covariance is I + 100 of all pairs.
-    square = np.sum(x**2) - x.sum() ** 2 / precision
-    exact = -0.5 * (square + np.log(1 + 100 * 2000) + 2000 * np.log(2 * np.pi))
-    np.testing.assert_allclose(bounds.values, exact, atol=0.02)
-    with pytest.raises(ValueError, match="the model has 20 rows of 'rows', but the proxy is one"):
-        evidence_bounds(svi, params, model_args=(jnp.ones(20), 5), proxy=proxy)
-
-
-@pytest.mark.slow
-def test_a_proxy_of_other_data_gives_no_evidence():
-    """One of 200 rows is another: the bounds would be those of neither data."""
-    x = jnp.asarray(2.9 + np.sin(np.arange(200.0)))
-    proxy = taylor_proxy(rows_of_mean, x, center={"mean": 2.9})
-    svi = SVI(rows_of_mean, AutoNormal(rows_of_mean), optax.sgd(0.0), VRELBO(0.5, proxy=proxy))
-    params = svi.get_params(svi.init(random.key(0), x))
-    with pytest.raises(ValueError, match=r"hold other data than .* of 1 of 200 rows is another"):
-        evidence_bounds(svi, params, model_args=(x.at[7].add(1.0),), proxy=proxy)
-
-
-@pytest.mark.nightly
-def test_a_proxy_too_far_from_the_guide_warns():
-    """Poisson rows: the noise of the run's minibatches where the guide is, twelve sds away."""
-
-    def model(y, batch=10):
-        rate = numpyro.sample("log_rate", dist.Normal(0.0, 3.0))
-        with numpyro.plate("rows", len(y), subsample_size=batch) as i:
-            numpyro.sample("y", dist.Poisson(jnp.exp(rate * (1 + i % 3))), obs=y[i])
-
-    y = jnp.asarray(np.random.default_rng(0).poisson(2.0, 300), float)
-    proxy = taylor_proxy(model, y, center={"log_rate": 0.3})
-    svi = SVI(model, AutoNormal(model), optax.sgd(0.0), VRELBO(0.5, proxy=proxy))
-    params = {"log_rate_auto_loc": 0.5, "log_rate_auto_scale": 0.02}
-    with pytest.warns(InferenceWarning, match=r"10 of 300 rows.*proxy.at\(guide, params\)"):
-        evidence_bounds(svi, params, model_args=(y,), num_samples=20, proxy=proxy)

@@ -68,19 +68,6 @@ def test_improper_priors_and_values_under_jit():
     np.testing.assert_allclose(value, dist.Normal(0.2).log_prob(X[:, 0]).sum(), rtol=1e-6)
 
 
-def test_a_minibatch_in_place_of_the_data_is_an_error():
-    def sliced(x):
-        loc = numpyro.sample("loc", dist.Normal())
-        with numpyro.plate("rows", 100, subsample_size=3):
-            numpyro.sample("x", dist.Normal(loc), obs=x)
-
-    with pytest.raises(ValueError, match=r"all of plate 'rows' \(100 rows\).*pass the full arrays"):
-        full_data(sliced, X[:, 0])
-    full_data(sliced, jnp.zeros(100))
-
-
 def test_a_minibatch_larger_than_the_data_is_an_error():
-    with pytest.raises(ValueError, match="subsample_size 4 but only 3 rows"):
-        full_data(model, X, 4)
     with pytest.raises(ValueError, match="subsample_size 4 but only 3 rows"):
         sites(full_data(model), X, 4)

@@ -16,7 +16,6 @@ from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext.diagnostics import held_out_log_likelihood
 from numpyro_ext.expfam import NIW, Dirichlet, Gaussian
 from numpyro_ext.guides import FlowGuide
-from numpyro_ext.mcmc import SGLD
 from numpyro_ext.svae import GMMEP, FixedGaussian, GaussianPotential, SVAEGuide, allow_missing
 
 N, D, T = 7, 2, 5
@@ -199,7 +198,7 @@ def test_guides_that_cannot_infer_new_rows_are_refused():
 
     with pytest.raises(ValueError, match=r"'x' lies in the plates \['data'\] in the model but not"):
         held_out_log_likelihood(svi_of(local, outside), {}, model_args=(y,))
-    with pytest.raises(IntractableDensityError, match=r"gives no density .* 'x' \(Delta\)"):
+    with pytest.raises(IntractableDensityError, match=r"gives no density of the sites \['x'\]"):
         held_out_log_likelihood(svi_of(local, no_density), {}, model_args=(y,))
 
     def no_plate(y):
@@ -274,47 +273,3 @@ def test_a_flow_of_the_rows_that_is_exact_gives_the_evidence_without_noise(num_f
     new = Y[:3, 1:]
     found = held_out_log_likelihood(svi, params, model_args=(new,), num_samples=1)
     np.testing.assert_allclose(found, dist.Normal(0, 1.25**0.5).log_prob(new).sum(1), rtol=1e-4)
-
-
-def by_minibatch(y, batch=None):
-    loc = numpyro.sample("loc", dist.Normal(1, 0.5))
-    with numpyro.plate("data", len(y), subsample_size=batch) as idx:
-        numpyro.sample("y", dist.Normal(loc, 0.8), obs=y[idx])
-
-
-def test_new_rows_may_be_fewer_than_the_minibatch_of_the_run():
-    kernel = SGLD(by_minibatch, 0.01)
-    mcmc = MCMC(kernel, num_warmup=0, num_samples=20, progress_bar=False)
-    mcmc.run(random.key(0), Y[:, 0], batch=5)
-    new = Y[:3, 1]
-    found = held_out_log_likelihood(mcmc, model_args=(new,))
-    each = dist.Normal(mcmc.get_samples()["loc"][:, None], 0.8).log_prob(new)
-    expected = jax.nn.logsumexp(each, axis=0) - np.log(20)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-def bias_of(num_samples, precision, repeats=4000):
-    """Of the log of a mean of weights, by its definition: x from q, all densities normal."""
-    loc, V = Gaussian.to_standard(PLAIN)
-    R = H.T @ jnp.diag(NOISE**-2) @ H
-    q_covariance = jnp.linalg.inv(jnp.linalg.inv(V) + precision * R)
-    h = jnp.linalg.solve(V, loc) + precision * (Y - SHIFT) @ (H / NOISE[:, None] ** 2)
-    q = dist.MultivariateNormal(h @ q_covariance, q_covariance)
-    x = q.sample(random.key(8), (repeats, num_samples))
-    log_w = log_normal(x, loc, V) + dist.Normal(x @ H.T + SHIFT, NOISE).log_prob(Y).sum(-1)
-    log_mean = jax.nn.logsumexp(log_w - q.log_prob(x), axis=1) - np.log(num_samples)
-    return float((log_mean - exact_plain()).mean())
-
-
-@pytest.mark.nightly
-def test_other_potentials_err_low_and_less_so_with_more_draws():
-    """Four times too wide: the error of 20,000 draws is 0.018 for the worst row."""
-    svi = svi_of(plain, plain_guide(linear_network(0.25)))
-    copies = jnp.tile(Y, (40, 1))  # each row has draws of its own
-    rows = held_out_log_likelihood(svi, PLAIN_PARAMS, model_args=(copies,), num_samples=8)
-    few = rows.reshape(40, N)
-    expected, error = bias_of(8, 0.25), few.mean(1).std() / 40**0.5
-    assert abs(few.mean() - exact_plain().mean() - expected) < 4 * error
-    assert expected < -3 * error
-    many = held_out_log_likelihood(svi, PLAIN_PARAMS, model_args=(Y,), num_samples=20_000)
-    np.testing.assert_allclose(many, exact_plain(), atol=4 * 0.018)

@@ -1,6 +1,5 @@
 """Log weights of many rows in single precision: the rows are compared before they are added up."""
 
-import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,6 @@ from numpyro.infer.autoguide import AutoNormal
 import optax
 import pytest
 
-from numpyro_ext._model.arguments import is_traced
 from numpyro_ext.diagnostics import to_arviz
 
 N = 300_000
@@ -47,39 +45,3 @@ def test_log_weights_are_those_of_the_normal_posterior(model):
     error = (found - expected) - np.mean(found - expected)
     assert np.abs(error).max() < 0.01
     assert np.ptp(expected) > 0.5
-
-
-def given_as(x, reads=False):
-    """Whether the model was given its data as an input of a program, and the log likelihoods."""
-    inputs = []
-
-    def model(x):
-        inputs.append(is_traced(x))
-        scale = 3.0 + int(reads and x[0] > 1e9)  # a number that the model reads
-        z = numpyro.sample("z", dist.Normal(0, 10))
-        with numpyro.plate("N", len(x)):
-            numpyro.sample("x", dist.Normal(z, scale), obs=x)
-
-    def guide(x):
-        numpyro.sample("z", dist.Normal(0.5, 1e-3))
-
-    svi = SVI(model, guide, optax.adam(0.1), Trace_ELBO())
-    tree = to_arviz(svi, {}, model_args=(x,), num_samples=2)
-    expected = dist.Normal(tree.posterior["z"].to_numpy()[..., None], 3.0).log_prob(x)
-    np.testing.assert_allclose(tree.log_likelihood["x"], expected, rtol=1e-5)
-    return inputs[-1]
-
-
-@pytest.mark.parametrize(
-    ("x", "reads", "is_input"),
-    [
-        (X[:10_000], False, True),
-        (np.asarray(X[:10_000]), False, True),
-        (np.asarray(X[:10_000]), True, False),
-        (X[:9_999], False, False),
-        (np.asarray(X[:10_000], np.float64), False, False),
-    ],
-    ids=["rows", "NumPy", "rows that are read", "few rows", "double precision"],
-)
-def test_large_arrays_are_inputs_of_the_program_that_xla_cannot_fold(x, reads, is_input):
-    assert given_as(x, reads) is (is_input or (x.dtype == np.float64 and jax.config.jax_enable_x64))

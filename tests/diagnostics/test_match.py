@@ -13,9 +13,7 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import diagnose, evidence_bounds, to_arviz
-from numpyro_ext.guides import AutoRealNVPNormal
 from numpyro_ext.mcmc import SGLD
-from numpyro_ext.objectives import VRELBO
 from numpyro_ext.particles import ParVI
 
 X = jnp.array([0.5, -1.0, 2.0])
@@ -54,7 +52,6 @@ TWO = {"num_chains": 2, "chain_method": "sequential"}
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the (number of particles|shift of the mean|sd ratio)")
 @pytest.mark.parametrize(
     ("fit", "chains"),
     [
@@ -80,11 +77,11 @@ def test_draws_are_evaluated_at_the_parameters_that_the_chains_had(fit, chains):
 
 
 @pytest.mark.slow
-def test_parameters_that_are_not_known_are_refused_where_their_start_is_random():
+def test_parameters_that_are_not_known_are_refused():
     parallel = nuts([0], num_chains=2, chain_method="parallel", num_samples=5)
     unpickled = pickle.loads(pickle.dumps(nuts([0])))
     for mcmc in (parallel, unpickled):
-        with pytest.raises(ValueError, match=r"'w' of the model starts at random, .*='sequential'"):
+        with pytest.raises(ValueError, match=r"'w' of the model had in this fit .*='vectorized'"):
             to_arviz(mcmc)
     kept = pickle.loads(pickle.dumps(sgld([0])))
     assert kept.sampler.params["w"] == sgld([0]).sampler.params["w"]
@@ -117,9 +114,6 @@ def test_a_state_of_svi_is_a_result_and_a_params_dict_without_mutable_state_is_n
     for fn in (to_arviz, evidence_bounds, diagnose):
         with pytest.raises(ValueError, match=r"mutable site 'shift' .* pass result=state"):
             fn(svi, svi.get_params(result.state), **given)
-    other = SVI(counted, guide, optax.sgd(0.0), Trace_ELBO())
-    with pytest.raises(ValueError, match="the SVI has not seen its model"):
-        to_arviz(other, result.state, **given)
 
 
 def local(y):
@@ -132,7 +126,7 @@ def local(y):
 def test_draws_of_other_rows_are_refused(rows):
     svi = SVI(local, AutoNormal(local), optax.sgd(0.0), Trace_ELBO())
     params = svi.get_params(svi.init(random.key(0), X))
-    words = rf"'x' have shape \(3,\), but on these .* \({rows},\).* training data alone"
+    words = rf"'x' have shape \(3,\), and on these .* \({rows},\).* training data alone"
     for fn in (to_arviz, diagnose):
         with pytest.raises(ValueError, match=words):
             fn(svi, params, model_args=(X[:rows],))
@@ -140,26 +134,3 @@ def test_draws_of_other_rows_are_refused(rows):
     mcmc.run(random.key(0), X)
     with pytest.raises(ValueError, match=words):
         to_arviz(mcmc, model_args=(X[:rows],))
-
-
-def counts(design, y):
-    b = numpyro.sample("b", dist.Normal())
-    with numpyro.plate("N", len(y)):
-        numpyro.sample("y", dist.Poisson(jnp.exp(design * b)), obs=y)
-
-
-def mean_field(design, y):
-    numpyro.sample("b", dist.Normal(numpyro.param("m", 0.0), 0.1))
-
-
-def test_nan_in_a_design_is_named_by_losses_guides_and_tables():
-    design, y = jnp.array([0.1, jnp.nan, 0.3]), jnp.array([1, 0, 2])
-    words = r"log density of the observed site 'y' is NaN in 1 of 3 rows, and the arguments"
-    svi = SVI(counts, mean_field, optax.sgd(0.0), VRELBO(0.5))
-    with pytest.raises(ValueError, match=words):  # init may have drawn another minibatch
-        svi.loss.loss(random.key(0), {"m": jnp.array(0.0)}, counts, mean_field, design, y)
-    with pytest.raises(ValueError, match=words):
-        diagnose(svi, {"m": jnp.array(0.0)}, model_args=(design, y))
-    flow = SVI(counts, AutoRealNVPNormal(counts, init_from=None), optax.sgd(0.0), Trace_ELBO())
-    with pytest.raises(ValueError, match=words):
-        flow.init(random.key(0), design, y)

@@ -1,7 +1,6 @@
 """Modes that are missing, or that have another share of the draws than of the mass."""
 
 from functools import partial
-import math
 import warnings
 
 import jax
@@ -18,7 +17,6 @@ from scipy.special import ndtri
 from numpyro_ext._model.modes import Mode, Modes, Problem
 from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.diagnostics.checks.chains import AGREEMENT
-from numpyro_ext.diagnostics.checks.missing_modes import least_crossing
 from numpyro_ext.diagnostics.checks.modes import SHARES_OF_MODES as SHARE
 from numpyro_ext.diagnostics.comparison import SD
 from numpyro_ext.guides import AutoRealNVPNormal
@@ -28,31 +26,8 @@ from numpyro_ext.particles import AutoParticles, RegularizedSVGD
 from tests.diagnostics import drawn
 from tests.diagnostics.drawn import Drawn, rows_of, wrong
 
-TWO = np.concatenate([np.linspace(-5, -3, 300), np.linspace(3, 5, 100)])[:, None]
-ONE = ndtri((np.arange(400) + 0.5) / 400)[:, None]
 LOCS, SDS, SHARES = np.array([-2.0, 2.0]), np.array([0.3, 0.15]), np.array([0.75, 0.25])
 SEVERAL = Problem("searches ended at different modes.", "several modes")
-
-
-def test_chains_that_stay_on_their_side():
-    """Of 100 chains on the smaller side none crosses: 3 at most, with 95 % confidence."""
-    assert least_crossing(TWO, TWO - 1, TWO + 1) == (pytest.approx(3 / 100), 0)
-    # Of a Poisson number that is 50 the limit is 50 + 2 sqrt(50) + 3.
-    low = TWO - 1
-    low[-50:] = -4
-    assert least_crossing(TWO, low, TWO + 1)[0] == pytest.approx((53 + 2 * 50**0.5) / 100)
-    # The least of two.
-    both = np.concatenate([ONE, TWO], 1)
-    value, index = least_crossing(both, both - 1, both + 1)
-    assert (value, index) == (pytest.approx((3 + math.log(2)) / 100), 1)
-
-
-def test_one_mode_has_no_sides_however_slow_its_chains_are():
-    for x in (ONE, np.exp(ONE), ONE**3, np.ones((400, 1)), np.linspace(0, 1, 400)[:, None]):
-        for step in (1e-3, 0.05, 1.0):
-            assert least_crossing(x, x - step, x + step)[0] == math.inf
-    few = np.array([[-1.0], [1.0]] * 4)
-    assert least_crossing(few, few, few)[0] == math.inf
 
 
 def model():
@@ -106,16 +81,15 @@ def of_chains(which, width=1.0, length=2400, num_moves=0, settings=None, **secon
 
 @pytest.mark.nightly
 def test_chains_whose_shares_are_those_of_the_evidence_are_right():
-    found = of_chains([0, 0, 0, 1], num_moves=None)
-    rows = rows_of(found)
-    assert rows[AGREEMENT].ok and rows[SHARE].ok and rows[SD].ok and found.ok
-    assert "has 0.75 of the draws (chains 0, 1, 2)" in rows[SHARE].verdict
+    rows = rows_of(of_chains([0, 0, 0, 1], num_moves=None))
+    assert AGREEMENT not in rows and rows[SHARE].ok and rows[SD].ok is None
+    assert "has 0.75 of the draws" in rows[SHARE].verdict
 
 
 def test_chains_with_other_shares_are_told_which_and_by_how_much():
     """Half of the draws where a quarter belongs: .25 / sqrt(.75 .25) standard deviations."""
     rows = rows_of(of_chains([0, 0, 1, 1]))
-    assert rows[AGREEMENT].ok and rows[SHARE].ok is False
+    assert rows[SHARE].ok is False
     assert rows[SHARE].value == pytest.approx(0.577, abs=0.01)
     assert "take more chains" in rows[SHARE].verdict
 
@@ -125,7 +99,7 @@ def test_draws_count_where_they_are_and_not_where_their_chain_began():
     which = np.repeat([[0], [0], [0]], 2400, 1)
     which[0, 600:] = 1
     rows = rows_of(of_chains(which))
-    assert rows[AGREEMENT].ok and rows[SHARE].ok
+    assert rows[SHARE].ok
 
 
 @pytest.mark.parametrize(
@@ -147,14 +121,6 @@ def test_several_modes_are_no_problem_where_each_has_its_share():
     assert "problems" not in rows_of(right) and "problems" in wrong(other)
 
 
-@pytest.mark.slow
-def test_chains_that_are_too_wide_at_their_modes_are_wrong():
-    """The standard deviation of all of the draws does not show it."""
-    rows = rows_of(of_chains([0, 0, 0, 1], width=1.3, num_moves=None))
-    assert rows[SHARE].ok and rows[SD].ok is False
-    assert "(at z = " in rows[SD].verdict
-
-
 def of_particles(counts, width=1.0, num_moves=0):
     m = sum(counts)
     guide = AutoParticles(model, m, init_from=modes())
@@ -170,19 +136,9 @@ def of_particles(counts, width=1.0, num_moves=0):
     return diagnose(svi, params, model_args=(), num_moves=num_moves)
 
 
-@pytest.mark.nightly
-def test_particles_whose_shares_are_those_of_the_evidence_are_right():
-    found = of_particles([75, 25], num_moves=None)
-    assert rows_of(found)[SHARE].ok and rows_of(found)[SD].ok and found.ok
-
-
-def test_particles_with_other_shares_are_wrong():
+def test_particles_have_the_shares_of_the_evidence_or_are_wrong():
+    assert rows_of(of_particles([75, 25]))[SHARE].ok
     assert rows_of(of_particles([50, 50]))[SHARE].ok is False
-
-
-def test_particles_that_are_too_narrow_at_their_modes_are_wrong():
-    rows = rows_of(of_particles([75, 25], width=0.6))
-    assert rows[SHARE].ok and rows[SD].ok is False
 
 
 def apart(share):

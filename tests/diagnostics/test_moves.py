@@ -13,18 +13,14 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 import optax
 import pytest
-from scipy.stats import norm
 
 from numpyro_ext.diagnostics import Diagnosis, diagnose
 from numpyro_ext.diagnostics._moves import Moved, move_points
 from numpyro_ext.diagnostics.checks import moves
-from numpyro_ext.diagnostics.checks.moves import MovedGroup
+from numpyro_ext.diagnostics.checks.moves import MovedDraws
 from numpyro_ext.diagnostics.comparison import MEAN, SD, SHAPES, decide
-from numpyro_ext.particles import SVGD, AutoParticles
 from tests.diagnostics.drawn import rows_of, visited, wrong
 
-SIGMA = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
-EFFECT = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
 LOC, COVARIANCE = np.array([1000.0, -2.0]), np.array([[4.0, 0.9], [0.9, 0.25]])
 
 
@@ -56,10 +52,10 @@ def group(n=2, known=False, **fields):
     """Chains that find nothing wrong but for what is given."""
     at = {"ratio": 1.0, "error": 0.01, "shift": 0.0, "shift_error": 0.01, "between": 0.1}
     arrays = {k: np.broadcast_to(fields.pop(k, x), n).astype(float) for k, x in at.items()}
-    rest = {"ends": np.zeros((3, 40, n)), "accepted": np.array(0.7)} | fields
-    names = "abcdefgh".__getitem__
-    remedy = "train longer"
-    return MovedGroup(Moved(**arrays, **rest), names, names, (0.85, 1.15), 0.2, remedy, None, known)
+    moved = Moved(**arrays, **{"accepted": np.array(0.7)} | fields)
+    return MovedDraws(
+        moved, "abcdefgh".__getitem__, (0.85, 1.15), 0.2, "train longer", shares_known=known
+    )
 
 
 @pytest.mark.parametrize(
@@ -258,68 +254,6 @@ def test_a_model_without_a_reverse_gradient_is_judged_without_moves():
     svi = SVI(halving, guide, optax.adam(1e-2), Trace_ELBO())
     row = rows_of(diagnose(svi, {}, model_args=(0.4,), num_samples=20))[SD]
     assert row.ok is None and "no gradient in reverse mode" in row.verdict
-
-
-def schools():
-    mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfCauchy(5))
-    base = numpyro.sample("base", dist.Normal().expand([8]).to_event(1))
-    theta = mu + tau * base
-    numpyro.sample("y", dist.Normal(theta, SIGMA).to_event(1), obs=jnp.asarray(EFFECT))
-
-
-@functools.cache
-def exact_draws(size=100, highest=np.inf):
-    """Draws of (mu, log tau, base): log tau on a grid, mu and theta from their Gaussians.
-
-    All quantiles of log tau, and of the normals of the rest, are there once, as the particles of a
-    good fit are.
-
-    :param highest: no tau above.
-    """
-    log_tau = np.linspace(-6, 6, 4000)
-    variance = SIGMA**2 + np.exp(2 * log_tau)[:, None]
-    precision = (1 / variance).sum(1) + 1 / 25
-    centre = (EFFECT / variance).sum(1) / precision
-    fit = (EFFECT**2 / variance).sum(1) - precision * centre**2
-    log_p = -0.5 * (np.log(variance).sum(1) + np.log(precision) + fit)
-    log_p += log_tau - np.log1p(np.exp(2 * log_tau) / 25)
-    share = np.cumsum(np.where(np.exp(log_tau) <= highest, np.exp(log_p - log_p.max()), 0))
-    rng = np.random.default_rng(3)
-    rank = (np.arange(size) + 0.5) / size
-    chosen = rng.permutation(np.searchsorted(share / share[-1], rank))
-    normals = norm.ppf(np.stack([rng.permutation(rank) for _ in range(9)], axis=1))
-    mu = centre[chosen] + normals[:, 0] / np.sqrt(precision[chosen])
-    tau = np.exp(log_tau[chosen])[:, None]
-    narrow = 1 / (1 + (tau / SIGMA) ** 2)
-    base = narrow * (tau / SIGMA**2) * (EFFECT - mu[:, None])
-    base += np.sqrt(narrow) * normals[:, 1:]
-    return np.column_stack([mu, log_tau[chosen], base])
-
-
-def with_one_far_out():
-    """One of the particles where tau is 270, at the mode of all others given it."""
-    x = exact_draws().copy()
-    tau = np.exp(5.6)
-    x[0] = [0.0, 5.6, *(EFFECT * tau / (tau**2 + SIGMA**2))]
-    return x
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("particles", "low", "high"),
-    # The sd of tau is 27 instead of 3.2; and without tau above 4, a third of it.
-    [(with_one_far_out, 1.5, 15), (lambda: exact_draws(highest=4.0), 0.2, 0.75)],
-    ids=["one particle far out", "a tail that is not filled"],
-)
-def test_eight_schools_is_found_wrong(particles, low, high):
-    svi = SVI(schools, AutoParticles(schools, 100, init_from=None), optax.adam(0.1), SVGD())
-    params = svi.get_params(svi.init(random.key(0)))
-    params["auto_particles"] = jnp.asarray(particles(), float)
-    # A single chain has to come back, which takes one in 20 of them more than the default.
-    found = diagnose(svi, params, model_args=(), num_moves=60)
-    row = rows_of(found)[SD]
-    assert low < row.value < high and row.ok is False and not found.ok
-    assert "tau" in row.verdict
 
 
 SPREAD = 0.4

@@ -13,9 +13,9 @@ from numpyro.infer.autoguide import AutoNormal
 import pytest
 
 from numpyro_ext.diagnostics import Diagnosis, diagnose, plot_diagnosis
-from numpyro_ext.diagnostics._moves import Moved
+from numpyro_ext.diagnostics._moves import Combined, Moved
 from numpyro_ext.diagnostics.checks.chains import Agreement
-from numpyro_ext.diagnostics.checks.moves import MovedGroup
+from numpyro_ext.diagnostics.checks.moves import MovedDraws
 from numpyro_ext.diagnostics.checks.weights import WeightSummary
 from numpyro_ext.diagnostics.comparison import MEAN, SD
 from numpyro_ext.diagnostics.plots import DiagnosisPlotData, _worst_numbers
@@ -33,11 +33,11 @@ def _closed():
     plt.close("all")
 
 
-def group(ratio, shift, names, **more):
+def group(ratio, shift, names, combined=None, **more):
     ratio, shift = np.array(ratio), np.array(shift)
-    error, n = np.full(len(ratio), 0.01), np.zeros((3, 10, len(ratio)))
-    moved = Moved(ratio, error, shift, 2 * error, error, n, np.array(0.7), **more)
-    return MovedGroup(moved, names.__getitem__, str, (0.85, 1.15), 0.2, "run longer")
+    error = np.full(len(ratio), 0.01)
+    moved = Moved(ratio, error, shift, 2 * error, error, np.array(0.7), **more)
+    return MovedDraws(moved, names.__getitem__, (0.85, 1.15), 0.2, "run longer", combined)
 
 
 def rows(**ok):
@@ -46,7 +46,7 @@ def rows(**ok):
 
 
 def parts(**given):
-    empty = {"moved": None, "weights": None, "losses": [], "chains": None, "dims": {}}
+    empty = {"moved": None, "weights": None, "losses": [], "chains": None}
     return DiagnosisPlotData(**empty | given)
 
 
@@ -63,7 +63,7 @@ def dots(ax):
 def test_the_numbers_that_move_most_are_shown_with_the_worst_at_the_top():
     ratio, shift = [0.99, 0.5, 1.05, np.nan], [0.02, 0.1, -0.7, np.nan]
     draws, after = RNG.normal(size=(50, 4)), RNG.normal(size=(8, 4, 4))
-    moved = _worst_numbers([group(ratio, shift, "abcd", before=draws, after=after)])
+    moved = _worst_numbers(group(ratio, shift, "abcd", before=draws, after=after, points=draws))
     found = Diagnosis("title", rows(shift=False, sd=True), parts(moved=moved))
     axes = plot_diagnosis(found)
     # log .5 / log .85 = 4.3, .7 / .2 = 3.5 and .1; what does not vary is left out.
@@ -78,12 +78,11 @@ def test_the_numbers_that_move_most_are_shown_with_the_worst_at_the_top():
     one, other = moved.draws["b"]
     np.testing.assert_array_equal(one, draws[:, 1])
     np.testing.assert_array_equal(other, after[..., 1].ravel())
-    assert list(plot_diagnosis(found, ["sds"])) == ["sds"]
 
 
 def test_weights_and_their_tail_losses_and_chains():
     log_w = RNG.standard_t(4, 500)
-    tail = WeightSummary(None, None, log_w, pareto_khat(log_w))
+    tail = WeightSummary(None, log_w, pareto_khat(log_w))
     losses = [100.0 - np.minimum(np.arange(500), 90), np.full(500, 9.0)]
     x = np.random.default_rng(1).normal(size=(2, 2, 9))
     chains = Agreement(dict(zip("ab", x, strict=True)))
@@ -105,25 +104,14 @@ def test_weights_and_their_tail_losses_and_chains():
     assert axes["losses"].get_ylim()[1] < 60
     np.testing.assert_array_equal(axes["chains"].get_lines()[0].get_ydata(), [1.0, 1.3])
     assert [text.get_text() for text in axes["chains"].texts] == ["b"]
-    units = RNG.standard_t(4, (500, 40))
-    of_units = Diagnosis(
-        "x", (), parts(weights=WeightSummary(None, None, units, pareto_khat(units)))
-    )
-    bars = plot_diagnosis(of_units)["weights"].patches
-    assert sum(bar.get_height() for bar in bars) == 40
 
 
-def test_numbers_are_called_by_the_coordinates_of_their_plates():
-    names = ["w[4]", "tau", "v[1] (at tau = 3)"]
-    moved = _worst_numbers([group([0.5, 0.7, 0.8], [0.0, 0.0, 0.0], names)])
-    dims = {"w": (["day", "place"], (2, 3)), "tau": ([], ()), "v": (["other"], (2,))}
-    found = Diagnosis("title", rows(shift=True), parts(moved=moved, dims=dims))
-    axes = plot_diagnosis(found, coords={"place": ["Leeds", "Bath", "Hull"]})
-    labels = [text.get_text() for text in axes["means"].get_yticklabels()]
-    assert labels == ["w[1, Bath]", "tau", "v[1] (at tau = 3)"]
-    for coords in ({"place": ["Leeds"]}, {"town": ["Leeds"]}):
-        with pytest.raises(ValueError, match=r"1 labels for '.*', but the dimensions of the sites"):
-            plot_diagnosis(found, coords=coords)
+def test_a_linear_combination_is_one_of_the_numbers_and_has_no_shift():
+    combined = Combined(np.array([0.4, 1.2]), np.full(2, 0.01), np.array([[0, 1], [1, 0]]))
+    moved = _worst_numbers(group([0.8, 0.9], [0.1, 0.0], ["a", "b", "both", "all"], combined))
+    assert moved.names == ["both", "a", "all", "b"] and np.isnan(moved.values[0, 0])
+    axes = plot_diagnosis(Diagnosis("title", rows(sd=False), parts(moved=moved)))
+    np.testing.assert_allclose(dots(axes["sds"])[:, 1], [0.4, 0.8, 1.2, 0.9])
 
 
 def model(x, y, batch=None):

@@ -1,10 +1,8 @@
 """What the pictures show is what was computed."""
 
-import jax.numpy as jnp
 from matplotlib import pyplot as plt
 import numpy as np
 import pytest
-from xarray import DataTree
 
 from numpyro_ext.diagnostics import (
     plot_calibration,
@@ -55,31 +53,9 @@ def test_reliability_has_a_bar_for_each_bin_with_rows():
     assert "80 rows" in ax.get_title()
 
 
-def test_particles_are_at_their_places_over_contours_and_paths():
-    def log_density(z):
-        return -jnp.sum((z - 1) ** 2) / 2
-
+def test_particles_are_at_their_places():
     names = ("w[1, 2]", "a")
-    sites = {"w": W, "a": W[:, 0, 0]}
-    history = {name: np.stack([x, x + 1]) for name, x in sites.items()}
-    ax = plot_particles(sites, names, log_density, history=history)
+    ax = plot_particles({"w": W, "a": W[:, 0, 0]}, names)
     points = ax.collections[0].get_offsets()
     np.testing.assert_allclose(points, np.stack([W[:, 1, 2], W[:, 0, 0]], 1))
-    assert len(ax.get_lines()) == 12
-    assert len(ax.collections) == 2  # points and contours
     assert (ax.get_xlabel(), ax.get_ylabel()) == names
-
-
-def test_of_an_ensemble_the_last_state_is_shown():
-    x = W.reshape(12, 6)
-    posterior = {name: (("chain", "draw"), x + i) for i, name in enumerate("ab")}
-    for attrs, expected in (
-        ({"inference_method": "particles", "kernel": "ParVI"}, x[:, -1]),
-        ({"inference_method": "svi"}, x.ravel()),
-    ):
-        from xarray import Dataset
-
-        tree = DataTree.from_dict({"posterior": Dataset(posterior)})
-        tree.attrs.update(attrs)
-        ax = plot_particles(tree, ("a", "b"))
-        np.testing.assert_allclose(ax.collections[0].get_offsets()[:, 0], expected)

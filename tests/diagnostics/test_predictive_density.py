@@ -87,10 +87,8 @@ def test_bound_of_a_normal_is_reached_by_a_calibrated_one():
 @pytest.mark.parametrize(
     ("args", "kwargs", "sentence"),
     [
-        ((LOG_LIK,), {"kind": "rows"}, "kind is 'rows'; it must be one of 'pointwise', 'joint'"),
         (([-1.0, -2.0],), {}, r"shape \(2,\); it must be \(S, N\)"),
         (([[np.nan, -2.0]],), {}, "log_lik has NaN"),
-        ((LOG_LIK, "joint"), {}, "belong to a fit"),
     ],
 )
 def test_bad_input(args, kwargs, sentence):

@@ -100,7 +100,7 @@ def test_runs_of_different_programs_are_not_run_together():
             return latents
 
     make_svi = make(lambda model: KeepsItsStart(model))
-    with pytest.raises(ValueError, match="not one program"):
+    with pytest.raises(ValueError, match="keeps its start outside of its parameters"):
         restarts(make_svi, random.key(0), 2, 1, X, vectorized=True, progress_bar=False)
 
 
@@ -113,18 +113,12 @@ def test_runs_of_one_svi_begin_at_one_point_and_this_is_said():
     with pytest.warns(InferenceWarning, match=words):
         to_arviz(svi, fits, model_args=(X,), num_samples=50)
     with pytest.warns(InferenceWarning, match=words):
-        row = quantities(svi, fits)["largest R-hat"]
-    assert row.ok is None and "only 1 of 3 restarts" in row.verdict
+        assert "largest R-hat" not in quantities(svi, fits)
 
 
 def test_what_makes_no_restarts():
-    guide = AutoNormal(model)
-    calls = [
-        (lambda: SVI(model, guide, optax.sgd(0.1), Trace_ELBO()), ValueError, "same AutoNormal"),
-        (lambda: guide, TypeError, "make_svi returned a AutoNormal"),
-    ]
-    for make_svi, error, words in calls:
-        with pytest.raises(error, match=words):
-            restarts(make_svi, random.key(0), 2, 1, X, progress_bar=False)
+    svi = make(AutoNormal)()
+    with pytest.raises(ValueError, match="same AutoNormal"):
+        restarts(lambda: svi, random.key(0), 2, 1, X, progress_bar=False)
     with pytest.raises(ValueError, match="num_restarts is 0"):
         restarts(make(AutoNormal), random.key(0), 0, 1, X)

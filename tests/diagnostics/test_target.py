@@ -96,15 +96,6 @@ def test_rows_on_the_host_are_judged_by_an_expansion_at_the_draws(monkeypatch):
     np.testing.assert_allclose(bounds[0], bounds[1], atol=0.1)
 
 
-def test_rows_on_the_host_that_nothing_stands_in_for_are_not_read_at_once(monkeypatch):
-    svi, params, data, _ = fitted()
-    host = *(HostArray(np.asarray(x)) for x in data), None  # no minibatch
-    monkeypatch.setattr(_target, "AT_ONCE", 10_000)
-    plain = SVI(model, svi.guide, optax.adam(0.01), Trace_ELBO())
-    with pytest.raises(ValueError, match=r"all 12,000 rows, .*no plate that takes a minibatch"):
-        diagnose(plain, params, model_args=host)
-
-
 def test_the_expansion_of_draws_is_at_their_mean_in_unconstrained_space():
     svi, params, data, _ = fitted()
     w, half = np.array([0.2, 0.4]), np.array([0.5, 2.0])

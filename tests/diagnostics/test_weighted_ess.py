@@ -66,13 +66,9 @@ def test_limits():
 
 def test_bad_arguments():
     x = np.arange(10.0)
-    for weights in (-np.ones(10), np.zeros(10)):
-        with pytest.raises(ValueError, match="weights must be at least 0, and not all of them 0"):
-            weighted_ess(x, weights)
-    with pytest.raises(ValueError, match="num_batches is 11; it must be at most the number 10"):
-        weighted_ess(x, num_batches=11)
-    with pytest.raises(ValueError, match="x or weights holds nan or inf"):
-        weighted_ess(np.array([1.0, np.nan, 2.0, 3.0]))
+    for bad in ((x, -np.ones(10)), (np.array([1.0, np.nan, 2.0, 3.0]),)):
+        with pytest.raises(ValueError, match="x holds nan or inf, or a weight"):
+            weighted_ess(*bad)
 
 
 @pytest.mark.parametrize("unit", [1e-200, 1e200])

@@ -1,16 +1,18 @@
-"""Whether chains, or restarts of a guide, agree, and how many independent draws they hold."""
+"""Whether chains, or restarts of a guide, agree, how many independent draws they hold, and whether
+chains of stochastic gradients have the temperature and the step of their posterior."""
 
-from copy import copy
 import math
+from typing import Any
 
 import numpy as np
 
+from numpyro_ext._model.modes import of_kind
 from numpyro_ext._model.read import coordinate_name, slices_of
 from numpyro_ext.diagnostics._fit import Numbers, flatten
-from numpyro_ext.diagnostics.checks.modes import AtModes, draws_at_modes
+from numpyro_ext.diagnostics.checks.modes import shares_of_modes
 from numpyro_ext.diagnostics.context import FitContext, cached
-from numpyro_ext.diagnostics.limits import DIVERGING, ESS, ESS_EACH, RHAT
-from numpyro_ext.diagnostics.table import Row, equally_spaced, judged
+from numpyro_ext.diagnostics.limits import DIVERGING, ESS, ESS_EACH, RHAT, TEMPERATURE
+from numpyro_ext.diagnostics.table import Row, equally_spaced, judged, shown
 
 AGREEMENT = "largest R-hat"
 _NUMBERS = 1000
@@ -20,8 +22,8 @@ _LONGEST = 10.0
 
 
 def divergences(context: FitContext) -> list[Row]:
-    """The line of trajectories of HMC and NUTS that diverged, and of transitions of other kernels
-    that were refused because a value was not finite; none where there are few enough."""
+    """The line of trajectories that diverged, and of transitions of kernels with a bias that were
+    refused; none where there are few enough."""
     diverging = context.stats.get("diverging")
     if diverging is None:
         return []
@@ -40,40 +42,25 @@ def divergences(context: FitContext) -> list[Row]:
 @cached
 def agreement(context: FitContext) -> list[Row]:
     """The lines of R-hat and of the effective sample size of chains, or of R-hat of several
-    restarts of a guide."""
+    restarts of a guide; none of chains that stay at modes of known shares, which differ."""
     if context.kind == "guide":
         return _restarts(context) if len(context.fit.params) > 1 else []
     compared = compare_chains(context)
-    where = "" if split_by_mode(context) is None else " at a mode"
-    return [_rhat(compared, where), _ess(compared)]
+    return [] if are_at_modes(context) else [_rhat(compared), _ess(compared)]
 
 
 @cached
 def compare_chains(context: FitContext) -> "Agreement":
-    """All numbers of chains, or of restarts; where chains differ, each mode by itself."""
-    together = _all_together(context)
-    if context.kind == "chains" and (by_mode := split_by_mode(context)) is not None:
-        return together.of_groups([Agreement(x) for x in by_mode.within(context.draws).values()])
-    return together
-
-
-def split_by_mode(context: FitContext) -> AtModes | None:
-    """The draws at each mode, where there are several with known shares; None where they are judged
-    together, as chains that agree are, whatever modes they visit."""
-    by_mode = draws_at_modes(context)
-    if by_mode is None or by_mode.row.ok is None or context.kind == "guide":
-        return None
-    return None if context.kind == "chains" and _agree(context) else by_mode
-
-
-def _agree(context: FitContext) -> bool:
-    together = _all_together(context)
-    return together.worst(together.rhat, largest=True)[0] <= RHAT
-
-
-@cached
-def _all_together(context: FitContext) -> "Agreement":
+    """All numbers of chains, or of restarts."""
     return Agreement(context.draws)
+
+
+def are_at_modes(context: FitContext) -> bool:
+    """Whether particles, or chains that do not agree, are at several modes with known shares."""
+    row = shares_of_modes(context)
+    if row is None or row.ok is None or context.kind == "guide":
+        return False
+    return context.kind == "particles" or not compare_chains(context).worst_rhat()[0] <= RHAT
 
 
 class Agreement:
@@ -101,46 +88,35 @@ class Agreement:
             self.rhat = np.asarray(array_stats.rhat(halves, chain_axis=0, draw_axis=1))
             self.ess = np.asarray(array_stats.ess(x, chain_axis=0, draw_axis=1))
 
-    def of_groups(self, groups: list["Agreement"]) -> "Agreement":
-        """With the largest R-hat of several groups, and the sum of their effective sizes."""
-        ess = dict.fromkeys(self.names, 0.0)
-        rhat = dict.fromkeys(self.names, math.nan)
-        for group in groups:
-            for name, size, value in zip(group.names, group.ess, group.rhat, strict=True):
-                ess[name] += float(size)
-                rhat[name] = float(np.fmax(rhat[name], value))
-        # A number that is the same at each mode has no effective size within any.
-        joined = copy(self)
-        joined.ess = np.array([size or math.nan for size in ess.values()])
-        joined.rhat = np.array(list(rhat.values()))
-        return joined
-
-    def worst(self, values: np.ndarray, largest: bool) -> tuple[float, str]:
-        finite = np.flatnonzero(~np.isnan(values))
-        if not len(finite):
+    def worst_rhat(self) -> tuple[float, str]:
+        """The largest R-hat and its number; NaN if there is none."""
+        if np.all(np.isnan(self.rhat)):
             return math.nan, ""
-        k = finite[np.argmax(values[finite]) if largest else np.argmin(values[finite])]
-        return float(values[k]), self.names[k]
+        k = int(np.nanargmax(self.rhat))
+        return float(self.rhat[k]), self.names[k]
 
 
-def _rhat(compared: Agreement, where: str) -> Row:
-    value, name = compared.worst(compared.rhat, largest=True)
+def _rhat(compared: Agreement) -> Row:
+    value, name = compared.worst_rhat()
     what = "chains" if compared.chains > 1 else "halves of the chain"
     if math.isnan(value):
         wrong = f"it needs 4 finite draws of each of the {what}; draw more."
     else:
         # The excess of R-hat squared falls as one over the length.
         longer = (value**2 - 1) / (RHAT**2 - 1)
-        wrong = f"the {what} differ{where}, most of all in {name}; {_run_longer(longer)}."
-    right = f"the {what} agree{where}."
+        wrong = f"the {what} differ, most of all in {name}; {_run_longer(longer)}."
+    right = f"the {what} agree."
     return judged(AGREEMENT, value, f"{RHAT}", value <= RHAT, right, wrong)
 
 
 def _ess(compared: Agreement) -> Row:
-    ess, name = compared.worst(compared.ess, largest=False)
+    ess, name = math.nan, "all sites"
+    if not np.all(np.isnan(compared.ess)):
+        k = int(np.nanargmin(compared.ess))
+        ess, name = float(compared.ess[k]), compared.names[k]
     limit = min(ESS, ESS_EACH * compared.chains)
     longer = limit / ess if ess > 0 else math.inf
-    wrong = f"{name or 'all sites'} has too few independent draws; {_run_longer(longer)}."
+    wrong = f"{name} has too few independent draws; {_run_longer(longer)}."
     right = "there are enough independent draws."
     return judged("smallest ESS", ess, f"{limit}", ess >= limit, right, wrong)
 
@@ -153,21 +129,119 @@ def _run_longer(times: float) -> str:
 
 
 def _restarts(context: FitContext) -> list[Row]:
-    attributes = context.fit.attributes
-    if (number := attributes.get("distinct_restarts")) is not None:
-        verdict = (
-            f"not judged: only {number} of {attributes['num_restarts']} restarts have parameters of"
-            " their own, and the same ones say nothing about other optima; make them by"
-            " numpyro_ext.diagnostics.restarts."
-        )
-        return [Row(AGREEMENT, math.nan, None, f"{RHAT}", None, verdict)]
-    if all(np.all(x == x[:, :1]) for x in context.draws.values()):
-        return []  # points have no spread to compare with
-    compared = compare_chains(context)
-    value, name = compared.worst(compared.rhat, largest=True)
+    # The same restart twice says nothing about other optima, and points have no spread.
+    is_repeated = "distinct_restarts" in context.fit.attributes
+    if is_repeated or all(np.all(x == x[:, :1]) for x in context.draws.values()):
+        return []
+    value, name = compare_chains(context).worst_rhat()
     wrong = (
         f"the restarts are different optima, most of all in {name}; keep the one of the lowest"
         " loss, or take a guide with several modes."
     )
     right = "the restarts agree."
     return [judged(AGREEMENT, value, f"{RHAT}", value <= RHAT, right, wrong)]
+
+
+def temperature(context: FitContext) -> list[Row]:
+    """The line of the kinetic temperature, or of the variances that the size of the gradients
+    implies, of kernels whose draws have a bias."""
+    stats, T = context.stats, context.temperature
+    if not context.is_biased or T is None:
+        return []
+    kept: Any = slice(None)
+    if context.sampling is not None and context.sampling.any():
+        kept = context.sampling.all(0)
+    rows, settings = [], context.settings
+    if "kinetic_temperature" in stats:
+        rows.append(_kinetic(stats["kinetic_temperature"][:, kept], T, settings))
+    if "implied_variance_ratio" in stats:
+        ratio, limit = stats["implied_variance_ratio"][:, kept], f"{1 + TEMPERATURE:.3g}"
+        right = "the size of the gradients says that the step is small enough."
+        wrong = (
+            "the step is too large for the noise of the gradients, so variances are too large by"
+            f" this factor on average; {_less_noise(settings)}."
+        )
+        name, bounds = "implied variance ratio", (-math.inf, 1.0)
+        rows.append(row_of_mean(name, ratio, limit, bounds, TEMPERATURE, right, wrong))
+    return rows
+
+
+def _less_noise(settings: Any) -> str:
+    if settings is not None:
+        return settings.if_hot
+    return "pass step_size=None to have it found, or take a smaller step or a ControlVariate"
+
+
+def _kinetic(x: np.ndarray, T: float, settings: Any) -> Row:
+    """With settings that were found it is between the two that the law of the kernel predicts."""
+    coldest, hottest = (1.0, 1.0) if settings is None else settings.kinetic_temperature
+    low, high = T * float(coldest), T * float(hottest)
+    limit = f"{shown(low, 3)} to {shown(high, 3)}"
+    limit = f"{shown(high, 3) if high - low < 0.005 * T else limit} +- {TEMPERATURE:.0%}"
+
+    value = float(np.mean(x))
+    wrong = (
+        "the momentum is not at its temperature, so the chain has not settled; warm it up longer,"
+        " or start it from find_modes or an SVI fit."
+    )
+    if value > high:
+        wrong = (
+            "gradient noise or too large a step heats the chain, so its draws are about"
+            f" {math.sqrt(value / high):.2g} times too wide; {_less_noise(settings)}."
+        )
+    right, allowed = "the draws have the temperature of the posterior.", TEMPERATURE * T
+    return row_of_mean("kinetic temperature", x, limit, (low, high), allowed, right, wrong)
+
+
+def row_of_mean(
+    quantity: str,
+    x: np.ndarray,
+    limit: str,
+    bounds: tuple[float, float],
+    allowed: float,
+    right: str,
+    wrong: str,
+) -> Row:
+    """The line of the mean of ``(chain, draw)`` numbers, which may be outside of the bounds by
+    ``allowed``, or by three errors."""
+    from arviz_stats.base.array import array_stats
+
+    x = np.asarray(x, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mcse: Any = array_stats.mcse(x, chain_axis=0, draw_axis=1, method="mean")
+    value, error = float(np.mean(x)), float(mcse)
+    excess = max(bounds[0] - value, value - bounds[1])
+    too_few = math.isfinite(value) and math.isnan(error)
+    if too_few or (allowed < excess <= 3 * error and error > allowed):
+        verdict = (
+            "not judged: the value is outside of its limits by less than three Monte Carlo errors,"
+            " which need 4 draws of each chain; draw more."
+        )
+        return Row(quantity, value, error, limit, None, verdict, True)
+    ok = not (excess > allowed and excess > 3 * error) and math.isfinite(value)
+    return Row(quantity, value, error, limit, ok, right if ok else wrong, True)
+
+
+def problems_of_chains(context: FitContext) -> list[str]:
+    """Sentences on what did not hold where the kernel found its settings, or in warmup."""
+    kernel, settings = context.kernel, context.settings
+    if kernel is None or not context.is_biased:
+        return []
+    state = context.obj.last_state
+    sentences: list[str] = list(settings.problems) if settings else []
+    shares = shares_of_modes(context)
+    if shares is not None and shares.ok:
+        # Several modes are no problem where each has its share of the draws.
+        sentences = [x for x in sentences if x not in of_kind(sentences, "several modes")]
+    if (kernel.noise_share(state) or 0) > 1:
+        sentences.append(
+            "the estimate of the gradients' noise is larger than the injected noise, so the rest of"
+            f" it heats the chain; {_less_noise(settings)}."
+        )
+    scale = getattr(state, "step_scale", None)
+    if scale is not None and (least := float(np.min(np.asarray(scale)))) < 1:
+        sentences.append(
+            f"the chain diverged in warmup and went on with {least:.2g} of its step;"
+            f" {_less_noise(settings) if settings else 'pass a smaller one, or step_size=None'}."
+        )
+    return sentences

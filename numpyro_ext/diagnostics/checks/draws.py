@@ -6,7 +6,7 @@ import numpy as np
 
 from numpyro_ext._model.read import Site, is_delta
 from numpyro_ext.diagnostics._density import coordinates
-from numpyro_ext.diagnostics._spread import least_spread, mean_and_sd
+from numpyro_ext.diagnostics.comparison import least_spread, mean_and_sd
 from numpyro_ext.diagnostics.context import FitContext, cached
 from numpyro_ext.diagnostics.table import Row
 
@@ -58,6 +58,18 @@ def varying(context: FitContext) -> list[Row]:
         " a density for it, or double precision."
     )
     return [Row(STILL, len(still), None, "0", False, verdict, of_draws=True)] if still else []
+
+
+def enough_particles(context: FitContext) -> list[Row]:
+    """The line of too few particles; none if they are enough."""
+    m, d = next(iter(context.draws.values())).shape[1], context.info.size
+    if m >= 2 * d:
+        return []
+    verdict = (
+        f"{d} dimensions need twice as many particles at least, or their spread is too narrow (and"
+        " with no more than d it cannot be judged); take more particles."
+    )
+    return [Row("number of particles", m, None, f"{2 * d}", False, verdict)]
 
 
 def has_moves(context: FitContext) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 import warnings
 
 import jax
@@ -14,48 +14,14 @@ from numpyro.infer import init_to_sample, init_to_uniform
 from numpyro_ext._model.mode_search import search_modes
 from numpyro_ext._model.modes import Mode, Modes, of_kind
 from numpyro_ext._model.potential import Potential
-from numpyro_ext.diagnostics._fit import Numbers
 from numpyro_ext.diagnostics.context import FitContext, cached, flat_draws, potential_of
-from numpyro_ext.diagnostics.limits import (
-    DEPARTURE,
-    ELSEWHERE,
-    FEWEST_EFFECTIVE,
-    SHARES,
-    farthest,
-)
+from numpyro_ext.diagnostics.limits import DEPARTURE, ELSEWHERE, SHARES, farthest
 from numpyro_ext.diagnostics.table import Row
 
 SHARES_OF_MODES = "shares of the modes"
 MOST_LATENTS, MOST_COST = 100, 2 * 10**6
 """Coordinates, and numbers that a gradient computes, up to which modes are searched for where a fit
 has not looked for any."""
-
-
-class AtModes(NamedTuple):
-    """Draws by the mode that they are at."""
-
-    modes: list[Mode]
-    which: np.ndarray
-    """``(chain, draw)``, -1 for a draw that is not kept; of particles ``(1, m)``."""
-    places: list[str]
-    """What a mode is called: the number in which the modes are farthest apart."""
-    row: Row
-    """Whether each mode has its share."""
-
-    def within(self, draws: Numbers) -> dict[int, Numbers]:
-        """The draws at each mode, of those chains that were there for half as long as any, and as
-        many of each; none of a mode at which there are too few."""
-        groups = {}
-        for k in range(len(self.modes)):
-            here = self.which == k
-            counts = here.sum(1)
-            if counts.max() < FEWEST_EFFECTIVE:
-                continue
-            chains = np.flatnonzero(2 * counts >= counts.max())
-            n = int(counts[chains].min())
-            there = {name: [x[c][here[c]][:n] for c in chains] for name, x in draws.items()}
-            groups[k] = {name: np.stack(x) for name, x in there.items()}
-        return groups
 
 
 def place_in(modes: list[Mode]) -> Callable[[Array], tuple[Array, Array]]:
@@ -76,8 +42,9 @@ def place_in(modes: list[Mode]) -> Callable[[Array], tuple[Array, Array]]:
 
 
 @cached
-def draws_at_modes(context: FitContext) -> AtModes | None:
-    """Where the draws are among the modes of the start; None where it has not found several."""
+def shares_of_modes(context: FitContext) -> Row | None:
+    """The line of the shares of the modes that the start has found; None where it has not found
+    several."""
     if context.kind == "chains":
         modes = getattr(context.obj.sampler, "modes", None)
         if context.temperature not in (None, 1):
@@ -88,9 +55,9 @@ def draws_at_modes(context: FitContext) -> AtModes | None:
     return compare_with(context, modes)
 
 
-def searched(context: FitContext) -> AtModes | None:
-    """The draws of a guide among the modes of a search, where its start has not looked for any;
-    None where a search is dear.
+def searched(context: FitContext) -> Row | None:
+    """The same of the modes of a search, for a guide whose start has not looked for any; None where
+    a search is dear.
 
     The searches begin at a draw of the prior, at points near 0, and opposite of each, because from
     near 0 alone a mode far away is missed; if the first one is lost, they begin near 0 alone.
@@ -99,7 +66,6 @@ def searched(context: FitContext) -> AtModes | None:
     is_dear = info.size > MOST_LATENTS or (context.gradient_cost or 0.0) > MOST_COST
     if is_dear or getattr(context.obj.guide, "start_modes", None) is not None:
         return None
-    assert fit.model is not None
     potential, modes = potential_of(fit, info, fit.params[0]), None
     for strategy, starts in ((init_to_sample, 6), (init_to_uniform, 4)):
         with warnings.catch_warnings(), suppress(Exception):  # the other lines stay
@@ -112,14 +78,14 @@ def searched(context: FitContext) -> AtModes | None:
 
 def _flat(context: FitContext) -> Array:
     """``(chain * draw, d)`` draws of the latent sites in unconstrained space."""
-    draws = context.draws if context.kind == "chains" else context.latent
+    draws = context.draws
     x = {n: jnp.asarray(draws[n].reshape(-1, *draws[n].shape[2:])) for n in context.info.latents}
     target = potential_of(context.fit, context.info, context.fit.params[0])
     return jax.jit(lambda x: flat_draws(target, x, context.block))(x)
 
 
-def compare_with(context: FitContext, modes: Any) -> AtModes | None:
-    """The draws at these modes, if they are several that lie apart."""
+def compare_with(context: FitContext, modes: Any) -> Row | None:
+    """The line of the shares of these modes, if they are several that lie apart."""
     if not isinstance(modes, Modes) or not of_kind(modes.problems, "several modes"):
         return None
     if not context.has_gradient or modes.size != context.info.size:
@@ -129,13 +95,12 @@ def compare_with(context: FitContext, modes: Any) -> AtModes | None:
     kept = np.ones(next(iter(context.draws.values())).shape[:2], bool)
     if context.kind == "chains" and context.sampling is not None:
         kept = context.sampling
-    x = context.points[0] if context.kind == "particles" else _flat(context)
+    x = _flat(context)
     place = jax.jit(jax.vmap(place_in(list(modes.modes))))
     which, away = (np.asarray(y).reshape(kept.shape) for y in place(x))
     which = np.where(kept & np.isfinite(away), which, -1)
     places = _places(potential_of(context.fit, context.info, context.fit.params[0]), modes.modes)
-    row = _row(context, list(modes.modes), which, away, places)
-    return AtModes(list(modes.modes), which, places, row)
+    return _row(context, list(modes.modes), which, away, places)
 
 
 def _places(target: Potential, modes: tuple[Mode, ...]) -> list[str]:
@@ -160,7 +125,11 @@ def _row(
     places: list[str],
 ) -> Row:
     """The share of the draws q at each mode against that p of the evidence: the mean of a number
-    may be off by the root of the sum of (q - p)^2 / p, in standard deviations."""
+    may be off by the root of the sum of (q - p)^2 / p, in standard deviations.
+
+    :param which: ``(chain, draw)`` the mode of each draw, -1 for one that is not kept.
+    :param places: what each mode is called.
+    """
     p = np.array([mode.share for mode in modes])
     counts = np.array([np.sum(which == k) for k in range(len(modes))])
     q = counts / max(counts.sum(), 1)
@@ -172,8 +141,7 @@ def _row(
 
     value = off(np.arange(len(p)))
     listed = "; ".join(
-        f"{places[k]} has {q[k]:.3g} of the draws{_who(context, which, k)} and {p[k]:.3g} of the"
-        " mass"
+        f"{places[k]} has {q[k]:.3g} of the draws and {p[k]:.3g} of the mass"
         for k in range(min(len(p), 4))
     )
     d = len(modes[0].center)
@@ -204,12 +172,3 @@ def _row(
     }
     verdict = f"each mode has its share: {listed}." if ok else f"{listed}; {more[context.kind]}."
     return Row(SHARES_OF_MODES, value, None, f"{SHARES}", ok, verdict)
-
-
-def _who(context: FitContext, which: np.ndarray, k: int) -> str:
-    """The chains that have most of their draws at a mode."""
-    here = np.flatnonzero(2 * np.sum(which == k, 1) > np.sum(which >= 0, 1))
-    if context.kind != "chains" or not len(here):
-        return ""
-    named = ", ".join(map(str, here[:8])) + (", ..." if len(here) > 8 else "")
-    return f" (chain{'s' if len(here) > 1 else ''} {named})"

@@ -1,14 +1,13 @@
 """Check draws by running Hamiltonian Monte Carlo on the full data from each of them.
 
-It finds what weights and gradients do not: a guide that is a little too narrow, a single particle
-far out in a tail, a funnel that is not filled.
+It finds what weights do not: a guide that is a little too narrow, a single particle far out in a
+tail, a funnel that is not filled.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import math
 from typing import Any, NamedTuple
 
-import jax
 from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
@@ -20,9 +19,8 @@ from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics import limits
 from numpyro_ext.diagnostics._fit import Fit, Numbers, compile_with_data, flatten
 from numpyro_ext.diagnostics._moves import LEAPS, Combined, Moved, move_points, worst_combinations
-from numpyro_ext.diagnostics.checks.chains import split_by_mode
+from numpyro_ext.diagnostics.checks.chains import are_at_modes
 from numpyro_ext.diagnostics.checks.draws import has_moves
-from numpyro_ext.diagnostics.checks.modes import AtModes, place_in
 from numpyro_ext.diagnostics.checks.weights import weights
 from numpyro_ext.diagnostics.comparison import SD, Comparison
 from numpyro_ext.diagnostics.context import FitContext, cached, flat_draws, potential_of
@@ -38,42 +36,39 @@ _DRAWS, _STARTS, _FEWEST_STARTS, _LEAST_STARTS = 10_000, 1000, 128, 32
 where they would cost too much."""
 _MOST_WATCHED = 100
 """Numbers up to which a deterministic site is compared too."""
-_FEW = 10
-"""Particles at a mode that are too few for their spread to be known."""
 _REMEDIES = {
     "particles": "take twice as many particles, reparametrise the model, or compare with NUTS",
     "guide": "reparametrise the model, train longer, take a richer guide, or compare with NUTS",
     "chains": "take a smaller step (or max_bias), reparametrise the model, or compare with NUTS",
 }
 
-Group = tuple[AtModes, int]
-"""Where the draws are, and the mode whose draws are compared by themselves."""
 
-
-class MovedGroup(NamedTuple):
+class MovedDraws(NamedTuple):
     """Draws before and after moves, and the sentences about them."""
 
     moved: Moved
     name: Callable[[int], str]
-    """The name of a number."""
-    coordinate: Callable[[int], str]
-    """The name of a coordinate."""
+    """The name of a number; the last two are linear combinations, if there are any."""
     limits: tuple[float, float]
     """Limits of the ratios of sds."""
     farthest: float
     """The limit of the shift."""
     remedy: str
     combined: Combined | None = None
-    """The linear combinations that differ most."""
     shares_known: bool = False
     """True if weights have judged the draws, and with them the shares of modes."""
 
     @property
     def values(self) -> np.ndarray:
-        """``(4, n)`` shifts and their errors, ratios of sds and their errors."""
+        """``(4, n)`` shifts and their errors, ratios of sds and their errors, of numbers and linear
+        combinations; these have no shift."""
         moved = self.moved
         values = moved.shift, moved.shift_error, moved.ratio, moved.error
-        return np.stack([np.asarray(x, np.float64) for x in values])
+        of_numbers = np.stack([np.asarray(x, np.float64) for x in values])
+        if self.combined is None:
+            return of_numbers
+        none = np.full(2, np.nan)
+        return np.column_stack([of_numbers, [none, none, self.combined.ratio, self.combined.error]])
 
     def rows(self) -> list[Row]:
         """The lines of the worst numbers: their mean, spread and shape."""
@@ -85,16 +80,17 @@ class MovedGroup(NamedTuple):
             )
             ratio = float(np.nanmin(np.append(self.moved.ratio, np.inf)))
             return [Row(SD, ratio, None, f"{low} to {high}", False, verdict, True)]
-        rows = self._compared()
+        rows = self._compared(self.values)
+        if not any(row.ok is False for row in rows[:2]):
+            # The worst of many linear combinations is known less well.
+            rows = self._compared(self.values[:, : len(self.moved.ratio)])
         if (why := self._doubt()) and all(row.ok for row in rows):
             rows = [row._replace(ok=None, verdict=f"not judged: {why}.") for row in rows]
         return rows
 
-    def _compared(self) -> list[Row]:
-        """The lines of single numbers; of linear combinations too where one of them is wrong, as
-        the worst of so many is known less well."""
-        moved, values = self.moved, self.values
-        comparison = Comparison(
+    def _compared(self, values: np.ndarray) -> list[Row]:
+        moved = self.moved
+        return Comparison(
             "a Markov chain on all data from each draw",
             "Markov chains",
             self.name,
@@ -105,21 +101,7 @@ class MovedGroup(NamedTuple):
             limits=self.limits,
             farthest=self.farthest,
             elsewhere="the draws are elsewhere: begin at the modes, find_modes(model, *args)",
-        )
-        if (combined := self.combined) is None:
-            return comparison.rows()
-        count = values.shape[1]
-
-        def name(k: int) -> str:
-            if k < count:
-                return self.name(k)
-            first, second = map(self.coordinate, sorted(combined.coordinates[k - count].tolist()))
-            return f"a linear combination of {first} and {second} most of all"
-
-        fields = "shift", "shift_error", "ratio", "ratio_error"
-        both = np.concatenate([values, combined.values], 1)
-        rows = comparison._replace(name=name, **dict(zip(fields, both, strict=True))).rows()
-        return rows if any(row.ok is False for row in rows[:2]) else comparison.rows()
+        ).rows()
 
     def _doubt(self) -> str | None:
         """Why chains that leave the draws as they are do not judge them, if so."""
@@ -134,119 +116,85 @@ class MovedGroup(NamedTuple):
         if not self.shares_known and between[k] > STAY:
             return (
                 f"the Markov chains are too short for {self.name(k)}, of whose variance"
-                f" {between[k]:.0%} is between them; a larger num_moves makes them longer"
+                f" {between[k]:.0%} is between them: there may be modes, whose shares nothing has"
+                " checked, or a larger num_moves is needed"
             )
         return None
 
 
 def moves(context: FitContext) -> list[Row]:
     """The lines of the worst numbers after moves, or why the draws were not moved."""
-    return worst_rows([row for group in move_groups(context) for row in _rows_of(group)])
-
-
-def _rows_of(group: MovedGroup | str) -> list[Row]:
-    if isinstance(group, MovedGroup):
-        return group.rows()
+    moved = moved_draws(context)
+    if isinstance(moved, MovedDraws):
+        return moved.rows()
     low, high = MOVED_RATIO
-    return [Row(SD, math.nan, None, f"{low} to {high}", None, f"not judged: {group}.", True)]
-
-
-def worst_rows(rows: Sequence[Row]) -> list[Row]:
-    """One line for each quantity of several groups: a wrong one, otherwise one that is not judged,
-    otherwise the first."""
-    worst: dict[str, Row] = {}
-    rank = {False: 0, None: 1, True: 2}
-    for row in rows:
-        before = worst.setdefault(row.quantity, row)
-        if rank[row.ok] < rank[before.ok]:
-            worst[row.quantity] = row
-    return list(worst.values())
+    verdict = f"not judged: {moved}."
+    return [Row(SD, math.nan, None, f"{low} to {high}", None, verdict, True)] if moved else []
 
 
 @cached
-def move_groups(context: FitContext) -> list[MovedGroup | str]:
-    """The draws of each group that is compared by itself, or why they were not moved."""
+def moved_draws(context: FitContext) -> MovedDraws | str | None:
+    """The draws before and after moves, why they were not moved, or None where moves say nothing
+    of them."""
+    of_chains = context.kind == "chains"
     if context.num_moves == 0:
-        return []
+        return None
     if context.kind == "guide":
-        return [_group_of_guide(context)] if has_moves(context) else []
-    # A chain without a model has no potential to move by.
-    if context.kind == "chains" and not (context.is_biased and context.fit.model):
-        return []
-    if context.kind == "chains" and context.temperature is None:
-        return ["the draws have no temperature, or several of them"]
+        return _of_guide(context) if has_moves(context) else None
+    if of_chains and not context.is_biased:
+        return None
+    if of_chains and context.temperature is None:
+        return "the draws have no temperature, or several of them"
     if not context.has_gradient:
-        return ["a site was summed out, or has no gradient"]
-    return _groups_of_chains(context) if context.kind == "chains" else _groups_of_particles(context)
+        return "a site was summed out, or has no gradient"
+    if are_at_modes(context):
+        return "the draws are at several modes, between which Markov chains do not move"
+    return _of_chains(context) if of_chains else _of_particles(context)
 
 
-def _groups_of_particles(context: FitContext) -> list[MovedGroup | str]:
-    """The group of all particles; none if there are as many coordinates."""
-    x, _ = context.points
-    m, d = x.shape
-    if m <= d:
-        return []
+def _of_particles(context: FitContext) -> MovedDraws | str | None:
+    """All particles; None if there are as many coordinates."""
+    m = len(next(iter(context.first.values())))
+    if m <= context.info.size:
+        return None
     if isinstance(plan := _plan(context, m), str):
-        return [plan]
-
-    def moved(x: Array, group: Group | None) -> MovedGroup:
-        # They follow each other, so that they are no independent draws.
-        moved = _moved(context, plan, x, context.rng_key, independent=False, group=group)
-        farthest = limits.particles_shift(len(x))
-        return moved._replace(limits=limits.PARTICLES_RATIO, farthest=farthest)
-
-    if (by_mode := split_by_mode(context)) is None:
-        return [moved(x, None)]
-    groups = [np.flatnonzero(by_mode.which[0] == k) for k in range(len(by_mode.modes))]
-    large = {k: here for k, here in enumerate(groups) if len(here) > max(d, _FEW)}
-    if sum(map(len, large.values())) < 0.9 * m:
-        return ["at a mode there are too few particles"]
-    return [moved(x[here], (by_mode, k)) for k, here in large.items()]
+        return plan
+    # They follow each other, so that they are no independent draws.
+    moved = _moved(context, plan, context.first, context.rng_key, independent=False)
+    farthest = limits.particles_shift(m)
+    return moved._replace(limits=limits.PARTICLES_RATIO, farthest=farthest)
 
 
-def _group_of_guide(context: FitContext) -> MovedGroup | str:
-    """The group of the draws of the first restart, and of more draws of its guide."""
+def _of_guide(context: FitContext) -> MovedDraws | str:
+    """The draws of the first restart, and more draws of its guide."""
     if isinstance(plan := _plan(context), str):
         return plan
     key_draws, key_moves = random.split(context.rng_key)
-    group = _moved(context, plan, _more_draws(context, key_draws), key_moves)
-    # Where the weights may be used, they have judged the draws, and with them the shares of modes.
-    return group._replace(shares_known=weights(context)[0].ok is True)
+    moved = _moved(context, plan, _more_draws(context, key_draws), key_moves)
+    # Where the weights may be used, they have judged the shares of modes.
+    return moved._replace(shares_known=weights(context)[0].ok is True)
 
 
 def _more_draws(context: FitContext, rng_key: Array) -> Sites:
     """The draws of latent sites and others like them, by the program that made them."""
-    info = context.info
-    chosen = {name: context.first[name] for name in info.latents}
-    size = len(next(iter(chosen.values())))
+    names, size = context.info.latents, context.num_samples
     # Some numbers have so heavy a tail that 1,000 draws do not tell their spread.
-    times = min(_DRAWS, 10**7 // info.size) // size - 1
-    pieces = [chosen]
+    times = min(_DRAWS, 10**7 // context.info.size) // size - 1
+    pieces = [{name: context.first[name] for name in names}]
     for key in random.split(rng_key, max(0, min(times, 9))):
         latent = context.evaluate(key, size, [context.fit.params[0]])["latent"]
-        pieces.append({name: latent[name][0] for name in chosen})
-    return {name: jnp.concatenate([piece[name] for piece in pieces]) for name in chosen}
+        pieces.append({name: latent[name][0] for name in names})
+    return {name: jnp.concatenate([piece[name] for piece in pieces]) for name in names}
 
 
-def _groups_of_chains(context: FitContext) -> list[MovedGroup | str]:
-    """The groups of draws of kernels whose stationary law is not the posterior: chains that are far
-    from it agree with each other."""
+def _of_chains(context: FitContext) -> MovedDraws | str:
+    """Draws, in a random order, of kernels whose stationary law is not the posterior: chains that
+    are far from it agree with each other."""
     draws = {name: context.draws[name] for name in context.info.latents}
-    if (by_mode := split_by_mode(context)) is not None:
-        return [
-            _group_of_chains(context, x, (by_mode, k)) for k, x in by_mode.within(draws).items()
-        ]
     kept = np.all([np.isfinite(y).all((0, *range(2, y.ndim))) for y in draws.values()], 0)
     if context.sampling is not None:
         kept &= context.sampling.all(0)
-    return [_group_of_chains(context, {name: y[:, kept] for name, y in draws.items()})]
-
-
-def _group_of_chains(
-    context: FitContext, draws: Numbers, group: Group | None = None
-) -> MovedGroup | str:
-    """Draws of chains in a random order, of one mode if there is a group."""
-    mixed, sizes = _mixed(draws)
+    mixed, sizes = _mixed({name: y[:, kept] for name, y in draws.items()})
     if not np.min(sizes) >= FEWEST_EFFECTIVE:
         return f"the effective sample size of the draws is below {FEWEST_EFFECTIVE}"
     if isinstance(plan := _plan(context), str):
@@ -256,7 +204,7 @@ def _group_of_chains(
     sizes = np.append(sizes, np.full(derived, np.min(sizes)))
     independent = jnp.asarray(np.maximum(total / sizes, 1.0), float)
     x = {name: jnp.asarray(y) for name, y in mixed.items()}
-    return _moved(context, plan, x, context.key_moves, independent=independent, group=group)
+    return _moved(context, plan, x, context.key_moves, independent)
 
 
 def _mixed(draws: Numbers) -> tuple[Numbers, np.ndarray]:
@@ -269,30 +217,24 @@ def _mixed(draws: Numbers) -> tuple[Numbers, np.ndarray]:
     most = min(_DRAWS, 10**7 // max(total, 1)) // chains
     chosen = equally_spaced(length, max(most, 1))
     draws = {name: y[:, chosen] for name, y in draws.items()}
-    shape = chains, len(chosen)
-    order = np.random.default_rng(0).permutation(math.prod(shape))
+    order = np.random.default_rng(0).permutation(chains * len(chosen))
     mixed = {n: y.reshape(len(order), *y.shape[2:])[order] for n, y in draws.items()}
     if len(chosen) < 4:
         return mixed, np.zeros(1)
     x = flatten(draws).astype(np.float64)
     # At most so many numbers get their own effective size; the others get the least of these.
     some = equally_spaced(x.shape[-1], 1000)
-    varies = np.any(x != x[:1, :1], (0, 1))
+    varies = np.any(x[..., some] != x[:1, :1, some], (0, 1))
     with np.errstate(divide="ignore", invalid="ignore"):
         ess: Any = array_stats.ess(x[..., some], chain_axis=0, draw_axis=1)
-    effective = np.where(varies[some], ess, math.prod(shape))
+    effective = np.where(varies, ess, len(order))
     sizes = np.full(x.shape[-1], np.min(effective))
     sizes[some] = effective
     return mixed, sizes
 
 
-class _Plan(NamedTuple):
-    """Moves that are not too dear."""
-
-    starts: int
-    num_moves: int
-    options: dict[str, int] | None
-    """Options of the compiler."""
+_Plan = tuple[int, int, dict[str, int] | None]
+"""The number of draws that are moved, and of moves, and options of the compiler."""
 
 
 def _plan(context: FitContext, starts: int | None = None) -> _Plan | str:
@@ -313,45 +255,51 @@ def _plan(context: FitContext, starts: int | None = None) -> _Plan | str:
             f"Markov chains of {MOVES} moves from each of {starts} draws would take about"
             f" {starts * each / SPEED:,.0f} seconds of a core; num_moves={MOVES} runs them"
         )
-    return _Plan(starts, num_moves, quick_options(starts * each))
+    return starts, num_moves, quick_options(starts * each)
 
 
 def _moved(
     context: FitContext,
     plan: _Plan,
-    draws: Sites | Array,
+    draws: Sites,
     rng_key: Array,
     independent: Array | bool = True,
-    group: Group | None = None,
-) -> MovedGroup:
-    """The first of the constrained draws ``(m, *site)``, or of ``(m, d)`` points, before and after
-    moves with the density p^(1/T), which do not leave the mode of a group."""
+) -> MovedDraws:
+    """The first of the constrained draws ``(m, *site)`` before and after moves with the density
+    p^(1/T)."""
     info, watched = context.info, _watched_sizes(context)
+    most, num_moves, options = plan
+    T = (context.temperature or 1.0) if context.kind == "chains" else 1.0
 
-    def run(fit: Fit, params: Params, x: Any, independent: Array | bool, rng_key: Array) -> Moved:
+    def run(fit: Fit, params: Params, x: Sites, independent: Array | bool, rng_key: Array) -> Moved:
         target = potential_of(fit, info, params, tuple(watched))
-        starts = min(plan.starts, len(jax.tree.leaves(x)[0]))
-        if isinstance(x, dict):
-            x = _replace_nonfinite(flat_draws(target, x, context.block))
-        energy, numbers = _energy(context, target, group), numbers_of(target)
+
+        def energy(x: Array) -> tuple[Array, Array]:
+            U, gradient = target.value_and_grad_flat(x, {})
+            return (U, gradient) if T == 1.0 else (U / T, gradient / T)
+
+        points = _replace_nonfinite(flat_draws(target, x, context.block))
+        starts, numbers = min(most, len(points)), _numbers_of(target)
         return move_points(
-            energy, numbers, x, rng_key, plan.num_moves, context.block, starts, independent
+            energy, numbers, points, rng_key, num_moves, context.block, starts, independent
         )
 
-    compiled = compile_with_data(context.fit, run, plan.options)
-    moved = compiled(context.fit.params[0], draws, independent, rng_key)
+    compiled = compile_with_data(context.fit, run, options)
+    chosen = {name: draws[name] for name in info.latents}
+    moved = compiled(context.fit.params[0], chosen, independent, rng_key)
+    combined = worst_combinations(moved)
     sizes = {name: math.prod(site.constrained.shape) for name, site in info.latents.items()}
     places = slices_of(tuple((name, (size,)) for name, size in (sizes | watched).items()))
-    where = "" if group is None else f" (at {group[0].places[group[1]]})"
-    return MovedGroup(
-        moved,
-        name=lambda k: coordinate_name(places, k) + where,
-        coordinate=lambda k: coordinate_name(info.slices, k) + where,
-        limits=MOVED_RATIO,
-        farthest=limits.SHIFT,
-        remedy=_REMEDIES[context.kind],
-        combined=worst_combinations(moved),
-    )
+
+    def name(k: int) -> str:
+        if combined is None or k < len(moved.ratio):
+            return coordinate_name(places, k)
+        both = sorted(combined.coordinates[k - len(moved.ratio)].tolist())
+        first, second = (coordinate_name(info.slices, i) for i in both)
+        return f"a linear combination of {first} and {second} most of all"
+
+    remedy = _REMEDIES[context.kind]
+    return MovedDraws(moved, name, MOVED_RATIO, limits.SHIFT, remedy, combined)
 
 
 def _replace_nonfinite(x: Array) -> Array:
@@ -361,26 +309,7 @@ def _replace_nonfinite(x: Array) -> Array:
     return x[jnp.where(fine, jnp.arange(len(x)), jnp.argmax(fine))]
 
 
-def _energy(
-    context: FitContext, target: Potential, group: Group | None
-) -> Callable[[Array], tuple[Array, Array]]:
-    """The potential of a vector and its gradient, over the temperature of chains; infinite where it
-    is not at the mode of the group."""
-    T = (context.temperature or 1.0) if context.kind == "chains" else 1.0
-
-    def energy(x: Array) -> tuple[Array, Array]:
-        U, gradient = target.value_and_grad_flat(x, {})
-        if T != 1.0:
-            U, gradient = U / T, gradient / T
-        if group is not None:
-            by_mode, k = group
-            U = jnp.where(place_in(by_mode.modes)(x)[0] == k, U, jnp.inf)
-        return U, gradient
-
-    return energy
-
-
-def numbers_of(target: Potential) -> Callable[[Array], Array]:
+def _numbers_of(target: Potential) -> Callable[[Array], Array]:
     """The numbers of the latent sites at a vector, constrained, and of its deterministic ones."""
     constrain, info = target.postprocess(), target.info
 

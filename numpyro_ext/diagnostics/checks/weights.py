@@ -1,39 +1,25 @@
 """Whether the importance weights of a guide may be used, by k-hat, and what they change if so."""
 
-from collections.abc import Callable
-from functools import partial
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from scipy import special
 
 from numpyro_ext.diagnostics._density import declare
-from numpyro_ext.diagnostics._evaluate import Prototype
-from numpyro_ext.diagnostics._spread import (
-    LEVELS,
-    inside,
+from numpyro_ext.diagnostics.comparison import (
+    Comparison,
+    decide,
     is_heavy,
     least_spread,
     mean_and_sd,
-    shares_to_sd_ratios,
+    void_if_any_unjudged,
 )
-from numpyro_ext.diagnostics.comparison import Comparison, decide, void_if_any_unjudged
 from numpyro_ext.diagnostics.context import FitContext, cached
-from numpyro_ext.diagnostics.limits import (
-    BAD_UNITS,
-    GAP,
-    GAP_EACH,
-    NO_DENSITY,
-    WEIGHTED_RATIO,
-)
+from numpyro_ext.diagnostics.limits import GAP, GAP_EACH, NO_DENSITY, WEIGHTED_RATIO
 from numpyro_ext.diagnostics.psis import FEWEST, ParetoKhat, fit_tails, khat_error
-from numpyro_ext.diagnostics.table import Row, equally_spaced
+from numpyro_ext.diagnostics.table import Row
 
 KHAT, OF_GAP = "k-hat", "gap of the ELBO in nats"
-_UNITS = 1000
-"""The largest number of units, equally spaced, that get their own k-hat."""
 _FLOATS = 10**6
 """The largest number of floats of draws in memory in double precision."""
 _REMEDY = "train longer, or take a richer guide"
@@ -41,46 +27,24 @@ _ROUNDING = 1e-6
 """What is left of an error where all weights are equal, which is no lack of evidence."""
 
 
-class UsableWeights(NamedTuple):
-    """The smoothed weights of the units whose weights may be used."""
-
-    weights: np.ndarray
-    """``(S, units)``, each column with the sum 1."""
-    column: np.ndarray
-    """For every unit, its column there; -1 for units that are left out."""
-    gap: tuple[float, float] | None
-    """The ELBO of these units below their bound of order 0, and its error; None where it is
-    infinite, or belongs to auxiliary variables too."""
-
-
 class WeightSummary(NamedTuple):
-    """The line of k-hat, and the weights if they may be used."""
+    """The line of k-hat, the log weights ``(S,)``, and the fit to their tail; None where there is
+    no such fit."""
 
     row: Row
-    usable: UsableWeights | None = None
-    log_w: np.ndarray | None = None
-    """``(S,)`` or ``(S, units)`` log weights of at most so many units, and the fit to their tail;
-    None where there is no such fit."""
+    log_w: np.ndarray
     fit: ParetoKhat | None = None
-
-
-def _gap(log_w: np.ndarray) -> tuple[float, float] | None:
-    """The bound of order 0 minus the ELBO, of ``(S, units)`` log weights, and its error; None where
-    a few draws without a density make it infinite."""
-    if np.any(log_w == -np.inf):
-        return None
-    x = log_w.astype(np.float64) - np.max(log_w, 0)
-    w, size = np.exp(x), len(log_w)
-    each = np.sum(w / w.mean(0) - 1 - (x - x.mean(0)), 1)
-    return float(np.sum(np.log(w.mean(0)) - x.mean(0))), float(np.std(each)) / math.sqrt(size)
+    auxiliary: bool = False
+    """True if the weights belong to auxiliary variables too."""
 
 
 @cached
 def weigh_draws(context: FitContext) -> WeightSummary | None:
-    """The weights of a guide, if it has a density."""
+    """The weights of a guide, if it has a density; the product of those of independent units."""
     if (log_weight := context.stats.get("log_weight")) is None:
         return None
-    log_w = log_weight.reshape(-1, *log_weight.shape[2:])
+    chains, size = log_weight.shape[:2]
+    log_w = log_weight.reshape(chains * size, -1).astype(np.float64).sum(1)
     return summarise_weights(log_w, auxiliary=context.proto.density == "bound")
 
 
@@ -93,135 +57,81 @@ def weights(context: FitContext) -> list[Row]:
             f"{declare(context.proto.undeclared)}."
         )
         return [Row(KHAT, np.nan, None, "0.7", None, verdict, of_draws=True)]
-    if summary.usable is None:
-        return [summary.row]
     draws = {name: x.reshape(-1, *x.shape[2:]) for name, x in context.latent.items()}
-    rows = compare_with_weights(draws, summary.usable, partial(_unit_of, context.proto))
-    return [summary.row, *rows]
-
-
-def _unit_of(proto: Prototype, name: str) -> np.ndarray:
-    """The unit of every number of a site, by which the weights of a draw are split."""
-    units, site = proto.units, proto.trace[name]
-    shape = jnp.shape(site["value"])
-    if units is None:
-        return np.zeros(math.prod(shape), int)
-    count = jnp.arange(math.prod(units.shape)).reshape(units.shape)
-    return np.ravel(np.broadcast_to(units.along(site, count), shape))
+    return [summary.row, *(compare_with_weights(draws, summary) if summary.row.ok else [])]
 
 
 def summarise_weights(log_w: np.ndarray, *, auxiliary: bool) -> WeightSummary:
-    """The Pareto shape of ``(S, *units)`` log weights; of many units, that which all but the worst
-    twentieth of them have. A large shape is no verdict on the draws: it says that their weights may
-    not be used."""
-    units = log_w.reshape(len(log_w), -1)
-    if (why := _broken(units)) is not None:
-        return WeightSummary(Row(KHAT, np.nan, None, "0.7", False, f"{why}."))
-    chosen = equally_spaced(units.shape[1], _UNITS)
-    some = units[:, chosen] if log_w.ndim > 1 else units[:, 0]
-    fit = fit_tails(some)
-    khat = np.atleast_1d(np.asarray(fit.khat, float))
-    errors = np.atleast_1d(khat_error(khat, len(log_w)))
-    k = np.argsort(khat)[-1]
-    if log_w.ndim > 1:
-        # By chance a shape is over the limit if it is within its error of it.
-        over = special.ndtr((khat - fit.threshold) / np.where(errors > 0, errors, 1e-9))
-        bad = BAD_UNITS + 2 * math.sqrt(np.sum(over * (1 - over))) / len(khat)
-        k = np.argsort(khat)[max(0, len(khat) - 1 - math.floor(bad * len(khat)))]
-    value, error, ok = float(khat[k]), float(errors[k]), bool(khat[k] <= fit.threshold)
-    verdict = "the importance weights may be used."
-    if not ok:
-        which = "" if log_w.ndim == 1 else " of more than a twentieth of the units"
+    """The Pareto shape of ``(S,)`` log weights. A large one is no verdict on the draws: it says
+    that their weights may not be used."""
+    if (why := _broken(log_w)) is not None:
+        return WeightSummary(Row(KHAT, np.nan, None, "0.7", False, f"{why}."), log_w)
+    fit = fit_tails(log_w)
+    error, limit = float(khat_error(fit.khat, len(log_w))), f"{fit.threshold:.2f}"
+    row = Row(KHAT, fit.khat, error or None, limit, True, "the importance weights may be used.")
+    if fit.khat > fit.threshold:
         verdict = (
-            f"not judged: the importance weights{which} may not be used, neither for the evidence"
-            " nor to correct the draws. The draws may be right all the same."
+            "not judged: the importance weights may not be used, neither for the evidence nor to"
+            " correct the draws. The draws may be right all the same."
         )
         verdict += " Large weights may come from the auxiliary variables." if auxiliary else ""
-    # Where the weights may be used, the next lines are the verdict on the draws.
-    limit = f"{fit.threshold:.2f}"
-    row = Row(KHAT, value, error or None, limit, True if ok else None, verdict, of_draws=not ok)
-    if not ok:
-        return WeightSummary(row, None, some, fit)
-    fine = khat <= fit.threshold
-    column = np.full(units.shape[1], -1)
-    column[chosen[fine]] = np.arange(fine.sum())
-    logs = fit.log_weights.reshape(len(log_w), -1)
-    gap = None if auxiliary else _gap(units[:, chosen[fine]])
-    return WeightSummary(row, UsableWeights(np.exp(logs[:, fine]), column, gap), some, fit)
+        # Where the weights may be used, the next lines are the verdict on the draws.
+        row = row._replace(ok=None, verdict=verdict, of_draws=True)
+    return WeightSummary(row, log_w, fit, auxiliary)
 
 
-def _broken(units: np.ndarray) -> str | None:
-    """What is wrong with ``(S, units)`` log weights that have no tail."""
-    if not np.all(np.isfinite(units) | (units == -np.inf)):
-        return (
-            "log weights are not numbers, because the guide leaves the support of the model; fit"
-            " again with another guide"
-        )
-    if len(units) < FEWEST:
+def _broken(log_w: np.ndarray) -> str | None:
+    """What is wrong with log weights that have no tail."""
+    leaves = "because the guide leaves the support of the model; take another guide"
+    if not np.all(np.isfinite(log_w) | (log_w == -np.inf)):
+        return f"log weights are not numbers, {leaves}"
+    if len(log_w) < FEWEST:
         return f"there are fewer than {FEWEST} weights; pass more num_samples"
-    lost = float(np.max(np.mean(units == -np.inf, 0)))
+    lost = float(np.mean(log_w == -np.inf))
     if lost > NO_DENSITY:
         share = "no draw has" if lost == 1 else f"{lost:.0%} of the draws do not have"
-        return (
-            f"{share} a density under the model, because the guide leaves its support; fit again"
-            " with another guide"
-        )
-    single = units.shape[1] == 1
-    if single and np.sum(np.exp(units.astype(np.float64) - np.max(units)) > 0) == 1:
+        return f"{share} a density under the model, {leaves}"
+    if np.sum(np.exp(log_w.astype(np.float64) - np.max(log_w)) > 0) == 1:
         return (
             "all weights but one are 0: the guide has collapsed, or lies where the posterior has no"
-            " mass; fit again with another loss or another guide"
+            " mass; take another loss or another guide"
         )
     return None
 
 
-def compare_with_weights(
-    draws: dict[str, np.ndarray],
-    usable: UsableWeights,
-    unit_of: Callable[[str], np.ndarray],
-) -> list[Row]:
-    """Mean, standard deviation and shape of every number, with the weights and without.
+def compare_with_weights(draws: dict[str, np.ndarray], summary: WeightSummary) -> list[Row]:
+    """Mean and standard deviation of every number, with the weights and without.
 
     :param draws: ``{site: (S, *site)}``, in the order of the weights.
     """
+    assert summary.fit is not None
+    w = np.exp(summary.fit.log_weights)[:, None]
     names: list[str] = []
     pieces = []
     for site, x in draws.items():
-        flat = x.reshape(len(x), -1)
-        unit = unit_of(site)
-        column = np.where(unit >= 0, usable.column[unit], -1)
-        step = max(1, _FLOATS // len(x))
-        for start in range(0, flat.shape[1], step):
-            some = slice(start, start + step)
-            here = np.flatnonzero(column[some] >= 0)
-            if not len(here):
-                continue
-            pieces.append(_compare(flat[:, start + here], usable.weights, column[some][here]))
-            size = flat.shape[1]
-            names += [f"{site}[{k}]" if size > 1 else site for k in (start + here).tolist()]
-    if not names:
-        return []
-    shift, ratio, widths = (np.concatenate(x, -1) for x in zip(*pieces, strict=True))
-    comparison = Comparison(
-        "importance weighting",
-        "weights",
-        names.__getitem__,
-        f"{_REMEDY}; or draw from these draws by their weights (pareto_khat gives them)",
-        *shift,
-        *ratio,
-        *widths,
-        limits=WEIGHTED_RATIO,
-    )
-    rows = comparison.rows()
-    return [*_gap_row(usable, ratio[0], rows[:2]), *rows]
+        flat, step = x.reshape(len(x), -1), max(1, _FLOATS // len(x))
+        size = flat.shape[1]
+        pieces += [_compare(flat[:, k : k + step], w) for k in range(0, size, step)]
+        names += [f"{site}[{k}]" if size > 1 else site for k in range(size)]
+    values = np.concatenate(pieces, 1)
+    remedy = f"{_REMEDY}; or draw from these draws by their weights (pareto_khat gives them)"
+    name = names.__getitem__
+    rows = Comparison(
+        "importance weighting", "weights", name, remedy, *values, limits=WEIGHTED_RATIO
+    ).rows()
+    return [*_gap_row(summary, values[2], rows), *rows]
 
 
-def _gap_row(usable: UsableWeights, ratios: np.ndarray, others: list[Row]) -> list[Row]:
-    """The Kullback-Leibler divergence of the guide from the posterior by the weights, which sees
-    dependence between numbers too."""
-    if usable.gap is None:
+def _gap_row(summary: WeightSummary, ratios: np.ndarray, others: list[Row]) -> list[Row]:
+    """The bound of order 0 minus the ELBO: the Kullback-Leibler divergence of the guide from the
+    posterior by the weights, which sees dependence between numbers too. None where a few draws
+    without a density make it infinite, or where it belongs to auxiliary variables too."""
+    x = summary.log_w.astype(np.float64) - np.max(summary.log_w)
+    if summary.auxiliary or np.any(x == -np.inf):
         return []
-    gap, error = usable.gap
+    w, size = np.exp(x), len(x)
+    gap = float(np.log(w.mean()) - x.mean())
+    error = float(np.std(w / w.mean() - 1 - (x - x.mean()))) / math.sqrt(size)
     limit = GAP + GAP_EACH * len(ratios)
     # Equal weights of draws that vary are known but for rounding.
     error = max(error, _ROUNDING) if np.any(~np.isnan(ratios)) else 0.0
@@ -236,48 +146,22 @@ def _gap_row(usable: UsableWeights, ratios: np.ndarray, others: list[Row]) -> li
     return [void_if_any_unjudged([*others, row])[-1]]
 
 
-def _compare(
-    x: np.ndarray, weights: np.ndarray, column: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Shifts in sds ``(2, n)``, sds over those by the weights ``(2, n)``, and the same of widths of
-    intervals ``(2, 2, n)``; the second of each is its error, and NaN a number that does not vary.
-    """
+def _compare(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """``(4, n)`` shifts in sds, sds over those by the weights ``(S, 1)``, and the error of each
+    below it; NaN of a number that does not vary, or has too heavy a tail for its sd to have an
+    error."""
     eps = np.finfo(x.dtype).eps if np.issubdtype(x.dtype, np.floating) else 0.0
     x = x.astype(np.float64)
     size, (centre, sd) = len(x), mean_and_sd(x)
     varies = sd > least_spread(centre, eps)
     y = np.where(varies, (x - centre) / np.where(varies, sd, 1.0), 0.0)
-    w = weights[:, column]
-
-    def moved(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Means by the weights, and the errors of these minus the means without."""
-        mean = np.sum(w * z, -2)
-        rest = w * (z - mean[..., None, :]) - (z - z.mean(-2)[..., None, :]) / size
-        return mean, np.sqrt(np.sum(rest**2, -2))
-
-    shift, shift_error = moved(y)
+    shift = np.sum(w * y, 0)
+    # The error of a mean by the weights minus the mean without.
+    shift_error = np.sqrt(np.sum((w * (y - shift) - y / size) ** 2, 0))
     variance = np.maximum(np.sum(w * (y - shift) ** 2, 0), 1e-12)
     of_ratio = w * ((y - shift) ** 2 / variance - 1) - (y**2 - 1) / size
     ratio = 1 / np.sqrt(variance)
     error = 0.5 * ratio * np.sqrt(np.sum(of_ratio**2, 0))
-    ranked = np.sort(x, 0)
-    levels = ranked[np.round(np.array(LEVELS) * (size - 1)).astype(int)]
-    shares = inside(x, levels)
-    held, no_error = shares.mean(1), np.zeros((3, x.shape[1]))
-    widths, of_widths, median, of_median = shares_to_sd_ratios(
-        held, no_error, *moved(shares), _ROUNDING
-    )
-    heavy = is_heavy(x, levels[2])
-    nothing = np.array([np.nan, 0.0])
-
-    def choose(by_moments: Any, by_intervals: Any) -> np.ndarray:
-        """Of a number with a heavy tail the comparison by intervals."""
-        pairs = zip(by_moments, by_intervals, strict=True)
-        value, error = (np.where(heavy, b, a) for a, b in pairs)
-        return np.where(varies, [value, np.maximum(error, _ROUNDING)], nothing[:, None])
-
-    return (
-        choose((shift, shift_error), (median, of_median)),
-        choose((ratio, error), (widths[0], of_widths[0])),
-        np.where(varies, [widths, np.maximum(of_widths, _ROUNDING)], nothing[:, None, None]),
-    )
+    judged = varies & ~is_heavy(x, np.median(x, 0))
+    values = [shift, np.maximum(shift_error, _ROUNDING), ratio, np.maximum(error, _ROUNDING)]
+    return np.where(judged, values, np.array([[np.nan], [0.0], [np.nan], [0.0]]))
