@@ -79,14 +79,9 @@ def check_distinct(x: Array, remedy: str) -> None:
 def warn_of_few_particles(m: int, d: int) -> None:
     """Warn where d > m / 2, because every field then makes the spread too small."""
     if 1 < m < _PER_DIMENSION * d:
-        network = (
-            " With so few, precondition='covariance', the default of some fields, can diverge on"
-            " minibatches; take precondition=None with optax.adam, as for a network."
-        )
         warnings.warn(
             f"{m} particles for {d} latent dimensions: their spread is smaller than the posterior's"
-            f" with every field where d > m / 2; give {2 * d} particles, or use their means alone."
-            f"{network if d > 10 * m else ''}",
+            f" with every field where d > m / 2; give {2 * d} particles, or use their means alone.",
             InferenceWarning,
             stacklevel=3,
         )

@@ -103,10 +103,9 @@ def _split(params: Any, name: str) -> tuple[Array, Params | None]:
     if isinstance(params, dict) and name in params:
         return params[name], {k: v for k, v in params.items() if k != name}
     if isinstance(params, (dict, list, tuple)):
-        names = f" are {', '.join(map(str, params))}" if isinstance(params, dict) else " differ"
+        names = ", ".join(params) if isinstance(params, dict) else "a list"
         raise ValueError(
             f"particle_step moves the parameter '{name}' of an AutoParticles guide, but the"
-            f" parameters{names}; give the guide's prefix, or use an optimiser such as"
-            " optax.adam(1e-2) for another guide."
+            f" parameters are {names}; give the guide's prefix."
         )
     return params, None

@@ -131,11 +131,3 @@ def test_no_more_than_a_piece_is_read_at_once():
     x = HostArray(np.tile(X, (400, 1)))
     chains(SGHMC(model), (x, y), "sequential", 1)
     assert max(rows) == 50_000 < len(y)
-
-
-def test_a_chain_that_goes_on_has_its_own_rows():
-    kernel, z, rows = SGLD(model, 1e-2), {"w": jnp.ones(2)}, {"rows": jnp.arange(BATCH)}
-    kernel.init(random.key(0), 0, None, HOST)
-    others = (HostArray(-X), HOST[1]), (-ARRAYS[0], ARRAYS[1])
-    of_host, of_arrays = (kernel.potential(args, None)(z, rows) for args in others)
-    np.testing.assert_allclose(of_host, of_arrays, rtol=1e-5)

@@ -115,16 +115,6 @@ def test_sites_are_constrained_and_deterministic_ones_computed(single):
     assert fields["i"].tolist() == list(range(WARMUP + 1, WARMUP + 2 * DRAWS + 1))
 
 
-def test_default_fields_are_collected(single):
-    fields = single.get_extra_fields()
-    assert {"potential_energy", "step_size", "diverging"} <= set(fields)
-    assert set(single.sampler.default_fields) - {"z"} <= set(fields)
-    assert not fields["diverging"].any()
-    for field in {"potential_energy", "grad_norm", "step_size"} & set(fields):
-        assert jnp.all(jnp.isfinite(fields[field]))
-        assert jnp.all(fields[field] > 0) or field == "potential_energy"
-
-
 @pytest.mark.slow
 def test_progress_bar_and_resumption_continue_the_same_chain(name, keys):
     """And the second run traces nothing: the model is called once, for the initial draw's

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.linalg import solve_discrete_lyapunov
 
-from numpyro_ext.mcmc import RecipeKernel, RecipeKernelState
+from numpyro_ext.mcmc import RecipeKernel
 from numpyro_ext.mcmc.geometry import recipe_correction
 from tests.mcmc.laws import average, mean_and_error, normal, second_moment, start, step_at
 from tests.mcmc.models import NoisyGradient
@@ -56,22 +56,6 @@ def test_step_is_the_formula(tol):
     noise = moved[1] - moved[0] - eps * Gam
     squared = noise @ np.linalg.solve(np.asarray(dense(z)), noise)
     assert squared == pytest.approx(2 * eps * float(zeta @ zeta), rel=tol(1e-4, 1e-10))
-
-
-def test_several_auxiliaries_and_temperature():
-    """``num_auxiliary=2``: x has three blocks, and r starts from N(0, T)."""
-    seen = []
-
-    def D(x):
-        seen.append(x.shape)
-        return jnp.ones_like(x)
-
-    kernel = RecipeKernel(normal(np.ones(300)), 0.1, diffusion=D, num_auxiliary=2, temperature=4.0)
-    state = kernel.init(random.key(0), 0, None, (), {})
-    assert set(seen) == {(900,)}
-    assert state.r.shape == (600,)
-    assert np.var(state.r) == pytest.approx(4.0, rel=0.25)  # four standard errors
-    assert isinstance(state, RecipeKernelState)
 
 
 def skew(x):

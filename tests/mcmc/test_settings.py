@@ -147,12 +147,6 @@ def chains_by(method):
     return mcmc
 
 
-def test_parallel_chains_find_the_same_settings_and_draws():
-    one, other = chains_by("vectorized"), chains_by("parallel")
-    assert str(one.sampler.settings) == str(other.sampler.settings)
-    np.testing.assert_allclose(one.get_samples()["z"], other.get_samples()["z"], rtol=1e-4)
-
-
 def test_a_pickled_run_with_settings_that_were_found_goes_on():
     mcmc = chains_by("vectorized")
     after, last = [], mcmc.last_state
@@ -172,14 +166,6 @@ def test_chains_start_at_draws_of_the_normal_approximation():
     w = np.asarray(state.z["w"])
     np.testing.assert_allclose(w.std(0) / sd, 1.0, atol=0.15)  # 500 draws: 3 %
     assert np.max(np.abs(w.mean(0) - b) / sd) < 0.2
-
-
-def test_init_params_say_where_chains_start():
-    x, y, *_ = data()
-    start = {"w": jnp.array([490.0, 1.9, 0.0]), "a_scale": jnp.array(0.1)}
-    state = SGHMC(badly_scaled).init(random.key(0), 10, start, (x, y))
-    for name, value in start.items():
-        np.testing.assert_allclose(state.z[name], value, rtol=1e-6)
 
 
 def test_the_report_prints_and_pickles():

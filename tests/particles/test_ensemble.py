@@ -23,7 +23,6 @@ from numpyro_ext.particles import (
     ParVI,
     ParVIState,
 )
-from numpyro_ext.particles._start import warn_of_few_particles
 from tests.particles.fixture import DATA, STARTS, log_joint, model, potentials_of_subsets
 
 SITES = {"loc": STARTS[:, 0], "scale": STARTS[:, 1]}
@@ -98,8 +97,6 @@ def free(name, shape=()):
 def test_few_particles_are_a_warning():
     with pytest.warns(InferenceWarning, match=r"3 particles for 2 latent dimensions.*give 4"):
         ParVI(model, init_from=None).init(random.split(random.key(0), 3), 1)
-    with pytest.warns(InferenceWarning, match="give 60 particles.*precondition=None"):
-        warn_of_few_particles(2, 30)
 
 
 @pytest.mark.slow
