@@ -177,8 +177,7 @@ class GradFn:
 
 @dataclass(frozen=True, eq=False)
 class Chain(ABC):
-    """The transitions of a kernel on one potential, as pure functions of the state of one chain, in
-    the coordinates in which a step moves."""
+    """The transitions of a kernel on one potential, as functions of the state of one chain."""
 
     kernel: Any
     potential: Potential
@@ -192,12 +191,10 @@ class Chain(ABC):
 
     @abstractmethod
     def transition(self, state: Any, batch: Any = None) -> Any:
-        """The state after one transition; ``state.z`` is flat, and ``batch`` one of the minibatches
-        of :meth:`batches_ahead`."""
+        """The state after one transition, on a batch of :meth:`batches_ahead`; ``z`` is flat."""
 
     def batches_ahead(self, state: Any) -> Any:
-        """The minibatches of all transitions of a draw, with a leading axis, where it is faster to
-        read their rows together; None where it is not."""
+        """The minibatches of all transitions of a draw, where their rows are read together."""
         return None
 
     def finish(self, state: Any) -> Any:
@@ -228,8 +225,7 @@ class Chain(ABC):
 
 @dataclass(frozen=True, eq=False)
 class GradientChain(Chain):
-    """The chain of a stochastic-gradient kernel: minibatch, gradient and divergence around the
-    kernel's step."""
+    """The minibatch, the gradient and the divergence around the step of a kernel."""
 
     gradient: GradientEstimator | None
     """The estimator in use; None for the plain one."""
@@ -339,8 +335,7 @@ class GradientChain(Chain):
         )
 
     def _momentum_bound(self, i: Array, T: Array) -> Array:
-        """Three times the thermal size in the first half of warmup, in which a chain that starts
-        far from the mode would turn its potential into momentum; infinite later."""
+        """Three times the thermal size in the first half of warmup, and infinite later."""
         early = self.kernel.momentum is not None and i < self.kernel.num_adapt // 2
         return jnp.where(early, 3 * self.kernel.momentum_scale(jnp.where(T > 0, T, 1)), jnp.inf)
 
@@ -658,7 +653,7 @@ class ModelKernel(ResumableKernel):
 
     def has_read(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """True for the arguments that :meth:`init` has read."""
-        return self._potential is not None and is_same(self._arguments, (args, kwargs))
+        return is_same(self._arguments, (args, kwargs))
 
     def _potential_on(
         self, info: ModelInfo, params: Params, args: tuple, kwargs: dict[str, Any]

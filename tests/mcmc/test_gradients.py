@@ -80,7 +80,7 @@ def test_variance_is_that_of_the_formula(minibatch, factor):
 
 
 @pytest.mark.slow
-def test_full_gradient_in_chunks_is_exact(tol):
+def test_full_gradient_is_exact(tol):
     """Seen through SVRG at its own center, where the minibatch cancels."""
     kernel = SGLD(two_plates, 1e-3, gradient=SVRG(5))
     data = two_plates_data()

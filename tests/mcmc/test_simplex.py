@@ -100,7 +100,6 @@ def test_draws_are_dirichlet(form, eps):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"parameterization": "softmax"}, "'reduced-natural', 'expanded-mean'"),
         ({"step_size": 0.0}, "step_size is 0.0"),
         ({"alpha": 0.0}, "alpha is 0.0; it must be positive"),
         ({"counts": np.ones(4)}, r"counts has shape \(4,\).*must be 3"),
