@@ -33,10 +33,10 @@ def with_critic(
     weights of the network. Everything else, such as ``sample_posterior``, it takes from ``guide``,
     an Auto guide or one written by hand.
 
-    ``DensityRatioELBO`` trains one output, a log ratio of densities; ``SteinDiscrepancy`` with
-    ``kernel="critic"`` and the minimax form of ``FisherDivergence`` train a vector field, with
-    ``output_dim`` the number of unconstrained latent numbers. A critic has to keep up with the
-    guide: give it a larger rate, as in the example, and let both rates fall.
+    ``DensityRatioELBO`` trains one output, a log ratio of densities; the minimax form of
+    ``FisherDivergence`` trains a vector field, with ``output_dim`` the number of unconstrained
+    latent numbers. A critic has to keep up with the guide: give it a larger rate, as in the
+    example, and let both rates fall.
 
     :param guide: the guide whose draws the critic is to judge.
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from the

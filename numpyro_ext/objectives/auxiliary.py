@@ -3,7 +3,7 @@
 from jax import Array
 
 from numpyro_ext._model.read import sample_sites, split_auxiliary
-from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, Proxy, State
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.power_mean import surrogate
 
 
@@ -20,16 +20,13 @@ class AuxiliaryELBO(Objective):
     :math:`E \log \frac1K \sum_k e^{lw_k}`, which is not lower and still a lower bound of the
     evidence. The loss is minus that.
 
-    ``AutoAuxiliary``, ``AutoHVI`` and a guide made by ``with_reverse`` contain :math:`-\log r` as
-    factors, so that ``Trace_ELBO(K)`` is the same bound and ``IWELBO(K)`` the weighted one. This
-    loss refuses a guide without a reverse model, and it takes a guide of your own with a method
-    ``reverse_log_prob(params, aux, latents, *args, **kwargs)`` and no factor.
+    Guides of this package with a reverse model contain :math:`-\log r` as factors, so that
+    ``Trace_ELBO(K)`` is the same bound and ``IWELBO(K)`` the weighted one. This loss also takes a
+    guide of your own with a method ``reverse_log_prob(params, aux, latents, *args, **kwargs)`` and
+    no factor.
 
     **Bias.** The gap is the KL above; where the reverse model is the density :math:`q(a)`, it is
     the mutual information of a and z. The optimum over the guide is therefore not the ELBO's.
-
-    If plates enclose every site of model, guide and reverse model, each of their elements has its
-    own bound.
 
     :param bool importance_weighted: True for the mean of the weights in place of the mean of their
         logarithms.
@@ -40,9 +37,6 @@ class AuxiliaryELBO(Objective):
     2. *An auxiliary variational method*, Felix V. Agakov, David Barber, ICONIP 2004 (eq. 7).
 
     >>> from numpyro_ext.guides import AutoAuxiliary
-    >>> def model():
-    ...     x = numpyro.sample("x", dist.Normal(0., 1.))
-    ...     numpyro.sample("y", dist.Normal(x, 0.3))
     >>> guide = AutoAuxiliary(model, init_from=None)
     >>> svi = SVI(model, guide, optax.adam(0.01), AuxiliaryELBO(8))
     >>> losses = svi.run(jax.random.key(0), 2000, progress_bar=False).losses
@@ -56,14 +50,10 @@ class AuxiliaryELBO(Objective):
         importance_weighted: bool = False,
         *,
         vectorize_particles: bool | MapT = True,
-        proxy: Proxy | None = None,
     ) -> None:
         self.importance_weighted = importance_weighted
         self.linear = self.minus_elbo = not importance_weighted
-        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
-
-    def noise_power(self, step: Array | None) -> float:
-        return 0.0 if self.linear else 1.0
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         instead = "AutoAuxiliary(model), AutoHVI(model), or with_reverse(guide, reverse)"

@@ -6,14 +6,13 @@ of :class:`Draws`. For K particles :math:`z_k \sim q` that share **one** minibat
 it is one element of the plates around every site of model and guide, or the whole minibatch if
 there is no such plate.
 
-**A loss.** ``SVI`` calls :meth:`Objective.loss_with_mutable_state`. :class:`Draws` reads model and
-guide once on shapes, and refuses those for which the objective is not made. Then ``estimate`` maps
-over the particles by :meth:`Draws.each`: a :class:`Particle` runs the guide under NumPyro's
-handlers when it is made, and the model at these draws when a density is asked for, which
-``Layout.sum_sites`` in ``_model/units.py`` adds up.
+``SVI`` calls :meth:`Objective.loss_with_mutable_state`. :class:`Draws` reads model and guide once
+on shapes, and refuses those for which the objective is not made. Then ``estimate`` maps over the
+particles by :meth:`Draws.each`: a :class:`Particle` runs the guide when it is made, and the model
+at these draws when a density is asked for.
 
 NumPyro's ``RenyiELBO`` has the same draws: ``plate_key, rng_key = split(rng_key)``, ``keys =
-split(rng_key, K)``, ``model_key, guide_key = split(keys[k])``: one key, one set of particles.
+split(rng_key, K)``, ``model_key, guide_key = split(keys[k])``.
 """
 
 from abc import ABC, abstractmethod
@@ -80,8 +79,6 @@ from numpyro_ext._typing import Model, Params, Sites, Trace
 type MapT = Callable[[Callable[..., Any], Any], Any]
 """``mapT(fn, xs)`` maps over the leading axis of the pytree ``xs``."""
 type Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-type Proxy = TaylorProxy
-"""The result of :func:`taylor_proxy`."""
 type State = dict[str, Any]  # of the mutable sites
 STEP = "_objective_step"  # the mutable site of ``count_steps``
 type Order = float | Array | Callable[[Array], Any]
@@ -91,9 +88,8 @@ type Order = float | Array | Callable[[Array], Any]
 class Objective(ELBO, ABC):
     r"""A loss of K particles for ``SVI(..., loss=)``: base class for objectives of your own.
 
-    A subclass writes :meth:`estimate`, and declares by class attributes or in ``__init__`` what is
-    true of it. A model or a guide for which the objective is not made is then an error, before
-    anything is drawn:
+    A subclass writes :meth:`estimate`, and declares by class attributes what is true of it, so that
+    a model or a guide for which it is not made is an error before anything is drawn:
 
     * ``linear = False``: whether the loss is linear in the log joint of the minibatch. If not, a
       latent site in a subsampled plate that is not a unit plate is an error.
@@ -105,30 +101,23 @@ class Objective(ELBO, ABC):
       parameter of the model is an error.
     * ``per_datum = False``: whether the units are the elements of the plates around all *observed*
       sites, and latent sites outside are global. If not, the plates are those around every site.
-    * ``without_log_q``: what to use instead where log q cannot be evaluated at a given value, for
-      the error of a loss that does so.
+    * ``without_log_q``: what to use instead where log q cannot be evaluated at a given value.
 
     :param int num_particles: number of particles K.
-    :param vectorize_particles: whether to use ``jax.vmap`` over the particles; if ``False`` use
-        ``jax.lax.map`` and recompute each particle in the backward pass, so that memory does not
-        grow with K. ``jax.pmap`` (K at most the number of devices) or a callable ``mapT(fn, xs)``
-        are also allowed.
+    :param vectorize_particles: True for ``jax.vmap`` over the particles; False for ``jax.lax.map``
+        that recomputes each particle in the backward pass, so that memory does not grow with K; or
+        ``jax.pmap``, or a callable ``mapT(fn, xs)``.
     :param proxy: the result of :func:`taylor_proxy`, with which a minibatch of rows that share all
-        latent sites is as good as all rows; None for the plain minibatch.
-
-    **Example**
+        latent sites is as good as all rows.
 
     >>> class MyBound(Objective):
     ...     def estimate(self, draws):
     ...         lw, state = draws.each(lambda particle: particle.log_weight)  # (K, *units)
     ...         bound = jax.nn.logsumexp(lw, 0) - jnp.log(self.num_particles)
     ...         return -draws.total(bound), state
-    >>> def model(x):
-    ...     z = numpyro.sample("z", dist.Normal(0., 1.))
-    ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
     >>> def guide(x):
     ...     numpyro.sample("z", dist.Normal(0., 1.))
-    >>> loss = MyBound(10_000).loss(jax.random.key(0), {}, model, guide, 1.5)
+    >>> loss = MyBound(10_000).loss(jax.random.key(0), {}, normal_mean, guide, jnp.array([1.5]))
     >>> bool(abs(loss - 1.828) < 0.1)  # log p(x) is -1.828
     True
     """
@@ -145,7 +134,7 @@ class Objective(ELBO, ABC):
         num_particles: int = 10,
         *,
         vectorize_particles: bool | MapT = True,
-        proxy: Proxy | None = None,
+        proxy: TaylorProxy | None = None,
     ) -> None:
         num_particles = check_count("num_particles", num_particles)
         self.proxy = check_proxy(proxy)
@@ -158,7 +147,6 @@ class Objective(ELBO, ABC):
     def estimate(self, draws: "Draws") -> tuple[Array, State]:
         """The loss and the mutable state, a pure function of the draws.
 
-        :param Draws draws: the particles of this evaluation.
         :return: the loss to be minimised, a scalar, and the mutable sites that the particles leave,
             with a leading axis of particles; :meth:`Draws.each` returns them.
         """
@@ -192,9 +180,7 @@ class Objective(ELBO, ABC):
 class Draws:
     """The K particles of one evaluation, the argument of :meth:`Objective.estimate`.
 
-    * ``layout`` - the plates, sizes and names of sites, known before anything is drawn: ``plates``
-      and ``shape`` of the units, ``size`` N and ``scale`` N/M over them, ``not_reparameterized``,
-      ``drawn_global`` and ``drawn_local``, ``model_params``.
+    * ``layout`` - the plates, sizes and names of sites, known before anything is drawn.
     * ``keys`` - ``(K,)``, one key for each particle; ``extra_key`` is independent of them.
     * ``params, stopped`` - the parameters, and their copy under ``stop_gradient``.
     * ``guide, args, kwargs`` - the guide as ``SVI`` has it, and the arguments of the model.
@@ -227,21 +213,19 @@ class Draws:
         self._check_data(model)
         self.step = params.get(STEP, {"step": 0})["step"] if STEP in self.layout.mutable else None
         self.proxy = None
-        if objective.proxy is not None and self.layout.subsampled:
-            mean = objective.noise_power(self.step), len(self.keys)
-            fresh = isinstance(rng_key, Tracer)  # a program that is made for many steps
-            self.proxy = objective.proxy.of_run(model, args, kwargs, *mean, once=not fresh)
         if self.layout.subsampled:
+            if objective.proxy is not None:
+                mean = objective.noise_power(self.step), len(self.keys)
+                fresh = isinstance(rng_key, Tracer)  # a program that is made for many steps
+                self.proxy = objective.proxy.of_run(model, args, kwargs, *mean, once=not fresh)
             idx, (self.args, self.kwargs) = rows_of_step(
                 plate_key, self.layout.subsampled, (args, kwargs)
             )
             self._model.idx = self._guide.idx = idx
 
     def each(self, fn: Callable[["Particle"], Any], **options: Any) -> tuple[Any, State]:
-        """``fn`` of all particles, stacked, and their mutable state.
-
-        :param fn: function of a :class:`Particle`; ``options`` are keywords of :meth:`particle`.
-        """
+        """``fn`` of all particles, stacked, and their mutable state; ``options`` are keywords of
+        :meth:`particle`."""
 
         def of_key(key: Array) -> tuple[Any, State]:
             particle = self.particle(key, **options)
@@ -250,10 +234,7 @@ class Draws:
         return self.map(of_key, self.keys)
 
     def map(self, fn: Callable[..., Any], *xs: Any) -> Any:
-        """``fn`` over the leading axis of each of ``xs``, as ``vectorize_particles`` says.
-
-        With ``False`` only what ``fn`` returns is stored of each; one particle is not mapped over.
-        """
+        """``fn`` over the leading axis of each of ``xs``, as ``vectorize_particles`` says."""
         if self.objective.num_particles == 1 and self.objective.vectorize_particles is not False:
             result = fn(*jax.tree.map(lambda x: x[0], xs))
             return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
@@ -272,17 +253,11 @@ class Draws:
         guide_params: Params | None = None,
         values: Sites | None = None,
     ) -> "Particle":
-        """The particle of one key.
-
-        :param dict params: the parameters, ``self.params`` if None; ``self.stopped`` has no
-            gradient.
-        :param dict guide_params: other parameters for the guide.
-        :param dict values: guide sites that take these values; the rest is drawn with the key.
-        """
+        """The particle of one key; ``params`` are ``self.params`` unless given, ``guide_params``
+        other ones for the guide, and ``values`` the sites of the guide that are not drawn."""
         params = self.params if params is None else params
         guide_params = params if guide_params is None else guide_params
-        guide_trace = self.guide_trace(key, guide_params, values)
-        return Particle(self, key, params, guide_trace, guide_trace)
+        return Particle(self, key, params, self.guide_trace(key, guide_params, values))
 
     def path_particle(
         self, key: Array, gamma: Array | None = None, params: Params | None = None
@@ -291,28 +266,23 @@ class Draws:
 
         Its log q has stopped parameters; ``gamma`` is one number for each unit, or None. A value
         that a fixed transform rounds to the boundary of its support, as a share near 0 or 1, has
-        no inverse: log q takes what was drawn before the transform.
-
-        :param dict params: the parameters of the model, ``self.params`` if None.
+        no inverse: log q takes what was drawn before the transform. ``params`` are of the model.
         """
         drawn = drawn_sites(self.guide_trace(key))
+        refuse_hidden_gradient(self, key, drawn)
         values = {name: site["value"] for name, site in drawn.items()}
-        fixed = self.refuse_hidden_gradient(key, drawn)
-        before = {name: value_before(drawn[name]) for name in fixed}
-        if gamma is not None:
-            for name, site in drawn.items():
-                weight = self.layout.along(site, gamma)
-                values[name] = _path_scaled(values[name], weight)
-                if name in before:
-                    ndim = weight.ndim - site["fn"].event_dim
-                    last = (1,) * (before[name].ndim - ndim)
-                    weight = weight.reshape(weight.shape[:ndim] + last)
-                    before[name] = _path_scaled(before[name], weight)
-        params = self.params if params is None else params
+        before = {name: value_before(drawn[name]) for name in _fixed_transforms(self, key, drawn)}
+        for name, site in drawn.items() if gamma is not None else ():
+            weight = self.layout.along(site, cast(Array, gamma))
+            values[name] = _path_scaled(values[name], weight)
+            if name in before:
+                ndim = weight.ndim - site["fn"].event_dim
+                weight = weight.reshape(weight.shape[:ndim] + (1,) * (before[name].ndim - ndim))
+                before[name] = _path_scaled(before[name], weight)
         guide_trace = self.guide_trace(key, self.stopped, values)
         for name, x in before.items():
             guide_trace[name] = {**guide_trace[name], "intermediates": [[x, None]]}
-        return Particle(self, key, params, guide_trace, guide_trace)
+        return Particle(self, key, self.params if params is None else params, guide_trace)
 
     def values(self, key: Array, params: Params | None = None) -> Sites:
         """The draws of the guide with one key, without the Delta sites computed from them."""
@@ -354,8 +324,7 @@ class Draws:
         return Program(model, self.args, self.kwargs, data, plates=plates)
 
     def guide_with(self, methods: Collection[str], example: str) -> Any:
-        """The guide, or the one inside a handler around it, that has these methods; the error says
-        which of the package's guides has them, by an ``example``."""
+        """The guide, or the one inside a handler around it, that has these methods."""
         guide = unwrap(self.guide, *methods)
         if guide is None:
             raise TypeError(
@@ -381,7 +350,7 @@ class Draws:
         return self.stopped.get(site["name"]) if lacks else None
 
     def _read(self) -> Layout:
-        """The layout, from one run on shapes alone; an error if the objective does not take it."""
+        """The layout; an error if the objective does not take it."""
         objective, guide_trace = self.objective, self.guide_trace(self.keys[0])
         with marked_plates():
             model_trace = self.model_trace(self.keys[0], guide_trace)
@@ -390,55 +359,8 @@ class Draws:
         _refuse(objective, layout, model_trace, guide_trace)
         return layout
 
-    def refuse_hidden_gradient(self, key: Array, drawn: Trace) -> list[str]:
-        """An error if a parameter of the guide is in a density that is not one of a drawn site, or
-        in the support of one that is, where the mean of the score is not zero.
-
-        :param drawn: the drawn sites of the guide with this key.
-        :return: those that one transform makes in which there is no parameter.
-        """
-        values = {name: site["value"] for name, site in drawn.items()}
-        single = {
-            name: site
-            for name, site in drawn.items()
-            if site["intermediates"] and len(transforms_of(site["fn"])) == 1
-        }
-
-        def others(params: Params) -> tuple[dict[str, Any], dict[str, Any]]:
-            trace = self.guide_trace(key, {**self.params, **params}, values)
-            densities = {
-                s["name"]: jax.tree.leaves(s["fn"].support)
-                if s["name"] in drawn
-                else (s["value"], self.log_q(s))
-                for s in sample_sites(trace)
-            }
-            at_zero = {
-                name: transforms_of(trace[name]["fn"])[0](jnp.zeros(jnp.shape(value_before(site))))
-                for name, site in single.items()
-            }
-            return densities, at_zero
-
-        def depends(origins: Any) -> bool:
-            return any(jax.tree.leaves(origins, is_leaf=lambda x: isinstance(x, frozenset)))
-
-        params = {n: self.params[n] for n in self.layout.guide_params if n in self.params}
-        densities, at_zero = eval_provenance(others, params=params)
-        for name, origins in densities.items():
-            if not depends(origins):
-                continue
-            site = self.guide_trace(key)[name]
-            kind = "a Delta" if is_delta(site) else "observed" if is_data(site) else "a factor"
-            why = f"is {kind} and depends on a parameter, so it has no log q at a given value"
-            if name in drawn:
-                why = "has a support that depends on a parameter, so its score has no mean of zero"
-            raise ValueError(
-                f"{type(self.objective).__name__}: site '{name}' of the guide {why}; use"
-                f" {self.objective.without_log_q}."
-            )
-        return [name for name, origins in at_zero.items() if not depends(origins)]
-
     def log_q(self, site: Site) -> Array:
-        """Log density of a guide site; the error of a value without one names the alternative."""
+        """Log density of a guide site, or an error that names the alternative."""
         try:
             return log_prob(site)
         except NotImplementedError as error:
@@ -455,15 +377,21 @@ class Particle:
     * ``log_prior``, ``()`` - log p of the sites outside the unit plates, with all scales.
     * ``log_q_local``, ``log_q_global`` - the same split of log q.
     * ``log_weight``, ``(*units)`` - log p - log q, if the units are the plates around all sites.
-    * ``values``, ``state`` - the latent sites of the guide, and the mutable sites that it leaves.
+    * ``values``, ``state`` - the latent sites of the guide, and the mutable sites that are left.
     """
 
     def __init__(
-        self, draws: Draws, key: Array, params: Params, guide_trace: Trace, replayed: Trace
+        self,
+        draws: Draws,
+        key: Array,
+        params: Params,
+        guide_trace: Trace,
+        replayed: Trace | None = None,
     ) -> None:
         self._draws, self._key, self._params = draws, key, params
         self.guide_trace = guide_trace
         # What the model sees of the guide, and zeros to be added to its log densities.
+        replayed = guide_trace if replayed is None else replayed
         self._replayed, self._zero, self._zeros = weightless_dropped(replayed, draws.layout)
 
     @cached_property
@@ -514,6 +442,60 @@ class Particle:
         return self._draws.layout.sum_sites(sites, local=local, log_prob=self._draws.log_q)
 
 
+def refuse_hidden_gradient(draws: Draws, key: Array, drawn: Trace) -> None:
+    """An error if a parameter of the guide is in a density that is not one of a drawn site, or in
+    the support of one that is, where the mean of the score is not zero."""
+
+    def others(trace: Trace) -> dict[str, Any]:
+        return {
+            site["name"]: jax.tree.leaves(site["fn"].support)
+            if site["name"] in drawn
+            else (site["value"], draws.log_q(site))
+            for site in sample_sites(trace)
+        }
+
+    for name in _depending_on_parameters(draws, key, drawn, others):
+        site = draws.guide_trace(key)[name]
+        kind = "a Delta" if is_delta(site) else "observed" if is_data(site) else "a factor"
+        why = f"is {kind} and depends on a parameter, so it has no log q at a given value"
+        if name in drawn:
+            why = "has a support that depends on a parameter, so its score has no mean of zero"
+        raise ValueError(
+            f"{type(draws.objective).__name__}: site '{name}' of the guide {why}; use"
+            f" {draws.objective.without_log_q}."
+        )
+
+
+def _fixed_transforms(draws: Draws, key: Array, drawn: Trace) -> list[str]:
+    """The drawn sites that are made by one transform, in which there is no parameter."""
+    single = {
+        name: jnp.zeros(jnp.shape(value_before(site)))
+        for name, site in drawn.items()
+        if site["intermediates"] and len(transforms_of(site["fn"])) == 1
+    }
+
+    def at_zero(trace: Trace) -> Sites:
+        return {name: transforms_of(trace[name]["fn"])[0](x) for name, x in single.items()}
+
+    depending = _depending_on_parameters(draws, key, drawn, at_zero)
+    return [name for name in single if name not in depending]
+
+
+def _depending_on_parameters(
+    draws: Draws, key: Array, drawn: Trace, fn: Callable[[Trace], dict[str, Any]]
+) -> list[str]:
+    """The names of the results of ``fn``, of a run of the guide at the drawn values, in which there
+    is a parameter of the guide."""
+    values = {name: site["value"] for name, site in drawn.items()}
+    params = {n: draws.params[n] for n in draws.layout.guide_params if n in draws.params}
+    origins = eval_provenance(
+        lambda params: fn(draws.guide_trace(key, {**draws.params, **params}, values)),
+        params=params,
+    )
+    is_set = lambda x: isinstance(x, frozenset)  # noqa: E731
+    return [name for name, x in origins.items() if any(jax.tree.leaves(x, is_leaf=is_set))]
+
+
 def _path_scaled(x: Array, weight: Array) -> Array:
     """``x`` itself, whose gradient is multiplied by ``weight``."""
     stopped = stop_gradient(x)
@@ -528,36 +510,38 @@ def _refuse(objective: Objective, layout: Layout, model_trace: Trace, guide_trac
     """An error, or a warning, if an objective is not made for these programs."""
     name = type(objective).__name__
     for site in () if objective.can_infer_discrete else layout.not_reparameterized:
-        fn = guide_trace[site]["fn"]
-        sum_out = ", or sum the site out of the model" if fn.has_enumerate_support else ""
+        kind = type(base_distribution(guide_trace[site]["fn"])).__name__
         raise ValueError(
-            f"guide site '{site}' ({type(base_distribution(fn)).__name__}) is not"
-            f" reparameterised, so {name} has no gradient for it; use VIMCO or"
-            f" ThermodynamicELBO with the covariance gradient{sum_out}."
+            f"guide site '{site}' ({kind}) is not reparameterised, so {name} has no gradient for"
+            " it; use VIMCO or ThermodynamicELBO, or sum the site out of the model."
         )
     for site in layout.model_params if objective.upper_bound else ():
         raise ValueError(
-            f"{name}: the model has the param site '{site}', and an upper bound that is minimised"
-            " over it would lower the evidence; train it with VRELBO, then substitute its value."
+            f"{name}: the model has the param site '{site}', over which an upper bound must not be"
+            " minimised; train it with VRELBO, then substitute its value."
         )
     for site, plate in () if objective.linear else layout.subsampled_latents:
         raise ValueError(
             f"{name}: latent site '{site}' lies in the subsampled plate '{plate}', which does not"
-            " enclose every site, so one bound cannot be scaled to all data; use NestedVRELBO or"
-            " BBAlphaELBO, VRELBO(1.), or no subsample_size."
+            " enclose every site; use NestedVRELBO, BBAlphaELBO, VRELBO(1.), or no subsample_size."
         )
     if objective.proxy is not None:
         objective.proxy.check(name, layout, model_trace)
-    noisy = not (objective.linear or objective.per_datum or objective.proxy is not None)
-    for plate, size, batch in layout.subsampled if noisy else ():
+    if not (objective.linear or objective.per_datum or objective.proxy is not None):
+        _warn_of_noise(objective, layout)
+
+
+def _warn_of_noise(objective: Objective, layout: Layout) -> None:
+    """A warning of a minibatch of rows that share latent sites."""
+    name = type(objective).__name__
+    takes_one = "proxy" in inspect.signature(type(objective)).parameters
+    by_proxy = "give it proxy=taylor_proxy(model, *args), or " if takes_one else ""
+    for plate, size, batch in layout.subsampled:
         if plate not in layout.plates:
-            takes_one = "proxy" in inspect.signature(type(objective)).parameters
-            by_proxy = "give it proxy=taylor_proxy(model, *args), or " if takes_one else ""
             message = (
                 f"{name} takes the noise of a minibatch ({batch} of {size} rows of the plate"
-                f" '{plate}') for uncertainty of latent sites that all rows share: the guide"
-                f" comes out too wide, often several times; {by_proxy}use BBAlphaELBO, the order 1"
-                " (VRELBO(1.), Trace_ELBO), or no subsample_size."
+                f" '{plate}') for uncertainty of latent sites that all rows share, and the guide"
+                f" becomes too wide; {by_proxy}use BBAlphaELBO, VRELBO(1.), or no subsample_size."
             )
             warnings.warn(InferenceWarning(message), stacklevel=3)
 
@@ -571,22 +555,20 @@ def check_alpha(alpha: Any, *, finite: bool = False) -> Any:
         raise ValueError("alpha is nan; it must be a number between -inf and inf.")
     if finite and math.isinf(alpha):
         raise ValueError(
-            f"alpha is {alpha}; it must be finite here: only VRELBO and NestedVRELBO take an"
-            " infinite order, and VRELBO not with gradient='dreg'."
+            f"alpha is {alpha}; only VRELBO without gradient='dreg' and NestedVRELBO take an"
+            " infinite order."
         )
     return alpha
 
 
 def refuse_count(objective: Any, order: Any, num_particles: int) -> None:
     """An error for ``VRELBO(10)``: the first argument of ``Trace_ELBO(10)`` is the number K."""
-    argument = inspect.signature(type(objective)).parameters.get("num_particles")
-    is_default = argument is not None and num_particles == argument.default
-    if is_default and isinstance(order, numbers.Integral) and int(order) > 2:
+    default = inspect.signature(type(objective)).parameters["num_particles"].default
+    if num_particles == default and isinstance(order, numbers.Integral) and int(order) > 2:
         name = type(objective).__name__
         raise ValueError(
-            f"{name}({order}) is of order {order}, with the default number of particles; for"
-            f" {order} particles write {name}(num_particles={order}), and for that order"
-            f" {name}({order}.0)."
+            f"{name}({order}) is of order {order}; for {order} particles write"
+            f" {name}(num_particles={order}), and for that order {name}({order}.0)."
         )
 
 
@@ -632,19 +614,14 @@ class _StepCounted:
 def count_steps(guide: Model) -> Model:
     r"""Wrap a guide so that the objectives of this package know the number of the update.
 
-    The wrapped guide declares the mutable site ``"_objective_step"``, ``{"step": 0}`` at first;
-    each ``svi.update`` with an objective of this package adds one, for any number of particles.
-    An order that is a callable, ``VRELBO(lambda i: ...)``, reads it.
-
-    ``svi.evaluate`` of NumPyro passes no mutable state, hence it sees step 0. Methods of the
-    guide (``sample_posterior``, ``median``) stay on the guide that was wrapped.
+    The wrapped guide declares the mutable site ``"_objective_step"``, ``{"step": 0}`` at first, to
+    which each ``svi.update`` adds one; an order that is a callable, ``VRELBO(lambda i: ...)``,
+    reads it. ``svi.evaluate`` of NumPyro passes no mutable state, hence it sees step 0. Methods of
+    the guide (``sample_posterior``, ``median``) stay on the guide that was wrapped.
 
     :param guide: Python callable with NumPyro primitives, an auto guide for example.
-    :return: a guide with the same sites and the counter.
 
     >>> from numpyro_ext.objectives import VRELBO
-    >>> def model():
-    ...     numpyro.sample("z", dist.Normal(3., 2.))
     >>> guide = AutoNormal(model)
     >>> loss = VRELBO(lambda i: jnp.minimum(i / 200., 1.))  # from importance weighting to VI
     >>> svi = SVI(model, count_steps(guide), optax.adam(0.05), loss)

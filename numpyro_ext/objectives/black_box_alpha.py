@@ -24,17 +24,17 @@ class BBAlphaELBO(Objective):
         L = \frac{1}{\alpha} \sum_{n=1}^{N} \log E_{q(\theta)}\Big[\Big( p(x_n | \theta)
         \Big(\frac{p_0(\theta)}{q(\theta)}\Big)^{1/N} \Big)^{\alpha}\Big],
 
-    in nats, exact for any guide. With K particles and a minibatch of M rows
+    in nats. With K particles and a minibatch of M rows
 
     .. math::
         \hat L = \frac{N}{M} \sum_{m} \frac{1}{\alpha} \log \frac{1}{K} \sum_k \exp \alpha \Big(
         \ell_{k,m} + \frac{1}{N}\big(\log p_0(\theta_k) - \log q(\theta_k)\big) \Big),
 
     where :math:`\ell_{k,m}` is the log likelihood of one datum; latents of a datum add
-    :math:`\log p(z_m|\theta) - \log q(z_m)` to it. The loss is :math:`-\hat L`. The minibatch sum
-    is outside the log, so the loss is unbiased in the minibatch, for global and local latents
-    alike. A row whose observed sites are all masked does not count in N; under
-    ``numpyro.handlers.scale`` a row is one factor, its likelihood to that power.
+    :math:`\log p(z_m|\theta) - \log q(z_m)` to it. The loss :math:`-\hat L` is unbiased in the
+    minibatch, for global and local latents alike. A row whose observed sites are all masked
+    does not count in N; under ``numpyro.handlers.scale`` a row is one factor, its likelihood to
+    that power.
 
     ``approximate_kl=True`` (Li and Gal) takes the tied factor out of the power,
 
@@ -43,25 +43,17 @@ class BBAlphaELBO(Objective):
         \frac{1}{\alpha} \log \frac{1}{K} \sum_k e^{\alpha \ell_{k,m}}.
 
     **Local latents with a recognition network** stand inside the energy, as in power EP: with a
-    site :math:`z_n` in the data plate, and in the guide from a network of the row, the factor of a
-    datum is
+    site :math:`z_n` in the data plate, the factor of a datum is
 
     .. math::
         E_{q(\theta)\, q(z_n | x_n, \theta)} \Big[\Big( \frac{p(x_n, z_n | \theta)}{q(z_n | x_n,
         \theta)} \Big(\frac{p_0(\theta)}{q(\theta)}\Big)^{1/N} \Big)^{\alpha}\Big].
 
     For alpha up to 1 this L is at most the one with :math:`p(x_n | \theta)`, where :math:`z_n` is
-    integrated out, so that it trains the network. The two are equal if the network gives
-    :math:`p(z_n | x_n, \theta)`, draw by draw, and at alpha = 1 for every network.
-
-    *VI inside power EP*, with :math:`\exp E_{q(z_n)}[\log p(x_n, z_n | \theta) / q(z_n)]` as the
-    factor of a datum, has no class. By Jensen's inequality its L is at most this one at every q, so
-    that it is the looser, and it takes several draws of :math:`z_n` for each of theta.
-    :class:`NestedVRELBO` is the reverse, with the power of the local latents inside VI. The
-    benchmark of the objectives has all of them on a model with row effects.
-
-    With a factor for the data of each part, in place of one tied factor, this is distributed
-    black-box alpha: the engine ``DAEP(model, partition, power=alpha, mean="moments")`` of
+    integrated out, so that it trains the network; they are equal if the network gives
+    :math:`p(z_n | x_n, \theta)`. The reverse, with the power of the local latents inside VI, is
+    :class:`NestedVRELBO`. With a factor for each part of the data, in place of one tied factor,
+    this is distributed black-box alpha: ``DAEP(model, partition, power=alpha, mean="moments")`` of
     :mod:`numpyro_ext.ep`.
 
     **Convention.** ``alpha`` is the order of power EP: ``alpha`` -> 0 is the ELBO (0 itself is
@@ -70,9 +62,8 @@ class BBAlphaELBO(Objective):
     is the ELBO for every alpha, and finite K pulls towards it.
 
     **Biased.** It is not a bound: it can exceed the evidence. Even if the posterior lies in the
-    guide's family it is not recovered, unless the factors of the data agree; small alpha or large N
-    reduce that. It fails (infinite variance) where a datum's likelihood to the power alpha
-    outweighs the guide's tails.
+    guide's family it is not recovered, unless the factors of the data agree. It fails (infinite
+    variance) where a datum's likelihood to the power alpha outweighs the guide's tails.
 
     The *data plate* encloses all observed sites of the model; every other site lies in it or
     outside it.
@@ -91,14 +82,10 @@ class BBAlphaELBO(Objective):
     3. *Approximate inference: new visions*, Yingzhen Li, PhD thesis, 2018, appendix B (eqs. B.8,
        B.15 and B.19: parts, recognition networks, and VI inside power EP).
 
-    >>> def model(x):
-    ...     w = numpyro.sample("w", dist.Normal(0., 1.))
-    ...     with numpyro.plate("data", 2):
-    ...         numpyro.sample("x", dist.Normal(w, 1.), obs=x)
-    >>> # was: SVI(model, AutoNormal(model), optax.adam(0.02), Trace_ELBO(100))
-    >>> svi = SVI(model, AutoNormal(model), optax.adam(0.02), BBAlphaELBO(0.5, 100))
+    >>> guide = AutoNormal(normal_mean)
+    >>> svi = SVI(normal_mean, guide, optax.adam(0.02), BBAlphaELBO(0.5, 100))
     >>> result = svi.run(jax.random.key(0), 500, jnp.array([-1., 1.]), progress_bar=False)
-    >>> print(f"{result.params['w_auto_scale'] ** -2:.0f}")  # precision, 3 for Trace_ELBO
+    >>> print(f"{result.params['z_auto_scale'] ** -2:.0f}")  # precision, 3 for Trace_ELBO
     2
     """
 

@@ -4,7 +4,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice, check_several
-from numpyro_ext.objectives.base import Draws, MapT, Objective, Proxy, State, refuse_count
+from numpyro_ext.objectives.base import Draws, MapT, Objective, State, check_alpha, refuse_count
 from numpyro_ext.objectives.renyi import dreg, standard
 
 
@@ -15,47 +15,32 @@ class ChiUpperBound(Objective):
         \mathrm{CUBO}_n = \frac{1}{n} \log E_q\Big[\Big(\frac{p(x, z)}{q(z)}\Big)^n\Big] \ge
         \log p(x), \qquad n \ge 1,
 
-    in nats, estimated with K particles and their log weights :math:`lw_k`,
+    in nats, estimated by :math:`\frac1n \log \frac1K \sum_k e^{n\, lw_k}`, which is the bound of
+    :class:`VRELBO` of order :math:`\alpha = 1 - n`, with the same gradients and units. The loss is
+    **plus** this estimate. The minimiser covers the posterior: its variance is too large where VI's
+    is too small.
 
-    .. math::
-        \widehat{\mathrm{CUBO}} = \frac{1}{n} \log \frac{1}{K} \sum_k e^{n\, lw_k}, \qquad
-        \nabla \widehat{\mathrm{CUBO}} = \sum_k \hat w_k \nabla lw_k, \quad \hat w_k \propto
-        e^{n\, lw_k}.
-
-    The loss is **plus** this estimate. The minimiser covers the posterior: its variance is too
-    large where VI's is too small. With :class:`VRELBO` or :class:`IWELBO` it gives a sandwich
-    around the evidence.
-
-    **Biased.** The estimate is biased downwards, so it may lie *below* the evidence; only the limit
-    of infinitely many particles is a bound. Minimising it with few particles gains from that bias
-    too. n = 1 is the evidence whatever the guide, so its value at finite K says nothing.
+    **Biased** downwards: only the limit of infinitely many particles is a bound, and minimising
+    with few particles gains from that bias too. n = 1 is the evidence whatever the guide.
 
     **When it fails.** The variance is finite only if :math:`E_q[w^{2n}]` is: start from a
     guide that is wider than the posterior. With a narrow one no particle sees the tails, and the
     bound collapses.
-
-    **Convention.** ``order`` is the paper's n; :math:`\mathrm{CUBO}_n` is :class:`VRELBO`'s bound
-    of order :math:`\alpha = 1 - n`. Independent data, subsampling and their errors are as there.
 
     Parameters of the *model* are an error: minimising an upper bound over them would lower the
     evidence. Train them with :class:`VRELBO`.
 
     :param float order: n, a number of at least 1.
     :param int num_particles: number of particles K, at least 2.
-    :param str gradient: ``"standard"``, the formula above, or ``"dreg"``, doubly reparameterised,
-        as in :class:`VRELBO`.
+    :param str gradient: ``"standard"``, or ``"dreg"``, doubly reparameterised.
 
     **Reference:** *Variational inference via chi upper bound minimization*, Adji B. Dieng et al.,
     NIPS 2017 (eqs. 2-5).
 
     >>> from numpyro.infer.initialization import init_to_median
-    >>> def model(x):
-    ...     z = numpyro.sample("z", dist.Normal(0., 1.))
-    ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
-    >>> guide = AutoNormal(model, init_scale=1.5, init_loc_fn=init_to_median)  # it is wide
-    >>> # was: SVI(model, guide, optax.adam(0.02), Trace_ELBO(50))
-    >>> svi = SVI(model, guide, optax.adam(0.02), ChiUpperBound(2., 50))
-    >>> result = svi.run(jax.random.key(0), 500, 1.5, progress_bar=False)
+    >>> guide = AutoNormal(normal_mean, init_scale=1.5, init_loc_fn=init_to_median)  # it is wide
+    >>> svi = SVI(normal_mean, guide, optax.adam(0.02), ChiUpperBound(2., 50))
+    >>> result = svi.run(jax.random.key(0), 500, jnp.array([1.5]), progress_bar=False)
     >>> bool(abs(result.losses[-100:].mean() + 1.83) < 0.05)  # log p(x) is -1.83
     True
     """
@@ -69,7 +54,6 @@ class ChiUpperBound(Objective):
         *,
         vectorize_particles: bool | MapT = True,
         gradient: str = "standard",
-        proxy: Proxy | None = None,
     ) -> None:
         check_choice("gradient", gradient, ("standard", "dreg"))
         why = "with one the loss is the ELBO, which must not be minimised"
@@ -80,12 +64,8 @@ class ChiUpperBound(Objective):
             raise ValueError(
                 f"order is {order}; it must be at least 1. For a lower bound use VRELBO(1 - order)."
             )
-        if self.order == float("inf") and gradient == "dreg":
-            raise ValueError('order is inf; it must be finite with gradient="dreg".')
-        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
-
-    def noise_power(self, step: Array | None) -> float:
-        return self.order
+        check_alpha(1.0 - self.order, finite=gradient == "dreg")
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         estimator = standard if self.gradient == "standard" else dreg

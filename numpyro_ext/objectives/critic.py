@@ -15,40 +15,30 @@ Critic = Callable[[Params, Array], Array]
 """``(params, z)`` to the critic at the points ``z``, ``(..., d)``."""
 
 
-def critic_of(
-    draws: Draws, groups: tuple[SiteGroup, ...], instead: str, *, field: bool = False
-) -> Critic:
-    """The critic of the guide, for points ``(..., *group.shape, d)`` of the only group.
+def critic_of(draws: Draws, group: SiteGroup, instead: str, *, field: bool = False) -> Critic:
+    """The critic of the guide, for points ``(..., *group.shape, d)``.
 
     :param str instead: an alternative without a critic, for the errors.
     :param bool field: True for a critic that returns a vector for each point, and not a number.
     """
-    name = type(draws.objective).__name__
-    guide, group = unwrap(draws.guide, "critic"), groups[0]
+    name, guide = type(draws.objective).__name__, unwrap(draws.guide, "critic")
     dim = group.dim if field else 1
-    wrapped = f"with_critic(guide{f', output_dim={dim}' if field else ''})"
     if guide is None:
+        wrapped = f"with_critic(guide{f', output_dim={dim}' if field else ''})"
         raise ValueError(
             f"{name} trains a critic, and the guide has none; give SVI {wrapped} of"
             f" numpyro_ext.guides, or use {instead}."
         )
-    if len(groups) > 1:
-        plates = " and in ".join(_plates(group) for group in groups)
-        raise ValueError(
-            f"{name} has one critic, but the Implicit sites of the guide lie in {plates}; use"
-            f" {instead}."
-        )
-    features = _features(draws, group, guide, name, instead)
-    seen = {} if features is None else {"features": features}
+    features = _features(draws, group, guide, instead)
 
     def critic(params: Params, z: Array) -> Array:
-        out = guide.critic(params, z, **seen)
+        out = guide.critic(params, z, **features)
         if field and z.shape[-1] == 1:
             out = out[..., None]
         shape = z.shape if field else z.shape[:-1]
         if out.shape != shape:
             raise ValueError(
-                f"the critic gives shape {out.shape}, where {name} needs {shape}; give it"
+                f"the critic gives shape {out.shape}, and must give {shape}; give it"
                 f" output_dim={dim} in with_critic."
             )
         return out
@@ -56,26 +46,21 @@ def critic_of(
     return critic
 
 
-def _features(draws: Draws, group: SiteGroup, guide: Any, name: str, instead: str) -> Array | None:
+def _features(draws: Draws, group: SiteGroup, guide: Any, instead: str) -> dict[str, Array]:
     """The features of the data for an amortised critic, one row for each vector of the group."""
     features = getattr(guide, "features", None)
     if features is None and group.plates:
         raise ValueError(
-            f"the guide has one distribution for each row of {_plates(group)}, but its critic does"
-            f" not see the data; give it with_critic(guide, features=...), or use {instead}."
+            f"the guide has one distribution for each row of the plates {group.plates}, but its"
+            f" critic does not see the data; give it with_critic(guide, features=...), or use"
+            f" {instead}."
+        )
+    if features is not None and not group.plates:
+        raise ValueError(
+            "the critic sees features of each datum, but judges all latents together, because not"
+            " every site is in one plate; leave features out of with_critic."
         )
     if features is None:
-        return None
-    if not group.plates:
-        raise ValueError(
-            f"the critic sees features of each datum, but {name} judges all latents together,"
-            " because not every site is in one plate; leave features out of with_critic."
-        )
+        return {}
     with inside_plates(draws.guide_trace(draws.keys[0], draws.stopped), group.plates):
-        return jnp.asarray(features(*draws.args, **draws.kwargs))
-
-
-def _plates(group: SiteGroup) -> str:
-    if not group.plates:
-        return "no plate"
-    return f"the plate{'s' * (len(group.plates) > 1)} {', '.join(map(repr, group.plates))}"
+        return {"features": jnp.asarray(features(*draws.args, **draws.kwargs))}

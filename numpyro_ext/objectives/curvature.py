@@ -1,7 +1,7 @@
 """The evidence lower bound of a mean-field normal whose scales learn from curvature."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 from jax import Array, lax, random
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from numpyro.distributions import Normal
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_ext._checks import check_choice, check_count, if_given
+from numpyro_ext._checks import check_choice
 from numpyro_ext._model.density import labels_drawn, row_log_lik, scales_rooted, seen
 from numpyro_ext._model.handlers import valid_plates
 from numpyro_ext._model.read import Site, base_distribution, sample_sites
@@ -19,10 +19,7 @@ from numpyro_ext._model.units import drawn_sites
 from numpyro_ext._typing import Sites
 from numpyro_ext.objectives.base import STEP, Draws, MapT, Objective, Particle, State
 
-Curvature = Literal[
-    "empirical_fisher", "gauss_newton", "fisher", "squared_gradient", "hessian", "reparam"
-]
-_CURVATURES = "empirical_fisher", "gauss_newton", "fisher", "squared_gradient", "hessian", "reparam"
+Curvature = Literal["empirical_fisher", "fisher", "squared_gradient", "hessian", "reparam"]
 
 
 class CurvatureELBO(Objective):
@@ -41,36 +38,30 @@ class CurvatureELBO(Objective):
     \ell_n(z)` is minus the log likelihood of N rows, and M of them are in the minibatch B:
 
     - ``"empirical_fisher"``: :math:`\frac{N}{M} \sum_{n \in B} (\nabla \ell_n)^2`, squares of each
-      row; also called ``"gauss_newton"``, although it is not J'HJ.
+      row, which are not the Gauss-Newton matrix J'HJ.
     - ``"fisher"``: the same with labels that are drawn from the model at z, which has the mean
-      J'HJ, the Gauss-Newton matrix.
+      J'HJ.
     - ``"squared_gradient"``: :math:`\frac1N (\nabla f_y)^2`, the square of the sum (Vadam).
     - ``"hessian"``: the second derivatives, d Hessian-vector products: for small d.
     - ``"reparam"``: :math:`\nabla f \cdot \epsilon / \mathrm{sd}`, what ``Trace_ELBO`` has.
 
     Under ``numpyro.handlers.scale`` the gradient of a row has the root of the scale in the squares.
-    The entropy is taken in closed form. The second derivative of the log prior (with the Jacobian
-    of constraints) is :math:`v \cdot (H v)` with random signs v: exact where the prior factorises,
-    and unbiased elsewhere.
+    The entropy is taken in closed form. The second derivative of the log prior is :math:`v \cdot (H
+    v)` with random signs v: exact where the prior factorises, and unbiased elsewhere.
 
     VOGN is :func:`~numpyro_ext.optim.von` with ``"empirical_fisher"``, VON with ``"hessian"``, and
     Vadam for any number of draws is ``vadam(squares="scale")`` with ``"squared_gradient"``.
 
     **Biased.** ``"hessian"`` and ``"reparam"`` are unbiased. ``"fisher"`` is where the likelihood
-    is normal, or any other with its natural parameter linear in z; elsewhere it is J'HJ.
-    ``"empirical_fisher"`` is neither: its precision is :math:`E_q \sum_n (\nabla \ell_n)^2` plus
-    that of the prior, right in expectation over data that come from the model.
-    ``"squared_gradient"`` makes the scales up to :math:`\sqrt M` times too large, and has lost the
-    curvature where M is N.
+    is normal, or any other with its natural parameter linear in z. ``"empirical_fisher"`` is right
+    in expectation over data that come from the model. ``"squared_gradient"`` makes the scales up to
+    :math:`\sqrt M` times too large, and has lost the curvature where M is N.
 
     The guide is ``AutoNormal``, ``AutoDiagonalNormal``, or your own of independent normal sites.
     All observed sites are in one data plate, whose rows share all latent sites. The squares of rows
-    cost M backward passes: of one row each, ``block_size`` at a time, if the model indexes its data
-    by the plate (``numpyro.subsample``, or ``X[idx]``), and of all M rows if it does not.
+    cost M backward passes: of one row each if the model indexes its data by the plate
+    (``numpyro.subsample``, or ``X[idx]``), and of all M rows if it does not.
 
-    :param str curvature: one of the above.
-    :param int num_particles: number of draws K, over which gradients and curvatures are averaged.
-    :param int block_size: rows whose gradients are kept at once; None for all of the minibatch.
 
     **References:**
 
@@ -105,11 +96,9 @@ class CurvatureELBO(Objective):
         num_particles: int = 1,
         *,
         vectorize_particles: bool | MapT = True,
-        block_size: int | None = None,
     ) -> None:
-        check_choice("curvature", curvature, _CURVATURES)
+        check_choice("curvature", curvature, get_args(Curvature))
         self.curvature = curvature
-        self.block_size = if_given(check_count, "block_size", block_size)
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
@@ -117,7 +106,7 @@ class CurvatureELBO(Objective):
 
         def bound_and_natural(key: Array) -> tuple[tuple[Array, Array], State]:
             mean, sd, weight, unravel = _normals(draws, key)
-            z, eps = _values(draws, key, mean, sd)
+            z = stop_gradient(ravel_pytree(draws.values(key))[0])
 
             def particle_at(x: Array) -> Particle:
                 return draws.particle(key, params=draws.stopped, values=unravel(x))
@@ -140,7 +129,7 @@ class CurvatureELBO(Objective):
             of_data, of_prior = jax.grad(log_lik)(z), jax.grad(log_prior)(z)
             gradient = -of_data - of_prior
             if self.curvature == "reparam":
-                curvature = gradient * eps / sd
+                curvature = gradient * (z - mean) / sd**2
             elif self.curvature == "hessian":
                 curvature = -_hessian_diagonal(lambda x: log_lik(x) + log_prior(x), z)
             else:
@@ -176,20 +165,17 @@ class CurvatureELBO(Objective):
             return row_log_lik(drawn, plate, rooted=True)
 
         def alone(x: Array, n: Array, rng_key: Array) -> Array:
-            data, sizes = (
-                {**draws.stopped, **particle_at(x).values},
-                {plate: (draws.layout.size,) * 2},
-            )
+            data, sizes = {**draws.stopped, **particle_at(x).values}, (draws.layout.size,) * 2
             with valid_plates():
-                trace = draws.program(key, data, sizes).trace(rows={plate: n[None]})
+                trace = draws.program(key, data, {plate: sizes}).trace(rows={plate: n[None]})
             return log_liks(trace, rng_key)
 
         if _is_one_row(alone, z, rows[0], key_labels):
             gradient = jax.grad(lambda x, *row: alone(x, *row)[0])
-            each = rows, random.split(key_labels, len(rows))
-            return _sum_in_blocks(lambda row: gradient(z, *row) ** 2, each, self.block_size)
-        back = jax.vjp(lambda x: log_liks(particle_at(x).model_trace, key_labels), z)[1]
-        return _sum_in_blocks(lambda e: back(e)[0] ** 2, jnp.eye(len(rows)), self.block_size)
+            each = jax.vmap(gradient, (None, 0, 0))(z, rows, random.split(key_labels, len(rows)))
+        else:
+            each = jax.jacrev(lambda x: log_liks(particle_at(x).model_trace, key_labels))(z)
+        return jnp.sum(each**2, 0)
 
     def _refuse(self, draws: Draws) -> None:
         layout, name = draws.layout, type(self).__name__
@@ -225,14 +211,13 @@ def _normals(draws: Draws, key: Array) -> tuple[Array, Array, Array, Callable[[A
         )
 
     values = {name: site["value"] for name, site in drawn.items()}
-    origins = eval_provenance(lambda **values: parts(values)[0], **values)
-    widths = eval_provenance(lambda **values: parts(values)[1], **values)
+    origins = eval_provenance(lambda **values: parts(values), **values)
     for name in drawn:
-        if origins[name] or widths[name]:
+        if depends_on := origins[0][name] | origins[1][name]:
             raise ValueError(
                 f"CurvatureELBO: the normal of site '{name}' of the guide depends on the draws of"
-                f" {sorted(map(str, origins[name] | widths[name]))}, but its numbers must be"
-                " independent: use AutoNormal, or Trace_ELBO."
+                f" {sorted(map(str, depends_on))}, but its numbers must be independent: use"
+                " AutoNormal, or Trace_ELBO."
             )
     loc, scale = parts(values)
     mean, unravel = ravel_pytree(loc)
@@ -247,32 +232,12 @@ def _weight(site: Site) -> Array:
     return jnp.reshape(scale, scale.shape + events) * seen(site)
 
 
-def _values(draws: Draws, key: Array, mean: Array, sd: Array) -> tuple[Array, Array]:
-    """The draw, flat, and its noise."""
-    z = stop_gradient(ravel_pytree(draws.values(key))[0])
-    return z, (z - stop_gradient(mean)) / stop_gradient(sd)
-
-
 def _is_one_row(alone: Callable[..., Array], *args: Array) -> bool:
     """Return whether a row can be computed alone: the model uses the indices of the plate."""
     try:
         return jax.eval_shape(alone, *args).shape == (1,)
     except (TypeError, ValueError):  # what is not indexed may not broadcast with one row
         return False
-
-
-def _sum_in_blocks(fn: Callable[[Any], Array], xs: Any, block_size: int | None) -> Array:
-    """The sum of ``fn`` over the leading axis, of so many elements at once."""
-    num = len(jax.tree.leaves(xs)[0])
-    size = num if block_size is None else min(block_size, num)
-    whole = num - num % size
-    first = jax.tree.map(lambda x: x[:whole].reshape(whole // size, size, *x.shape[1:]), xs)
-    block = lambda xs: jnp.sum(jax.vmap(fn)(xs), 0)  # noqa: E731
-    total = block(jax.tree.map(lambda x: x[whole:], xs)) if whole < num else 0.0
-    if whole == size:
-        return total + block(jax.tree.map(lambda x: x[0], first))
-    start = jnp.zeros_like(jax.eval_shape(block, jax.tree.map(lambda x: x[0], first)))
-    return total + lax.scan(lambda sum, xs: (sum + block(xs), None), start, first)[0]
 
 
 def _times_hessian(fn: Callable[[Array], Array], x: Array, v: Array) -> Array:

@@ -7,9 +7,7 @@ import jax
 from jax import Array, random
 from jax.lax import stop_gradient
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
 from jax.scipy.stats import norm
-import numpyro.distributions as dist
 from numpyro.distributions import biject_to
 
 from numpyro_ext._checks import check_choice, check_several
@@ -17,9 +15,9 @@ from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.read import latent_sites
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Trace
-from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, Proxy, State
+from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.critic import critic_of
-from numpyro_ext.objectives.samples import Samples, Vectors
+from numpyro_ext.objectives.samples import Samples
 from numpyro_ext.scores import KernelRatio, logistic_loss, whiten
 
 Estimate = Callable[[Array, Array], tuple[Array, Array]]
@@ -42,11 +40,8 @@ class DensityRatioELBO(Objective):
     * ``contrast="adaptive"``: r is the normal distribution with the mean and the standard
       deviations of the K draws of q, under ``stop_gradient``. T compares the whitened draws,
       :math:`u = (z - loc) / scale`, with draws of N(0, I), and has only the shape of q to learn.
-    * ``contrast="adaptive_full"``: the same with the full covariance of the draws, which takes K of
-      at least 2d, so that T has no correlations to learn.
     * ``contrast="prior"``: r is the prior, drawn by running the model, and
       :math:`L = E_q[\log p(x | z) - T(z)]`.
-    * a ``Distribution`` over R^d in unconstrained space.
 
     T comes from the ``ratio``: ``"critic"`` is the network of ``with_critic(guide)``, trained by
     :func:`~numpyro_ext.scores.logistic_loss` D in the same scalar loss
@@ -56,9 +51,9 @@ class DensityRatioELBO(Objective):
     z alone, because :math:`E_q \nabla_\phi \log q = 0`.
 
     **Biased.** The value is an estimate of minus the ELBO and not a bound, because T is estimated:
-    it may be below minus the log evidence, so do not compare models by it. The adaptive contrasts
-    make it too large, by about d / K, or d (d + 3) / (4 K) with the full covariance, because the
-    moments are taken of the same draws, which does not bias the gradient.
+    it may be below minus the log evidence, so do not compare models by it. The adaptive contrast
+    makes it too large, by about d / K, because the moments are taken of the same draws, which does
+    not bias the gradient.
 
     **When it fails.** A critic that lags behind the guide gives a gradient towards where q was:
     take a larger rate for it than for the guide, as in the example of
@@ -74,8 +69,7 @@ class DensityRatioELBO(Objective):
 
     :param int num_particles: number of draws K; some tens at least, because T is estimated from
         them.
-    :param contrast: ``"adaptive"``, ``"adaptive_full"``, ``"prior"``, or a distribution with event
-        shape ``(d,)``.
+    :param str contrast: ``"adaptive"`` or ``"prior"``.
     :param ratio: ``"critic"``, ``KernelRatio()`` or ``LogisticRatio()``.
 
     **References:**
@@ -88,16 +82,12 @@ class DensityRatioELBO(Objective):
 
     >>> from numpyro_ext.guides import Implicit
     >>> from numpyro_ext.scores import LogisticRatio
-    >>> def model(x):
-    ...     z = numpyro.sample("z", dist.Normal(0., 1.))
-    ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
     >>> def guide(x):
     ...     noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
     ...     m, s = numpyro.param("m", 0.), numpyro.param("s", 1.)
     ...     numpyro.sample("z", Implicit(m + s * noise))
-    >>> # was: loss=Trace_ELBO(), which says that log q does not exist
-    >>> svi = SVI(model, guide, optax.adam(0.05), DensityRatioELBO(ratio=LogisticRatio()))
-    >>> params = svi.run(jax.random.key(0), 200, 1.5, progress_bar=False).params
+    >>> svi = SVI(normal_mean, guide, optax.adam(0.05), DensityRatioELBO(ratio=LogisticRatio()))
+    >>> params = svi.run(jax.random.key(0), 200, jnp.array([1.5]), progress_bar=False).params
     >>> # The posterior is N(0.75, 0.5).
     >>> bool(abs(params["m"] - 0.75) < 0.2), bool(abs(params["s"]**2 - 0.5) < 0.2)
     (True, True)
@@ -109,61 +99,42 @@ class DensityRatioELBO(Objective):
     def __init__(
         self,
         num_particles: int = 64,
-        contrast: str | dist.Distribution = "adaptive",
+        contrast: str = "adaptive",
         *,
         ratio: Any = "critic",
         vectorize_particles: bool | MapT = True,
-        proxy: Proxy | None = None,
     ) -> None:
-        if not isinstance(contrast, dist.Distribution):
-            check_choice("contrast", contrast, ("adaptive", "adaptive_full", "prior"))
-        if ratio != "critic" or contrast in ("adaptive", "adaptive_full"):
+        check_choice("contrast", contrast, ("adaptive", "prior"))
+        if ratio != "critic" or contrast == "adaptive":
             check_several("num_particles", num_particles, "one draw has no distribution")
         self.contrast, self.ratio = contrast, ratio
-        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         samples = _samples(draws)
         key, prior_key = random.split(draws.extra_key)
         prior_keys = random.split(prior_key, self.num_particles)
 
-        def draw(key: Array, prior_key: Array) -> tuple[Vectors, Array, Vectors, State]:
+        def draw(key: Array, prior_key: Array) -> tuple[Array, Array, Array, State]:
             particle = draws.particle(key)
-            z = samples.vectors_of(particle)
+            z = samples.vector_of(particle)
             if self.contrast == "prior":
                 log_lik, prior = _prior_contrast(draws, samples, key, particle, prior_key)
                 return z, log_lik, prior, particle.state
             return z, samples.log_p_of(particle, z), z, particle.state
 
         z, log_p, prior, state = draws.map(draw, draws.keys, prior_keys)
-        estimate = self._estimator(draws, samples)
-        bound, training = draws.total(jnp.mean(log_p, 0)), jnp.zeros(())
-        for i, group in enumerate(samples.groups):
-            x, y, log_r = self._contrast(random.fold_in(key, i), z[i], prior[i])
-            log_ratio, trained = estimate(x, y)
-            bound -= group.scale * jnp.sum(jnp.mean(log_r + log_ratio, 0))
-            training += trained
+        x, y, log_r = self._contrast(random.fold_in(key, 0), z, prior)
+        log_ratio, training = self._estimator(draws, samples)(x, y)
+        bound = draws.total(jnp.mean(log_p, 0))
+        bound -= samples.group.scale * jnp.sum(jnp.mean(log_r + log_ratio, 0))
         return -bound + (training - stop_gradient(training)), state
 
     def _contrast(self, key: Array, x: Array, prior: Array) -> tuple[Array, Array, Array]:
         """Draws of q and of r in the coordinates of T, and log r at the draws of q."""
-        if isinstance(self.contrast, dist.Distribution):
-            r = self.contrast
-            if r.batch_shape or r.event_shape != x.shape[-1:]:
-                raise ValueError(
-                    f"contrast has batch shape {r.batch_shape} and event shape {r.event_shape}; it"
-                    f" must be one distribution of event shape {x.shape[-1:]}: see .to_event(1)."
-                )
-            y = stop_gradient(jnp.asarray(r.sample(key, x.shape[:-1])))
-            return x, y, jnp.asarray(r.log_prob(x))
         if self.contrast == "prior":
             return x, prior, jnp.zeros(x.shape[:-1])
         y = random.normal(key, x.shape, x.dtype)
-        if self.contrast == "adaptive_full":
-            rows = x.reshape(len(x), -1, x.shape[-1])
-            u, log_det = jax.vmap(_whiten_fully, 1, (1, 0))(rows)
-            log_r = jnp.sum(norm.logpdf(u), -1) - log_det
-            return u.reshape(x.shape), y, log_r.reshape(x.shape[:-1])
         # Coordinate by coordinate, so the rows of plates may stand side by side.
         u, _, scale = whiten(x.reshape(len(x), -1))
         log_r = jnp.sum((norm.logpdf(u) - jnp.log(scale)).reshape(x.shape), -1)
@@ -172,7 +143,7 @@ class DensityRatioELBO(Objective):
     def _estimator(self, draws: Draws, samples: Samples) -> Estimate:
         if self.ratio != "critic":
             return _fit_ratio(self.ratio)
-        critic = critic_of(draws, samples.groups, "DensityRatioELBO(ratio=LogisticRatio())")
+        critic = critic_of(draws, samples.group, "DensityRatioELBO(ratio=LogisticRatio())")
 
         def estimate(x: Array, y: Array) -> tuple[Array, Array]:
             loss = logistic_loss(critic(draws.params, stop_gradient(x)), critic(draws.params, y))
@@ -194,25 +165,6 @@ def _samples(draws: Draws) -> Samples:
     return Samples(draws, implicit=implicit)
 
 
-def _whiten_fully(x: Array) -> tuple[Array, Array]:
-    """``(K, d)`` draws in the coordinates in which their covariance is the identity, and the log
-    determinant of the way back."""
-    K, d = x.shape
-    if K < 2 * d:
-        raise ValueError(
-            f"num_particles is {K} for {d} latent dimensions; contrast='adaptive_full' needs at"
-            f" least {2 * d}, or use contrast='adaptive'."
-        )
-    centred = x - stop_gradient(jnp.mean(x, 0))
-    fixed = stop_gradient(centred)
-    scale = jnp.sqrt(jnp.mean(fixed**2, 0)) + 1e-6
-    fixed = fixed / scale
-    correlation = fixed.T @ fixed / K + K * jnp.finfo(x.dtype).eps * jnp.eye(d, dtype=x.dtype)
-    factor = scale[:, None] * jnp.linalg.cholesky(correlation)
-    u = solve_triangular(factor, centred.T, lower=True).T
-    return u, jnp.sum(jnp.log(jnp.diagonal(factor)))
-
-
 def _fit_ratio(ratio: Any) -> Estimate:
     """The estimate of a ratio that is fitted to the draws of each row of the plates."""
 
@@ -232,7 +184,7 @@ def _fit_ratio(ratio: Any) -> Estimate:
 
 def _prior_contrast(
     draws: Draws, samples: Samples, key: Array, particle: Particle, prior_key: Array
-) -> tuple[Array, Vectors]:
+) -> tuple[Array, Array]:
     """``log p(x | z)``, with the gradient of the prior's parameters, and a draw of z from the
     prior."""
     # Without the gradient in the prior's parameters, which the log joint keeps.
@@ -244,23 +196,23 @@ def _prior_contrast(
     plates = {n: site for n, site in particle.guide_trace.items() if site["type"] == "plate"}
     prior_trace = draws.model_trace(prior_key, plates, draws.stopped)
     log_lik = particle.log_lik + particle.log_prior - log_prior
-    return log_lik, stop_gradient(_vectors_of(draws, samples, prior_trace))
+    return log_lik, stop_gradient(_vector_of(draws, samples, prior_trace))
 
 
-def _vectors_of(draws: Draws, samples: Samples, model_trace: Trace) -> Vectors:
-    """The latent sites of a run of the model as the vectors of the guide."""
+def _vector_of(draws: Draws, samples: Samples, model_trace: Trace) -> Array:
+    """The latent sites of a run of the model as the vector of the guide."""
     sites = {site["name"]: site for site in latent_sites(model_trace)}
-    drawn = [site.name for group in samples.groups for site in group.sites]
-    if len(samples.groups) == 1 and set(drawn) == set(sites):
+    drawn = [site.name for site in samples.group.sites]
+    if set(drawn) == set(sites):
         return samples.of_trace(model_trace)
     unpack = unpacking_of(draws.guide)
-    if len(samples.groups) > 1 or len(drawn) > 1 or unpack is None:
+    if len(drawn) > 1 or unpack is None:
         raise ValueError(
             f"contrast='prior' draws the sites {', '.join(sites)} of the model, and the vectors of"
             f" the guide are made of {', '.join(drawn)}; use contrast='adaptive'."
         )
     # An automatic guide draws one vector and knows where in it each site is.
-    places = unpack(jnp.arange(sum(group.dim for group in samples.groups)))
+    places = unpack(jnp.arange(samples.group.dim))
     order = jnp.argsort(jnp.concatenate([jnp.ravel(places[name]) for name in sites]))
     values = (biject_to(s["fn"].support).inv(s["value"]) for s in sites.values())
-    return (jnp.concatenate([jnp.ravel(value) for value in values])[order],)
+    return jnp.concatenate([jnp.ravel(value) for value in values])[order]

@@ -41,27 +41,21 @@ def log_weights(
 
     from which every bound of this package can be estimated with many more draws than in training.
     If plates enclose every site of model and guide, there is one weight for each of their elements,
-    and the bounds of the elements are to be summed. Sites may be discrete; no gradient is needed.
-
-    A subsampled plate is an error: evaluate on all data.
+    and the bounds of the elements are to be summed. Sites may be discrete. A subsampled plate is an
+    error: evaluate on all data.
 
     :param jax.random.key rng_key: random number generator seed.
     :param dict params: values of the ``param`` sites, as ``svi.get_params(state)`` gives them;
         values of ``mutable`` sites may be added.
-    :param model: Python callable with NumPyro primitives for the model.
-    :param guide: Python callable with NumPyro primitives for the guide.
-    :param args: arguments of model and guide.
+    :param args: arguments of ``model`` and ``guide``, and so are ``kwargs``.
     :param int num_samples: number of draws S.
     :param int batch_size: draws that are evaluated at once; all of them if ``None``.
-    :param kwargs: keyword arguments of model and guide.
     :return: weights of shape ``(num_samples, *independent plates)``.
 
-    >>> def model(x):
-    ...     z = numpyro.sample("z", dist.Normal(0., 1.))
-    ...     numpyro.sample("x", dist.Normal(z, 1.), obs=x)
     >>> def guide(x):
-    ...     numpyro.sample("z", dist.Normal(x / 2., 0.5 ** 0.5))
-    >>> lw = log_weights(jax.random.key(0), {}, model, guide, 1.5, num_samples=100)
+    ...     numpyro.sample("z", dist.Normal(x[0] / 2., 0.5 ** 0.5))
+    >>> x = jnp.array([1.5])
+    >>> lw = log_weights(jax.random.key(0), {}, normal_mean, guide, x, num_samples=100)
     >>> print(f"{lw.mean():.4f} {float(lw.std()) < 1e-5}")  # log p(x): q is the posterior
     -1.8280 True
     """

@@ -8,12 +8,9 @@ from numpyro.handlers import block
 from numpyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.primitives import Messenger
 
-from numpyro_ext._checks import check_choice, check_count, check_nonnegative, summary
+from numpyro_ext._checks import check_count, check_nonnegative, summary
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.objectives.base import STEP, Order, alpha_at, counts_steps
-
-_BASES = Trace_ELBO, TraceMeanField_ELBO
-_KEYWORD = "kl_weight"
 
 
 class _scaled(Messenger):
@@ -35,23 +32,20 @@ class KLWeightedELBO(ELBO):
         \mathcal{L}_\beta = E_{q(z)}[\log p(x \mid z)] - \beta\, \mathrm{KL}[q(z) \,\|\, p(z)],
         \qquad \beta \ge 0,
 
-    in nats, whose negative is the loss. The weight 1 is ``base``, value and gradient; 0 is the
-    expected log likelihood, whose optimum is a point. A schedule that rises from 0 to 1 is KL
-    annealing. A constant below 1 is the tempered, or cold, posterior: the optimum over all q is
-    proportional to :math:`p(z)\, p(x \mid z)^{1 / \beta}`. In a variational auto-encoder it is the
-    objective of the beta-VAE.
+    in nats, whose negative is the loss. A schedule that rises from 0 to 1 is KL annealing. A
+    constant below 1 is the tempered, or cold, posterior: the optimum over all q is proportional to
+    :math:`p(z)\, p(x \mid z)^{1 / \beta}`. In a variational auto-encoder it is the objective of the
+    beta-VAE.
 
     The prior is every site of the model that is not observed, the likelihood every observed site
     and ``numpyro.factor``. Sites in a minibatch are scaled by N/M as before.
 
-    **Biased**: with a weight other than 1 the optimum is not the posterior of the model, and
-    ``diagnose`` will say so; below 1 the draws are too narrow, above 1 too wide. The value is a
-    bound on the evidence for a weight of 1 and above only.
+    **Biased**: with a weight other than 1 the optimum is not the posterior of the model; below 1
+    the draws are too narrow, above 1 too wide. The value is a bound on the evidence for a weight of
+    1 and above only.
 
-    **One weight for each minibatch.** If model and guide are called with the keyword argument
-    ``kl_weight``, it multiplies the weight. The model has to declare it (``kl_weight=1.0``) and has
-    no other use for it. With ``pi = minibatch_kl_weights(J)`` and plates that scale the likelihood
-    by N/M, ``svi.update(state, batches[j], kl_weight=J * pi[j])`` is step j of an epoch.
+    **One weight for each minibatch.** With ``pi = J * minibatch_kl_weights(J)`` and J minibatches
+    in order, ``KLWeightedELBO(lambda i: pi[i % J])`` has the weights of an epoch.
 
     :param weight: a number of at least 0, or a schedule ``step -> weight`` with
         :func:`count_steps` around the guide.
@@ -60,21 +54,17 @@ class KLWeightedELBO(ELBO):
 
     **References:**
 
-    1. *Weight uncertainty in neural networks*, Charles Blundell et al., ICML 2015, Section 3.4 (eq.
-       8).
+    1. *Weight uncertainty in neural networks*, Charles Blundell et al., ICML 2015, eq. 8.
     2. *Generating sentences from a continuous space*, Samuel R. Bowman et al., CoNLL 2016, Section
        3.1 (annealing).
     3. *How good is the Bayes posterior in deep neural networks really?*, Florian Wenzel et al.,
        ICML 2020, equation 1 (the cold posterior, with the prior tempered too).
 
     >>> from numpyro_ext.objectives import count_steps
-    >>> def model():
-    ...     z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-    ...     numpyro.sample("x", dist.Normal(z, 1.0), obs=2.0)
-    >>> guide = AutoNormal(model)
+    >>> guide = AutoNormal(normal_mean)
     >>> loss = KLWeightedELBO(lambda i: jnp.minimum(i / 500, 1.0))
-    >>> svi = SVI(model, count_steps(guide), optax.adam(0.01), loss)
-    >>> params = svi.run(jax.random.key(0), 2000, progress_bar=False).params
+    >>> svi = SVI(normal_mean, count_steps(guide), optax.adam(0.01), loss)
+    >>> params = svi.run(jax.random.key(0), 2000, jnp.array([2.]), progress_bar=False).params
     >>> bool(abs(guide.median(params)["z"] - 1.0) < 0.3)  # the posterior is N(1, 0.5)
     True
     """
@@ -84,7 +74,7 @@ class KLWeightedELBO(ELBO):
 
     def __init__(self, weight: Order = 1.0, base: ELBO | None = None) -> None:
         base = Trace_ELBO() if base is None else base
-        if not isinstance(base, _BASES):
+        if not isinstance(base, Trace_ELBO | TraceMeanField_ELBO):
             raise TypeError(
                 f"base is {base!r}; it must be a Trace_ELBO() or TraceMeanField_ELBO(), because"
                 " other losses have no KL term of their own."
@@ -111,9 +101,6 @@ class KLWeightedELBO(ELBO):
         first: Any = {"step": jnp.zeros((), jnp.int32)}
         step: Any = param_map.get(STEP, first)["step"] if counted else None
         weight = alpha_at(self.weight, step, "weight")
-        if _KEYWORD in kwargs:
-            check_nonnegative(_KEYWORD, kwargs[_KEYWORD])
-            weight = weight * kwargs[_KEYWORD]
         # Hidden, because Trace_ELBO drops the mutable state of several particles.
         uncounted = block(guide, hide=[STEP]) if counted else guide
         result = self.base.loss_with_mutable_state(
@@ -130,7 +117,7 @@ class KLWeightedELBO(ELBO):
         return {"loss": result["loss"], "mutable_state": state}
 
 
-def minibatch_kl_weights(num_batches: int, scheme: str = "geometric") -> Array:
+def minibatch_kl_weights(num_batches: int) -> Array:
     r"""Weights :math:`\pi_i` of the KL term in the B minibatches of an epoch, summing to 1.
 
     The epoch's losses :math:`\pi_i \mathrm{KL}[q \| p_0] - \log p(\mathrm{batch}_i | \theta)` sum
@@ -139,14 +126,11 @@ def minibatch_kl_weights(num_batches: int, scheme: str = "geometric") -> Array:
     .. math::
         \pi_i = \frac{2^{B-i}}{2^B - 1}, \qquad i = 1, \ldots, B,
 
-    (``"geometric"``) the prior dominates in the first minibatches and the data in the last ones;
-    ``"uniform"`` is :math:`1/B`. The loss of a single minibatch is not unbiased; only the sum over
-    the epoch is, so go through the minibatches in order.
-
-    :class:`KLWeightedELBO` takes them, times B, as the argument ``kl_weight`` of the model.
+    the prior dominates in the first minibatches and the data in the last ones. Only the sum over
+    the epoch is unbiased, so go through the minibatches in order. :class:`KLWeightedELBO` takes the
+    weights, times B.
 
     :param int num_batches: number of minibatches B in an epoch.
-    :param str scheme: ``"geometric"`` or ``"uniform"``.
     :return: weights of shape ``(num_batches,)``.
 
     **Reference:** *Weight uncertainty in neural networks*, Charles Blundell et al., ICML 2015,
@@ -156,9 +140,6 @@ def minibatch_kl_weights(num_batches: int, scheme: str = "geometric") -> Array:
     [4. 2. 1.]
     """
     num_batches = check_count("num_batches", num_batches)
-    check_choice("scheme", scheme, ("geometric", "uniform"))
-    if scheme == "uniform":
-        return jnp.full(num_batches, 1 / num_batches)
     i = jnp.arange(1, num_batches + 1)
     # The quotient of the paper with 2^-B taken out, which overflows for no B.
     return jnp.exp2(-i.astype(jnp.result_type(float))) / -jnp.expm1(-num_batches * jnp.log(2.0))

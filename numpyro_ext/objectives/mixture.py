@@ -5,11 +5,9 @@ from typing import Any
 import jax
 from jax import Array, random
 import jax.numpy as jnp
-import numpyro.distributions as dist
 
-from numpyro_ext._checks import check_choice
-from numpyro_ext._model.read import base_distribution, sample_sites
-from numpyro_ext.objectives.base import Draws, MapT, Objective, Proxy, State
+from numpyro_ext._model.read import sample_sites
+from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.samples import Samples
 
 
@@ -21,40 +19,22 @@ class MixtureELBO(Objective):
     .. math::
         L = \sum_c w_c \frac{1}{K} \sum_k \big[\log p^*(z_{ck}) - \log q(z_{ck})\big]
 
-    (``entropy="stratified"``), where :math:`\log p^*` is the log joint with the Jacobian of the
-    sites' supports. It is unbiased for the ELBO. No component is drawn at random, so the gradient
-    of the weights is the formula's, without a score term.
-
-    ``entropy="gershman"`` replaces the entropy of a mixture of normals by its lower bound
-
-    .. math::
-        H[q] \ge -\sum_a w_a \log \sum_b w_b\, N(m_a; m_b, S_a + S_b) ,
-
-    which needs no draws. The loss is then still a lower bound on the evidence, with less noise and
-    looser: with one component it is too low by :math:`\frac{d}{2} (1 - \log 2)`, which is 0.153 per
-    dimension. The standard deviations of overlapping components come out too small.
+    where :math:`\log p^*` is the log joint with the Jacobian. It is unbiased for the ELBO. No
+    component is drawn at random, so the gradient of the weights has no score term.
 
     **When it fails.** Modes at which no component starts are left out. A step runs the model C K
     times. A minibatch is scaled as for ``Trace_ELBO``, without bias.
 
     :param int num_particles: number K of draws of each component.
-    :param str entropy: ``"stratified"`` or ``"gershman"``; the latter for components that are
-        normal.
-    :param vectorize_particles: as in :class:`Objective`; the C components of one particle are
-        always evaluated at once.
 
-    **References:**
-
-    1. *Nonparametric variational inference*, Samuel J. Gershman et al., ICML 2012 (eqs. 6-8).
-    2. *Sticking the landing: simple, lower-variance gradient estimators for variational inference*,
-       Geoffrey Roeder et al., NIPS 2017 (section 4.1).
+    **Reference:** *Sticking the landing: simple, lower-variance gradient estimators for variational
+    inference*, Geoffrey Roeder et al., NIPS 2017 (section 4.1).
 
     >>> from numpyro_ext.guides import AutoMixtureNormal
     >>> def model():
     ...     z = numpyro.sample("z", dist.Normal(0.5, 1.))
     ...     numpyro.sample("x", dist.Normal(z**2, 0.5), obs=4.)
     >>> guide = AutoMixtureNormal(model, num_components=8, init_spread=3.)
-    >>> # was: SVI(model, guide, optax.adam(0.02), Trace_ELBO(8))
     >>> svi = SVI(model, guide, optax.adam(0.02), MixtureELBO())
     >>> params = svi.run(jax.random.key(0), 1000, progress_bar=False).params
     >>> z = guide.sample_posterior(jax.random.key(1), params, sample_shape=(2000,))["z"]
@@ -69,30 +49,23 @@ class MixtureELBO(Objective):
     def __init__(
         self,
         num_particles: int = 1,
-        entropy: str = "stratified",
         *,
         vectorize_particles: bool | MapT = True,
-        proxy: Proxy | None = None,
     ) -> None:
-        check_choice("entropy", entropy, ("stratified", "gershman"))
-        self.entropy = entropy
-        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         samples = Samples(draws, implicit=False)
         weights, components = _components(draws, samples)
         log_w = jnp.log(jnp.maximum(weights, jnp.finfo(weights.dtype).tiny))
-        bound = _gershman(log_w, components) if self.entropy == "gershman" else None
 
         def particle(key: Array) -> tuple[Array, State]:
             z = components.rsample(random.split(key)[1])
 
             def component(z: Array) -> tuple[Array, State]:
-                particle = samples.particle(key, (z,))
+                particle = samples.particle(key, z)
                 _refuse_scales(particle.guide_trace)
-                log_p = samples.log_p_of(particle, (z,))
-                if bound is not None:
-                    return log_p + bound, particle.state
+                log_p = samples.log_p_of(particle, z)
                 log_q = jax.nn.logsumexp(log_w + components.log_prob(z))
                 return log_p - log_q, particle.state
 
@@ -110,9 +83,9 @@ def _components(draws: Draws, samples: Samples) -> tuple[Array, Any]:
     instead = "AutoMixtureNormal(model), or the loss numpyro.infer.Trace_ELBO"
     guide = draws.guide_with(["components"], instead)
     weights, components = guide.components(draws.params)
-    (group,) = samples.groups
-    shapes, needed = (components.batch_shape, components.event_shape), (weights.shape, (group.dim,))
-    if shapes != needed or group.shape:
+    shapes = components.batch_shape, components.event_shape
+    needed = weights.shape, (samples.group.dim,)
+    if shapes != needed or samples.group.shape:
         raise ValueError(
             f"the components have batch and event shape {shapes}; they must have {needed}, one for"
             " each weight, of vectors of all latents that do not lie in one plate."
@@ -127,21 +100,3 @@ def _refuse_scales(guide_trace: Any) -> None:
                 f"guide site '{site['name']}' lies under a subsampled plate or handlers.scale, but"
                 " MixtureELBO counts the density of the latent vector once; use Trace_ELBO."
             )
-
-
-def _gershman(log_w: Array, components: dist.Distribution) -> Array:
-    """The lower bound of the entropy, from pairs of normals."""
-    m, innermost = components.mean, base_distribution(components)
-    between = m[:, None] - m
-    if isinstance(innermost, dist.Normal):
-        v = components.variance
-        log_n = dist.Normal(0.0, jnp.sqrt(v[:, None] + v)).log_prob(between).sum(-1)
-    elif isinstance(innermost, dist.MultivariateNormal):
-        S: Any = innermost.covariance_matrix
-        log_n = dist.MultivariateNormal(0.0, covariance_matrix=S[:, None] + S).log_prob(between)
-    else:
-        raise TypeError(
-            f"the components are {type(innermost).__name__}, and the bound of Gershman et al. is"
-            ' for normal ones; use entropy="stratified".'
-        )
-    return -jnp.sum(jnp.exp(log_w) * jax.nn.logsumexp(log_w + log_n, axis=1))

@@ -20,7 +20,6 @@ type Penalty = Callable[[Array], Array]
 """A function of the expectation of a site, in its shape; its values are summed."""
 
 OF_NUMPYRO = Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
-"""NumPyro's losses that are minus the ELBO."""
 
 
 class PosteriorRegularizedELBO(Objective):
@@ -31,18 +30,15 @@ class PosteriorRegularizedELBO(Objective):
 
     where :math:`\mathcal L` is the loss ``base``, and f_j is a site of the model,
     ``numpyro.deterministic("f", ...)``, or a latent one. With minus the ELBO as base this is
-    regularised Bayesian inference (RegBayes), and posterior regularisation with slack: the guide is
-    pulled to the set :math:`E_q[f] \le b` by :math:`h(e) = c \max(0, e - b)`. With the margin of a
-    document, :math:`f_n = y_n \eta^\top \theta_n`, and the hinge :math:`h(e) = c \max(0, \ell - e)`
-    it is a maximum-entropy discrimination topic model (MedLDA).
+    regularised Bayesian inference (RegBayes): the guide is pulled to the set :math:`E_q[f] \le b`
+    by :math:`h(e) = c \max(0, e - b)`. With the margin of a document, :math:`f_n = y_n \eta^\top
+    \theta_n`, and the hinge :math:`h(e) = c \max(0, \ell - e)` it is MedLDA.
 
     **The penalty of the mean is not the mean of the penalty**, which is what ``numpyro.factor("f",
     -h(f))`` in the model has. The latter is larger if h is convex (Jensen), and narrows the guide.
-    They are the same for a linear h, where both multiply the posterior by :math:`e^{-h(f)}`.
 
     **Minibatches.** Inside a subsampled plate f_j has a number for each row of the minibatch, and
-    the penalty of it is scaled by N/M, which is unbiased if h is a sum over the rows. A quantity of
-    all rows, as the share of a topic in a corpus, needs all of them.
+    the penalty of it is scaled by N/M, which is unbiased if h is a sum over the rows.
 
     **Biased.** With S draws of q the value is :math:`h(\bar f)`, too large where h bends, by
     :math:`h'' \mathrm{Var}_q[f] / (2 S)`, and by at most :math:`0.4\, c\, \mathrm{sd}_q[f] /
@@ -50,12 +46,9 @@ class PosteriorRegularizedELBO(Objective):
 
     .. math:: \frac1S \sum_s h'(\bar f_{-s}) \nabla f(z_s),
 
-    with the mean :math:`\bar f_{-s}` of the other draws, which are independent of :math:`\nabla
-    f(z_s)`: its mean is :math:`E[h'(\bar f_{-s})]\, \nabla E_q[f]`. It is unbiased for linear and
-    quadratic h; for others the noise of the mean smooths a corner, and does not narrow the guide.
-
-    The draws and their minibatch are not the base's. Sites of the guide have to be
-    reparameterised, whatever the base; they need no density.
+    with the mean :math:`\bar f_{-s}` of the other draws. It is unbiased for linear and quadratic h;
+    for others the noise of the mean smooths a corner, and does not narrow the guide. Sites of the
+    guide have to be reparameterised, whatever the base; they need no density.
 
     **The best guide.** With minus the ELBO as base, the best of all q is known up to its own means,
 
@@ -77,15 +70,12 @@ class PosteriorRegularizedELBO(Objective):
        Jun Zhu et al., JMLR 15, 2014 (RegBayes).
     3. *MedLDA: maximum margin supervised topic models*, Jun Zhu et al., JMLR 13, 2012.
 
-    >>> def model(x):
-    ...     z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-    ...     numpyro.sample("x", dist.Normal(z, 1.0), obs=x)
     >>> # The posterior is N(0.5, 0.5). The mean is pulled to at least 2, the variance is not.
     >>> loss = PosteriorRegularizedELBO(
     ...     Trace_ELBO(10), {"z": lambda mean: 9.0 * jax.nn.relu(2.0 - mean)})
-    >>> guide = AutoNormal(model)
-    >>> svi = SVI(model, guide, optax.adam(optax.linear_schedule(0.05, 0.0, 2000)), loss)
-    >>> params = svi.run(jax.random.key(0), 2000, 1.0, progress_bar=False).params
+    >>> guide, x = AutoNormal(normal_mean), jnp.array([1.])
+    >>> svi = SVI(normal_mean, guide, optax.adam(optax.linear_schedule(0.05, 0.0, 2000)), loss)
+    >>> params = svi.run(jax.random.key(0), 2000, x, progress_bar=False).params
     >>> loc, scale = params["z_auto_loc"], params["z_auto_scale"]
     >>> bool(abs(loc - 2.0) < 0.4), bool(abs(scale - 0.71) < 0.1)
     (True, True)
@@ -148,7 +138,7 @@ class PosteriorRegularizedELBO(Objective):
 
     def slopes(self, values: Sites) -> tuple[Params, float]:
         """The slopes of the training at draws ``(m, *site)`` of the sites, and the standard
-        deviation of their errors in the log density, in nats. What is not drawn has none."""
+        deviation of their errors in the log density, in nats."""
         slopes, variance = {}, 0.0
         for name in (name for name in self.penalties if name in values):
             f, penalty = jnp.asarray(values[name]), self.penalties[name]
@@ -188,8 +178,7 @@ def _scale(site: Site, subsampled: dict[str, tuple[int, int]]) -> Array:
         if plate in subsampled and batch not in shape[: len(shape) + dim + 1]:
             raise ValueError(
                 f"the site '{site['name']}' has the shape {shape} inside the plate '{plate}' of"
-                f" {batch} of {size} rows; it must have a number for each row, or its penalty"
-                " cannot be scaled to all of them."
+                f" {batch} of {size} rows; it must have a number for each row."
             )
     return jnp.asarray(scale)
 

@@ -1,10 +1,9 @@
 r"""The draws of a guide as vectors in unconstrained space, for losses that need samples alone.
 
 A score or a density ratio is estimated from K vectors :math:`z_k \in R^d`. :class:`Samples` reads
-those vectors off a guide, whatever its sites, and evaluates
+them off a guide, and evaluates
 :math:`\log p^*(z) = \log p(x, T(z)) + \log |\det T'(z)|` at vectors that a loss chooses, where T is
-the map from unconstrained space to the sites. The sites from which another one is computed are read
-off one run of the guide on shapes alone.
+the map from unconstrained space to the sites.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,10 +17,8 @@ from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
 from numpyro.distributions import biject_to
-from numpyro.distributions.constraints import Constraint
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.read import (
     Site,
@@ -38,9 +35,6 @@ from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.objectives.base import Draws, Particle
 
-Vectors = tuple[Array, ...]
-"""One array ``(*group.shape, group.dim)`` for each group; a leading axis of particles may come
-first."""
 Parents = dict[str, set[str]]
 """For each site the drawn sites from which its distribution is computed."""
 
@@ -54,8 +48,6 @@ class Coordinate:
     """The shape of its unconstrained value."""
     axes: tuple[int, ...]
     """The axes of that shape that belong to the plates of the group."""
-    support: Constraint | None
-    """The support, or None if its bounds are known only while the guide runs."""
 
     def vector(self, u: Array) -> Array:
         """The unconstrained value as ``(*plates, size)``."""
@@ -73,9 +65,8 @@ class Coordinate:
 class SiteGroup:
     """Sites that together make one vector for each element of some plates.
 
-    * ``sites`` - the parts of the vector, in the order of the guide.
+    * ``sites`` - the parts of the vector, of length ``dim``, in the order of the guide.
     * ``plates, shape`` - the names and minibatch sizes of the plates; empty for a single vector.
-    * ``dim`` - the length d of a vector.
     * ``scale`` - the product of N/M over the plates, times any ``numpyro.handlers.scale``.
     """
 
@@ -107,31 +98,30 @@ class SiteGroup:
 class Structure:
     """The properties of the vectors of a guide that no draw changes.
 
-    * ``groups`` - the groups of sites, each of which makes a vector.
+    * ``group`` - the sites of which the vectors are made.
     * ``uncounted`` - the sites of the guide whose density does not enter log p*.
     * ``num_states`` - the length T of the trajectory that an ``Implicit`` site carries, or 1.
     * ``density`` - True if the density of the vectors under q can be evaluated.
     """
 
-    groups: tuple[SiteGroup, ...]
+    group: SiteGroup
     uncounted: frozenset[str]
     num_states: int
     density: bool
 
 
 class Samples:
-    r"""The vectors of the particles of one evaluation, and log p* as a function of vectors.
+    r"""The vectors ``(*group.shape, group.dim)`` of the particles, and log p* at any vectors.
 
     The vectors are made of these sites of the guide:
 
-    * ``implicit=True`` - the ``Implicit`` sites. Those in the same plates make one group, so that
-      there is one vector for each element of the plates. Every other site keeps its density, which
-      is subtracted from log p*. The auxiliary sites from which an ``Implicit`` site is computed are
-      its noise, whose density is not counted. It is an error if there is no ``Implicit`` site, or
-      if one depends on a latent site with a density or on the noise of another group.
-    * ``implicit=False`` - all sites that the guide draws for the model, with a density or without.
-      They make one group, with one vector for each unit of the layout, and no log q is subtracted
-      from :math:`\log p^*`.
+    * ``implicit=True`` - the ``Implicit`` sites, all in the same plates, with one vector for each
+      element of the plates. Every other site keeps its density, which is subtracted from log p*.
+      The auxiliary sites from which an ``Implicit`` site is computed are its noise, whose density
+      is not counted. It is an error if there is no ``Implicit`` site, or if one depends on a latent
+      site with a density.
+    * ``implicit=False`` - all sites that the guide draws for the model, with a density or without,
+      with one vector for each unit of the layout. No log q is subtracted from :math:`\log p^*`.
 
     A site that an automatic guide computes from its latent vector is a Delta whose density contains
     the Jacobian of T, and the vector is that latent vector. For a site that is drawn as it is, the
@@ -141,24 +131,19 @@ class Samples:
     def __init__(self, draws: Draws, *, implicit: bool) -> None:
         self._draws = draws
         self.structure = _read(draws, _implicit_only if implicit else _all_drawn)
+        self.group = self.structure.group
 
-    @property
-    def groups(self) -> tuple[SiteGroup, ...]:
-        return self.structure.groups
-
-    def vectors_of(self, particle: Particle) -> Vectors:
-        """The vectors of a particle, differentiable in the parameters of the guide."""
+    def vector_of(self, particle: Particle) -> Array:
+        """The vector of a particle, differentiable in the parameters of the guide."""
         return self.of_trace(particle.guide_trace)
 
-    def of_trace(self, trace: Trace) -> Vectors:
-        """The vectors of any trace that has their sites."""
-        return tuple(
-            group.join(_transform(trace[s.name]).inv(trace[s.name]["value"]) for s in group.sites)
-            for group in self.groups
-        )
+    def of_trace(self, trace: Trace) -> Array:
+        """The vector of any trace that has its sites."""
+        sites = [trace[site.name] for site in self.group.sites]
+        return self.group.join(_transform(site).inv(site["value"]) for site in sites)
 
-    def path_of(self, particle: Particle) -> Vectors | None:
-        """The vectors of all states ``(num_states, ...)``, the last as in :meth:`vectors_of`; None
+    def path_of(self, particle: Particle) -> Array | None:
+        """The vectors of all states ``(num_states, ...)``, the last as in :meth:`vector_of`; None
         if there is but one state."""
         if self.structure.num_states == 1:
             return None
@@ -169,17 +154,14 @@ class Samples:
             path = jnp.broadcast_to(site["value"] if path is None else path, shape)
             return jax.vmap(_transform(site).inv)(path)
 
-        trace = particle.guide_trace
-        return tuple(
-            jax.vmap(group.join)([states(trace[site.name]) for site in group.sites])
-            for group in self.groups
-        )
+        sites = [particle.guide_trace[site.name] for site in self.group.sites]
+        return jax.vmap(self.group.join)([states(site) for site in sites])
 
-    def log_p_of(self, particle: Particle, z: Vectors) -> Array:
+    def log_p_of(self, particle: Particle, z: Array) -> Array:
         """``(*units)``, log p* of a particle with the vectors ``z``, minus log q of the sites that
         keep their density."""
         log_q: Sites = dict.fromkeys(self.structure.uncounted, jnp.zeros(()))
-        for name, u in self._split(z).items():
+        for name, u in self.group.split(z).items():
             site = particle.guide_trace[name]
             log_det = _transform(site).log_abs_det_jacobian(u, site["value"])
             batch = jnp.ndim(site["value"]) - site["fn"].event_dim
@@ -193,30 +175,19 @@ class Samples:
         outside = particle.log_prior - log_q_of(local=False)
         return particle.log_lik - log_q_of(local=True) + outside
 
-    def particle(self, key: Array, z: Vectors, params: Params | None = None) -> Particle:
+    def particle(self, key: Array, z: Array, params: Params | None = None) -> Particle:
         """The particle of this key with other vectors; the other sites are drawn as before."""
-        sites = [site for group in self.groups for site in group.sites]
-        supports = {site.name: site.support for site in sites}
-        if None in supports.values():
-            trace = self._draws.guide_trace(key, params)
-            supports = {name: trace[name]["fn"].support for name in supports}
-        values = {name: biject_to(supports[name])(u) for name, u in self._split(z).items()}
+        trace = self._draws.guide_trace(key, params)  # the bounds of a support may be drawn
+        values = {name: _transform(trace[name])(u) for name, u in self.group.split(z).items()}
         return self._draws.particle(key, params=params, values=values)
 
-    def log_p(self, key: Array, z: Vectors, params: Params | None = None) -> Array:
+    def log_p(self, key: Array, z: Array, params: Params | None = None) -> Array:
         """``(*units)``, log p* at the vectors ``z``, which may be any, on the shared minibatch.
 
-        :param key: the key of a particle, with which the sites outside the vectors are drawn.
-        :param dict params: the parameters, ``draws.params`` if None; with ``draws.stopped`` the
-            gradient is that in ``z`` alone.
+        The sites outside the vectors are drawn with the key of a particle. The parameters are
+        ``draws.params`` if None; with ``draws.stopped`` the gradient is that in ``z`` alone.
         """
         return self.log_p_of(self.particle(key, z, params), z)
-
-    def _split(self, z: Vectors) -> dict[str, Array]:
-        parts: dict[str, Array] = {}
-        for group, vector in zip(self.groups, z, strict=True):
-            parts.update(group.split(vector))
-        return parts
 
 
 def _transform(site: Site) -> Any:
@@ -224,30 +195,30 @@ def _transform(site: Site) -> Any:
 
 
 def _implicit_only(draws: Draws, trace: Trace, parents: Parents) -> Structure:
-    """One group of ``Implicit`` sites for each set of plates; other sites keep their density."""
+    """All ``Implicit`` sites; other sites keep their density."""
     names, uncounted = _implicit_sites(trace, parents)
-    groups = _groups_by_plates(trace, names, parents)
-    return Structure(groups, frozenset(uncounted), _num_states(trace), False)
+    return Structure(
+        _implicit_group(trace, names), frozenset(uncounted), _num_states(trace), density=False
+    )
 
 
 def _all_drawn(draws: Draws, trace: Trace, parents: Parents) -> Structure:
-    """One group of all sites that the guide draws for the model, one vector for each unit."""
+    """All sites that the guide draws for the model, one vector for each unit."""
     names = _drawn_for_model(trace, parents)
     for site in latent_sites(trace):
-        name = site["name"]
-        if is_delta(site) and not parents[name]:
+        if is_delta(site) and not parents[site["name"]]:
             raise ValueError(
-                f"the guide gives the latent site '{name}' as a point, for which"
+                f"the guide gives the latent site '{site['name']}' as a point, for which"
                 f" {type(draws.objective).__name__} has no gradient; use ImplicitELBO, or"
                 " substitute the point in the model."
             )
     layout = draws.layout
     sites = _coordinates(trace, names, layout.plates)
-    groups = (SiteGroup(sites, layout.plates, layout.shape, layout.scale),)
+    group = SiteGroup(sites, layout.plates, layout.shape, layout.scale)
     counted = {site["name"] for site in latent_sites(trace) if is_delta(site)}
     uncounted = {site["name"] for site in sample_sites(trace)} - counted
     density = uncounted == set(names) and all(has_density(trace[name]["fn"]) for name in names)
-    return Structure(groups, frozenset(uncounted), _num_states(trace), density)
+    return Structure(group, frozenset(uncounted), _num_states(trace), density)
 
 
 def _trajectory(site: Site) -> Array | None:
@@ -256,30 +227,24 @@ def _trajectory(site: Site) -> Array | None:
 
 
 def _read(draws: Draws, find: Callable[[Draws, Trace, Parents], Structure]) -> Structure:
-    """What :func:`_implicit_only` or :func:`_all_drawn` make of a trace of the guide on
-    shapes alone and of the parents of sites."""
+    """The structure, from a run of the guide on shapes alone and the parents of its sites."""
     key = draws.keys[0]
-    shapes = {f"site {name}": x for name, x in jax.eval_shape(draws.values, key).items()}
-
-    # The prefix keeps a site called "fn" apart from an argument.
-    def trace_at(drawn: dict[str, Array]) -> Trace:
-        values = {name.removeprefix("site "): x for name, x in drawn.items()}
-        return draws.guide_trace(key, draws.stopped, values)
+    shapes = jax.eval_shape(draws.values, key)
 
     def distributions(**drawn: Array) -> dict[str, list[Array]]:
         return {
             site["name"]: [x for x in jax.tree.leaves(site["fn"]) if isinstance(x, jax.Array)]
-            for site in sample_sites(trace_at(drawn))
+            for site in sample_sites(draws.guide_trace(key, draws.stopped, drawn))
         }
 
     origins = eval_provenance(distributions, **shapes)
-    parents = {
-        name: {origin.removeprefix("site ") for leaf in leaves for origin in leaf}
-        for name, leaves in origins.items()
-    }
+    parents = {name: set().union(*leaves) for name, leaves in origins.items()}
     structure = []
-    # Within the trace, so that no tracer outlives it.
-    jax.eval_shape(lambda drawn: structure.append(find(draws, trace_at(drawn), parents)), shapes)
+
+    def read(drawn: Sites) -> None:  # within the trace, so that no tracer outlives it
+        structure.append(find(draws, draws.guide_trace(key, draws.stopped, drawn), parents))
+
+    jax.eval_shape(read, shapes)
     return structure[0]
 
 
@@ -338,33 +303,17 @@ def _implicit_sites(trace: Trace, parents: Parents) -> tuple[list[str], set[str]
     return names, noise | set(names)
 
 
-def _groups_by_plates(trace: Trace, names: list[str], parents: Parents) -> tuple[SiteGroup, ...]:
-    """One group for each set of plates around Implicit sites."""
-    together: dict[frozenset[str], list[str]] = {}
+def _implicit_group(trace: Trace, names: list[str]) -> SiteGroup:
+    dims, scale = frames(trace[names[0]]), _scale_of(trace[names[0]])
     for name in names:
-        together.setdefault(frozenset(frames(trace[name])), []).append(name)
-    sizes, groups, seen = plate_sizes(trace), [], {}
-    for first, *others in together.values():
-        dims = frames(trace[first])
-        plates = tuple(sorted(dims, key=lambda plate: dims[plate]))
-        scale = _scale_of(trace[first])
-        for name in (first, *others):
-            if _scale_of(trace[name]) != scale:
-                raise ValueError(
-                    f"the Implicit sites '{first}' and '{name}' make one vector, but one of them"
-                    " lies under handlers.scale; put both under it, or neither."
-                )
-            for origin in sorted({name} | _ancestors(name, parents)):
-                if seen.setdefault(origin, first) != first:
-                    raise ValueError(
-                        f"the Implicit sites '{seen[origin]}' and '{first}' lie in different"
-                        f" plates and both depend on '{origin}'; give each noise of its own, or"
-                        " put both into the same plates."
-                    )
-        shape = tuple(sizes[plate][1] for plate in plates)
-        members = _coordinates(trace, (first, *others), plates)
-        groups.append(SiteGroup(members, plates, shape, scale))
-    return tuple(groups)
+        if set(frames(trace[name])) != set(dims) or _scale_of(trace[name]) != scale:
+            raise ValueError(
+                f"the Implicit sites '{names[0]}' and '{name}' lie in different plates or under"
+                " different handlers.scale, but make one vector; give one of them a density."
+            )
+    plates, sizes = tuple(sorted(dims, key=lambda plate: dims[plate])), plate_sizes(trace)
+    shape = tuple(sizes[plate][1] for plate in plates)
+    return SiteGroup(_coordinates(trace, names, plates), plates, shape, scale)
 
 
 def _scale_of(site: Site) -> float:
@@ -373,10 +322,9 @@ def _scale_of(site: Site) -> float:
     masks = [mask_of(layer) for layer in layers(site["fn"])]
     masked = any(mask is not None and mask is not True for mask in masks)
     if masked or isinstance(scale, Tracer) or jnp.ndim(scale):
-        how = "a mask" if masked else "a numpyro.handlers.scale that is no fixed number"
         raise ValueError(
-            f"the Implicit site '{site['name']}' lies under {how}, but has no log q to change; put"
-            " the handler around sites of the model alone."
+            f"the Implicit site '{site['name']}' lies under a mask or a numpyro.handlers.scale that"
+            " is no fixed number, but has no log q to change; put the handler around the model."
         )
     return float(scale)
 
@@ -387,9 +335,8 @@ def _coordinates(
     coordinates = []
     for name in names:
         site = trace[name]
-        support = site["fn"].support
         batch = jnp.ndim(site["value"]) - site["fn"].event_dim
         axes = tuple(batch + frames(site)[plate] for plate in plates)
-        shape = unconstrained_shape(support, jnp.shape(site["value"]))
-        coordinates.append(Coordinate(name, shape, axes, None if is_traced(support) else support))
+        shape = unconstrained_shape(site["fn"].support, jnp.shape(site["value"]))
+        coordinates.append(Coordinate(name, shape, axes))
     return tuple(coordinates)

@@ -7,9 +7,9 @@ from jax import Array, random
 from jax.nn import logsumexp
 import jax.numpy as jnp
 
-from numpyro_ext._checks import check_choice, check_count
+from numpyro_ext._checks import check_count
 from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives.base import Draws, MapT, Objective, Proxy, State
+from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.samples import Samples
 
 
@@ -25,22 +25,17 @@ class SemiImplicitELBO(Objective):
         U_J &= E\Big[\log p^*(z) - \log \frac{1}{J} \sum_{j=1}^J q(z \mid \psi^j)\Big],
         \qquad L_J \le \mathrm{ELBO} \le U_J,
 
-    in nats, with :math:`p^*` the joint density of data and latents in unconstrained space. Both
-    rise and fall to the ELBO as J grows. The loss is :math:`-L_J` (``"lower"``, and
-    ``"sandwich"``, which makes sure that there are both), or :math:`-U_J` (``"upper"``);
-    :meth:`bounds` gives both on the same draws. The gradient of the bound is unbiased.
+    in nats, with :math:`p^*` the joint density in unconstrained space. Both approach the ELBO as J
+    grows. The loss is :math:`-L_J`, whose gradient is unbiased; :meth:`bounds` gives both.
 
     **Bias.** :math:`L_J` is the ELBO only for many :math:`\psi` or where :math:`q(z \mid \psi)` is
     about as wide as q itself. For small J the optimum has too narrow a spread of :math:`\psi`, and
     with ``num_aux=0`` it is the best single conditional: psi collapses to a point. Take J of 20 to
-    100, and more in more dimensions. U is for evaluation: where the conditionals are narrow its
-    variance is huge, and as a loss it is unbounded.
+    100, and more in more dimensions. Where the conditionals are narrow the variance of U is huge.
 
     With a minibatch the bound is unbiased; the guide refuses latent sites in a subsampled plate.
 
-    :param int num_aux: number J of fresh draws, at least 1 for ``"upper"`` and ``"sandwich"``.
-    :param str bound: ``"lower"``, ``"upper"`` or ``"sandwich"``.
-    :param vectorize_particles: as in :class:`Objective`; ``False`` for evaluations with large J.
+    :param int num_aux: number J of fresh draws.
 
     **References:**
 
@@ -50,9 +45,6 @@ class SemiImplicitELBO(Objective):
        3, for U).
 
     >>> from numpyro_ext.guides import AutoSemiImplicit
-    >>> def model():
-    ...     x = numpyro.sample("x", dist.Normal(0., 1.))
-    ...     numpyro.sample("y", dist.Normal(x, 0.3))
     >>> guide = AutoSemiImplicit(model, init_from=None)
     >>> svi = SVI(model, guide, optax.adam(0.01), SemiImplicitELBO())
     >>> params = svi.run(jax.random.key(0), 2000, progress_bar=False).params
@@ -70,44 +62,27 @@ class SemiImplicitELBO(Objective):
         num_particles: int = 8,
         num_aux: int = 20,
         *,
-        bound: str = "lower",
         vectorize_particles: bool | MapT = True,
-        proxy: Proxy | None = None,
     ) -> None:
-        check_choice("bound", bound, ("lower", "upper", "sandwich"))
         self.num_aux = check_count("num_aux", num_aux, minimum=0)
-        self.bound = bound
-        if bound != "lower":
-            self._check_upper()
-        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         log_p, log_q, state = self._log_densities(draws)
-        return -(self._upper if self.bound == "upper" else self._lower)(log_p, log_q), state
+        return -self._lower(log_p, log_q), state
 
     def bounds(
         self, rng_key: Array, params: Params, model: Model, guide: Model, *args: Any, **kwargs: Any
     ) -> tuple[Array, Array]:
-        """Estimates of both bounds, ``(L_J, U_J)``, on the same draws; it is called as ``loss`` is.
-
-        :param dict params: the parameters, from ``svi.get_params``.
-        """
-        self._check_upper()
+        """Estimates of both bounds, ``(L_J, U_J)``, on the same draws, called as ``loss`` is."""
+        check_count("num_aux", self.num_aux)  # the upper bound needs a fresh draw
         draws = Draws(self, rng_key, params, model, guide, args, kwargs)
         log_p, log_q, _ = self._log_densities(draws)
-        return self._lower(log_p, log_q), self._upper(log_p, log_q)
+        upper = jnp.mean(log_p - logsumexp(log_q[:, 1:], 1) + jnp.log(self.num_aux))
+        return self._lower(log_p, log_q), upper
 
     def _lower(self, log_p: Array, log_q: Array) -> Array:
         return jnp.mean(log_p - logsumexp(log_q, 1) + jnp.log(self.num_aux + 1))
-
-    def _upper(self, log_p: Array, log_q: Array) -> Array:
-        return jnp.mean(log_p - logsumexp(log_q[:, 1:], 1) + jnp.log(self.num_aux))
-
-    def _check_upper(self) -> None:
-        if self.num_aux < 1:
-            raise ValueError(
-                f"num_aux is {self.num_aux}; the upper bound needs at least 1 fresh draw of psi."
-            )
 
     def _log_densities(self, draws: Draws) -> tuple[Array, Array, State]:
         """``(K,)`` of log p*, ``(K, 1 + J)`` of log q, first at the particle's own psi."""
@@ -117,7 +92,7 @@ class SemiImplicitELBO(Objective):
         z = guide.conditional(params, own).rsample(key_z)
         fresh = [guide.sample_mixing(key_fresh, params, self.num_aux)] if self.num_aux else []
         samples = Samples(draws, implicit=False)
-        shape = (*samples.groups[0].shape, samples.groups[0].dim)
+        shape = (*samples.group.shape, samples.group.dim)
         if z.shape != (self.num_particles, *shape) or len(shape) > 1:
             raise ValueError(
                 f"conditional of the guide gives {z.shape[1:]} numbers for one psi, and its sites"
@@ -125,9 +100,9 @@ class SemiImplicitELBO(Objective):
             )
 
         def densities(key: Array, z: Array, psi: Any) -> tuple[Array, Array, State]:
-            particle = samples.particle(key, (z,))
+            particle = samples.particle(key, z)
             mixing = [jax.tree.map(lambda x: x[None], psi), *fresh]
             log_q = [guide.conditional(params, each).log_prob(z) for each in mixing]
-            return samples.log_p_of(particle, (z,)), jnp.concatenate(log_q), particle.state
+            return samples.log_p_of(particle, z), jnp.concatenate(log_q), particle.state
 
         return draws.map(densities, draws.keys, z, own)

@@ -13,7 +13,6 @@ from numpyro_ext.objectives.base import (
     Objective,
     Order,
     Particle,
-    Proxy,
     State,
     alpha_at,
     check_alpha,
@@ -44,22 +43,17 @@ class VIMCO(Objective):
         \frac{1}{K - 1} \sum_{k \ne j} lw_k.
 
     Both are unbiased for the gradient of the K-particle bound. If every site is reparameterised the
-    loss is ``VRELBO(alpha, K)`` with its standard gradient, and that class is cheaper.
+    loss is ``VRELBO(alpha, K)`` with its standard gradient. Minibatches are as there.
 
     **When it fails.** The score term is noisy, the more so the more discrete sites share one bound.
     If plates enclose every site of model and guide, each of their elements has its own bound and
     its own baseline, which removes most of the noise; so put local sites into plates in the guide
     too.
 
-    **Which order.** Near the posterior the bound of order 0 is K times flatter than the ELBO: its
-    gradient falls as :math:`1/K`, and the noise of it as :math:`1/\sqrt K`. So if a posterior is
-    what you want, take ``alpha=1``. Order 0 is for the parameters of a model, whose bound it makes
-    tighter.
-
-    **Convention.** ``alpha`` is Renyi's order as in :class:`VRELBO`: 0 is the paper's bound, 1 the
-    ELBO (the baseline is then the mean of the other particles).
-
-    Subsampling and its errors are as in :class:`VRELBO`.
+    **Which order.** ``alpha`` is Renyi's order as in :class:`VRELBO`: 0 is the paper's bound, 1 the
+    ELBO. Near the posterior the bound of order 0 is K times flatter than the ELBO: its gradient
+    falls as :math:`1/K`, and the noise of it as :math:`1/\sqrt K`. So if a posterior is what you
+    want, take ``alpha=1``. Order 0 is for the parameters of a model, whose bound it makes tighter.
 
     :param alpha: order, a finite number, a traced scalar, or a callable of the step (with
         :func:`count_steps` around the guide).
@@ -78,7 +72,6 @@ class VIMCO(Objective):
     >>> def guide(x):
     ...     logit = numpyro.param("logit", 0.)
     ...     numpyro.sample("z", dist.Bernoulli(logits=logit))
-    >>> # was: SVI(model, guide, optax.adam(0.05), TraceGraph_ELBO(10))
     >>> svi = SVI(model, guide, optax.adam(0.05), VIMCO(1., 10))
     >>> logit = svi.run(jax.random.key(0), 500, 1.5, progress_bar=False).params["logit"]
     >>> bool(abs(jax.nn.sigmoid(logit) - 0.73) < 0.1)  # the posterior is 0.73
@@ -94,7 +87,6 @@ class VIMCO(Objective):
         *,
         vectorize_particles: bool | MapT = True,
         baseline: str = "arithmetic",
-        proxy: Proxy | None = None,
     ) -> None:
         check_choice("baseline", baseline, ("arithmetic", "geometric"))
         why = "the baseline of a particle is made of the others"
@@ -102,10 +94,7 @@ class VIMCO(Objective):
         refuse_count(self, alpha, num_particles)
         self.alpha = check_alpha(alpha, finite=True)
         self.baseline = baseline
-        super().__init__(num_particles, vectorize_particles=vectorize_particles, proxy=proxy)
-
-    def noise_power(self, step: Array | None) -> Any:
-        return 1.0 - alpha_at(self.alpha, step)
+        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         alpha = alpha_at(self.alpha, draws.step)

@@ -16,7 +16,15 @@ from numpyro_ext._model.operations import is_part_of
 from numpyro_ext._model.read import base_distribution, frames, latent_sites
 from numpyro_ext._model.units import drawn_sites
 from numpyro_ext._typing import Sites, Trace
-from numpyro_ext.objectives.base import Arguments, Draws, MapT, Objective, Particle, State
+from numpyro_ext.objectives.base import (
+    Arguments,
+    Draws,
+    MapT,
+    Objective,
+    Particle,
+    State,
+    refuse_hidden_gradient,
+)
 from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 
 
@@ -25,8 +33,8 @@ class ReweightedWakeSleep(Objective):
     :math:`KL(p(z | x) \| q)`.
 
     No gradient goes through a draw, so that guide sites may be **discrete**, and no score is
-    multiplied by a log weight, which is the noise of :class:`VIMCO`. With K draws :math:`z_k \sim
-    q` and normalised weights :math:`\hat w_k \propto p(x, z_k) / q(z_k)` the gradients are those of
+    multiplied by a log weight. With K draws :math:`z_k \sim q` and normalised weights
+    :math:`\hat w_k \propto p(x, z_k) / q(z_k)` the gradients are those of
 
     .. math::
         \text{model:}\quad & \sum_k \hat w_k \log p(x, z_k) \\
@@ -45,10 +53,8 @@ class ReweightedWakeSleep(Objective):
 
     **Biased.** The model and the wake update by O(1/K), towards the guide. The sleep update is
     unbiased for the mean divergence over data *of the model*, which are far from the given ones
-    until the model is good. Model and guide have two different losses, so the value need not fall.
-
-    A minibatch of data that share latent sites has the noise of :class:`VRELBO` of order 0, and is
-    an error with sleep.
+    until the model is good. The two losses differ, so the value need not fall. A minibatch of data
+    that share latent sites has the noise of :class:`VRELBO` of order 0, and is an error with sleep.
 
     :param int num_particles: number of particles K; at least 2 unless ``guide_update="sleep"``.
     :param str guide_update: ``"wake"``, ``"sleep"``, or ``"both"`` for the mean of the two.
@@ -62,7 +68,6 @@ class ReweightedWakeSleep(Objective):
     >>> def guide(x):
     ...     slope, bias = numpyro.param("slope", 0.), numpyro.param("bias", 0.)
     ...     numpyro.sample("z", dist.Bernoulli(logits=slope * x + bias))
-    >>> # was: loss=TraceGraph_ELBO(10)
     >>> optim = optax.adam(optax.linear_schedule(0.05, 0., 1000))
     >>> svi = SVI(model, guide, optim, ReweightedWakeSleep(50, guide_update="sleep"))
     >>> params = svi.run(jax.random.key(0), 1000, 1.5, progress_bar=False).params
@@ -101,11 +106,8 @@ class WakeSleep(Objective):
         (\tilde z_k, \tilde x_k) \sim p(z, x),
 
     with the draws fixed. The loss has the value of minus the ELBO in nats, but its gradient in the
-    parameters of the guide is that of sleep alone, which minimises the mean of
-    :math:`KL(p(z | \tilde x) \| q)` over data of the model. It is unbiased, and has no weights that
-    could degenerate. Which argument dreamed data replace, what the guide has to be, and which
-    minibatches are errors is as in :class:`ReweightedWakeSleep`, which has the tighter bound for
-    the model.
+    parameters of the guide is that of sleep alone, as in :class:`ReweightedWakeSleep`, which has
+    the tighter bound for the model. It has no weights that could degenerate.
 
     **Biased.** The model by the gap of the ELBO, which the guide does not minimise; so a fit may
     end worse than it was. The guide learns from data of the model alone.
@@ -122,7 +124,6 @@ class WakeSleep(Objective):
     >>> def guide(x):
     ...     slope, bias = numpyro.param("slope", 0.), numpyro.param("bias", 0.)
     ...     numpyro.sample("z", dist.Normal(slope * x + bias, 0.5 ** 0.5))
-    >>> # was: loss=Trace_ELBO(50)
     >>> svi = SVI(model, guide, optax.adam(optax.linear_schedule(0.05, 0., 1000)), WakeSleep(50))
     >>> params = svi.run(jax.random.key(0), 1000, 1.6, progress_bar=False).params
     >>> # Of the greatest evidence is loc = x, and the posterior N(x / 2 + loc / 2, 1 / 2).
@@ -144,7 +145,7 @@ def _estimate(draws: Draws, power: float, wake: float) -> tuple[Array, State]:
 
     def densities(key: Array) -> tuple[Array, Array, State]:
         values = stop_gradient(draws.values(key))
-        draws.refuse_hidden_gradient(key, drawn_sites(draws.guide_trace(key, values=values)))
+        refuse_hidden_gradient(draws, key, drawn_sites(draws.guide_trace(key, values=values)))
         lw = draws.particle(key, guide_params=draws.stopped, values=values).log_weight
         particle = draws.particle(key, values=values)
         return lw, particle.log_q_of(drawn), particle.state
@@ -164,8 +165,7 @@ def _estimate(draws: Draws, power: float, wake: float) -> tuple[Array, State]:
 
 
 class Dreams:
-    """Draws of latents and data from the model, and the guide's density of the former given the
-    latter; an error for a model or a guide of which there is none."""
+    """Draws of latents and data from the model, and the guide's density of these latents."""
 
     def __init__(self, draws: Draws) -> None:
         self.draws = draws
@@ -196,8 +196,7 @@ class Dreams:
         draws, key = self.draws, self.draws.keys[0]
         latents = {name: trace[name]["value"] for name in self._drawn}
         guide_trace = draws.guide_trace(key, None, latents, self._with(data))
-        particle = Particle(draws, key, draws.params, guide_trace, guide_trace)
-        return particle.log_q_of(self._drawn)
+        return Particle(draws, key, draws.params, guide_trace).log_q_of(self._drawn)
 
     def _with(self, data: Sites) -> Arguments:
         """The arguments with these in place of their namesakes."""
@@ -216,14 +215,14 @@ class Dreams:
         for plate, *_ in layout.subsampled:
             if plate not in layout.plates:
                 raise self._error(
-                    f"the subsampled plate '{plate}' does not enclose every site, and sites outside"
-                    " would be learnt from data of which only some rows are dreamed"
+                    f"the subsampled plate '{plate}' does not enclose every site, so that only some"
+                    " rows are dreamed"
                 )
         latents = sorted({site["name"] for site in latent_sites(trace)} - {*observed})
         if latents != sorted(self._drawn):
             raise self._error(
-                f"the guide draws {sorted(self._drawn)} and the model {latents}, so that the guide"
-                " has no density of what the model dreams"
+                f"the guide draws {sorted(self._drawn)} and the model {latents}, so that it has no"
+                " density of what the model dreams"
             )
         for name in observed:
             if isinstance(base_distribution(trace[name]["fn"]), Unit):
@@ -234,8 +233,8 @@ class Dreams:
         value = self._bound.arguments.get(name)
         if not isinstance(value, np.ndarray | Array | float | int):
             raise self._error(
-                f"the observed site '{name}' takes dreamed data, for which the guide needs an array"
-                f" as an argument of that name, and it has {list(self._bound.arguments)}"
+                f"the guide needs an array argument '{name}' for the dreamed data of that site, and"
+                f" it has {list(self._bound.arguments)}"
             )
 
         def observed(x: Array) -> Array:
@@ -243,8 +242,8 @@ class Dreams:
 
         if not is_part_of(observed, jnp.asarray(value)):
             raise self._error(
-                f"the data of site '{name}' are computed from the argument '{name}', in whose place"
-                " dreams of them are of no use"
+                f"the data of site '{name}' are computed from the argument '{name}', which dreamed"
+                " data cannot replace"
             )
         return jnp.asarray(value)
 

@@ -22,7 +22,7 @@ TOLERANCE, MAX_ITERATIONS = 1e-6, 200
 
 
 def takes_conjugate_gradients(kernel: Any) -> bool:
-    """A kernel is taken if it depends on the distance alone and is positive definite."""
+    """True if it depends on the distance alone and is positive definite."""
     return isinstance(kernel, RadialKernel) and not isinstance(kernel, Epanechnikov)
 
 

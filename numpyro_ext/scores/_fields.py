@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax import Array
 import jax.numpy as jnp
-from jax.scipy.linalg import cho_solve, lu_factor, lu_solve
+from jax.scipy.linalg import cho_solve
 from jax.typing import ArrayLike
 
 from numpyro_ext._typing import Float
@@ -18,7 +18,7 @@ from numpyro_ext.scores._points import (
     weighted_differences,
 )
 from numpyro_ext.scores._pytree import is_pytree, pytree
-from numpyro_ext.scores.kernels import BaseKernel, Epanechnikov, RadialKernel
+from numpyro_ext.scores.kernels import BaseKernel, RadialKernel
 
 
 def resolved(kernel: BaseKernel, x: Array) -> BaseKernel:
@@ -49,8 +49,7 @@ def kernel_sums(
         a \mapsto \sum_k a_{kn} \nabla_{y} k(x^k, y^n), \qquad
         \sum_k \nabla_{x^k} k(y^n, x^k) \;\text{(gradient in the second argument)}.
 
-    A radial kernel forms no (k, n, d) array, and the second sum is minus the first at
-    :math:`a = 1`.
+    A radial kernel forms no (k, n, d) array.
     """
     if not isinstance(kernel, RadialKernel):
         return (
@@ -80,18 +79,9 @@ def add_ridge(matrix: Array, ridge: Array) -> Array:
     return matrix + ridge * jnp.eye(len(matrix), dtype=matrix.dtype)
 
 
-Factor = Array | tuple[Array, Array]
-
-
-def factorise(kernel: BaseKernel, matrix: Array) -> Factor:
-    """Lower Cholesky factor of a Gram matrix with its ridge; LU where it may be indefinite."""
-    if isinstance(kernel, Epanechnikov):
-        return lu_factor(matrix)
-    return jnp.linalg.cholesky(matrix)
-
-
-def solve(factor: Factor, b: Array) -> Array:
-    return lu_solve(factor, b) if isinstance(factor, tuple) else cho_solve((factor, True), b)
+def solve(factor: Array, b: Array) -> Array:
+    """By a lower Cholesky factor."""
+    return cho_solve((factor, True), b)
 
 
 def basis_weights(kernel: Any, s: Array) -> Array:

@@ -20,18 +20,14 @@ _UNROLL = 8
 
 
 def check_finite(name: str, x: Any) -> np.ndarray | None:
-    """Rows in double precision, or a ``ValueError`` if numbers are NaN or infinite.
-
-    What is traced passes as None, and gives NaN.
-    """
+    """Rows in double precision, None if traced, or an error if numbers are NaN or infinite."""
     if isinstance(x, Tracer) or not getattr(x, "is_fully_addressable", True):
         return None
     numbers = np.asarray(x, np.float64)
     bad = len(numbers) - int(np.isfinite(numbers).all(1).sum())
     if bad:
         raise ValueError(
-            f"{name} has {bad} of {len(x)} rows that are not finite; leave out those that diverged,"
-            " and look for the reason."
+            f"{name} has {bad} of {len(x)} rows that are not finite; leave out those that diverged."
         )
     return numbers
 
@@ -105,10 +101,7 @@ def strided(x: Array, number: int) -> Array:
 
 
 def by_rows(fn: Callable[..., Array], rows_at_a_time: int, *arrays: Array) -> Array:
-    """``fn`` of all rows of the arrays, computed for a few rows at a time to save memory.
-
-    :param fn: a function of ``n`` rows of each array, for any n, that gives ``(n, ...)`` rows.
-    """
+    """``fn`` of all rows of the arrays, computed for a few rows at a time to save memory."""
     num = len(arrays[0])
     if rows_at_a_time >= num:
         return fn(*arrays)

@@ -9,16 +9,15 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
 
-from numpyro_ext._checks import check_choice, check_count
+from numpyro_ext._checks import check_choice
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_points, squared_distances, strided
 
 BANDWIDTH_RULES = ("median", "median_distance")
+MAX_POINTS = 256
 
 
-def median_bandwidth(
-    x: ArrayLike, *, rule: str = "median", max_particles: int = 256
-) -> Float[Array, ""]:
+def median_bandwidth(x: ArrayLike, *, rule: str = "median") -> Float[Array, ""]:
     r"""Bandwidth :math:`h` (a length, in the units of ``x``) from the median pairwise distance.
 
     With :math:`\mathrm{med}_2` the median of :math:`|x_i - x_j|^2` over the :math:`K(K-1)/2` pairs
@@ -31,25 +30,21 @@ def median_bandwidth(
     The first makes the RBF kernel :math:`\exp(-s \log(K+1)/\mathrm{med}_2)`, the rule of particle
     inference (Liu and Wang, NIPS 2016, section 5, whose h is :math:`2 h^2` with :math:`\log K`).
     The second is wider, and better for discrepancies. If more than half of the pairs coincide, the
-    mean squared distance takes the median's place; if all coincide, or K = 1, the answer is 1. No
-    gradient flows through.
+    mean takes the median's place; if all coincide, or K = 1, the answer is 1. Of more than 256
+    points that many evenly spaced rows give the median. It has no gradient.
 
     :param x: ``(K, d)`` points.
     :param str rule: ``"median"`` or ``"median_distance"``.
-    :param int max_particles: with more points than this, that many evenly spaced rows give the
-        median; K stays the number of all.
 
-    >>> from numpyro_ext.scores import median_bandwidth
     >>> float(median_bandwidth(jnp.array([[0.0], [1.0], [3.0]]), rule="median_distance"))
     2.0
     """
     check_choice("rule", rule, BANDWIDTH_RULES)
-    max_particles = check_count("max_particles", max_particles, minimum=2)
     x = lax.stop_gradient(as_points("x", x))
     num = x.shape[0]
     if num == 1:
         return jnp.ones((), x.dtype)
-    x = strided(x, max_particles)
+    x = strided(x, MAX_POINTS)
     # i < j only: the zeros of the diagonal would drag the median down.
     pairs = squared_distances(x, x)[np.triu_indices(x.shape[0], k=1)]
     typical = _median(pairs)

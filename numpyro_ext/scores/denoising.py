@@ -23,23 +23,19 @@ class DenoisingScore:
     which is :math:`\sigma^4 E\,|g(x + \sigma\epsilon) + \epsilon / \sigma|^2`. The network gives
     the residual :math:`v(x) - x`; a step of its training costs O(K).
 
-    Its optimum is the score of q convolved with :math:`N(0, \sigma^2 I)`, for :math:`N(0, s^2)`
-    :math:`-x / (s^2 + \sigma^2)`: too small for every :math:`\sigma > 0`. With small
-    :math:`\sigma` the noise of the loss grows as :math:`1/\sigma^2`. Trained on the same K samples
-    without end, a large network becomes :class:`KDEScore` with ``RBF(sigma)``. The default network
-    is for samples of a scale near 1 around 0: :func:`whiten` others, and divide the score by the
-    scale.
+    Its optimum is the score of q convolved with :math:`N(0, \sigma^2 I)`: too small for every
+    :math:`\sigma > 0`; with small :math:`\sigma` the noise of the loss grows as
+    :math:`1/\sigma^2`. The default network is for samples of a scale near 1 around 0:
+    :func:`whiten` others, and divide the score by the scale.
 
     :param float sigma: :math:`\sigma`, positive, in the units of the samples.
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
         ``(n, d)`` points to the ``(n, d)`` residual; None for :math:`\sigma` times a network of
         ``hidden_dims`` tanh units.
-    :param hidden_dims: widths of the hidden layers of the default network.
 
     **Reference:** *A connection between score matching and denoising autoencoders*, equation 9 and
     section 4.2, Vincent (Neural Computation 2011)
 
-    >>> from numpyro_ext.scores import DenoisingScore
     >>> score = DenoisingScore(0.5, hidden_dims=(16,))
     >>> params, optim = score.init(jax.random.key(0), 1), optax.adam(0.02)
     >>> def step(carry, key):
@@ -87,10 +83,7 @@ class DenoisingScore:
     def _residual(self, params: Any, x: Array) -> Array:
         residual = self._pair(x.shape[1])[1](params, x)
         if (shape := jax.tree.map(jnp.shape, residual)) != x.shape:
-            raise ValueError(
-                f"network maps points of shape {x.shape} to {shape}; the residual must"
-                " have the shape of the points."
-            )
+            raise ValueError(f"network maps points of shape {x.shape} to {shape}.")
         return residual
 
     def _pair(self, d: int) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -32,9 +32,7 @@ def stein_kernel_matrix(
     :param x: ``(K, d)`` samples.
     :param score: the target's score: its ``(K, d)`` values at ``x``, or a callable that gives them.
     :param kernel: a kernel of this package, or a function ``(n, d), (m, d) -> (n, m)``.
-    :return: the symmetric ``(K, K)`` matrix.
 
-    >>> from numpyro_ext.scores import RBF, stein_kernel_matrix
     >>> x = jnp.array([[0.0], [1.0]])
     >>> print(f"{stein_kernel_matrix(x, lambda x: -x, RBF(1.0))[0, 1]:.4f}")
     -0.6065
@@ -52,10 +50,7 @@ def squared_ksd(
     block_size: int | None = None,
 ) -> Float[Array, ""]:
     """The mean of :func:`stein_kernel_matrix` over all pairs (``"v"``) or over the pairs
-    :math:`i \\ne j` (``"u"``), as in :func:`numpyro_ext.diagnostics.kernel_stein_discrepancy`.
-
-    An input that is not finite is an error, or NaN where it is traced.
-    """
+    :math:`i \\ne j` (``"u"``); NaN where a traced input is not finite."""
     check_choice("statistic", statistic, ("u", "v"))
     x, s = _with_score(x, score)
     kernel = as_kernel(IMQ("median_distance") if kernel is None else kernel)
@@ -80,8 +75,7 @@ def squared_mmd(
     statistic: str = "u",
     block_size: int | None = None,
 ) -> Float[Array, ""]:
-    """Squared maximum mean discrepancy between ``(K, d)`` and ``(n, d)`` samples, as in
-    :func:`numpyro_ext.diagnostics.maximum_mean_discrepancy`."""
+    """Squared maximum mean discrepancy between ``(K, d)`` and ``(n, d)`` samples."""
     check_choice("statistic", statistic, ("u", "v"))
     x, y = as_point_pair(x, y)
     kernel = as_kernel(RBF("median_distance") if kernel is None else kernel)
@@ -127,10 +121,7 @@ def _mean_over_pairs(
 ) -> Array:
     """Mean of an (n, m) matrix, given by ``rows(i)``, whose diagonal the U-statistic leaves out."""
     if statistic == "u" and n < 2:
-        raise ValueError(
-            f"statistic is 'u' with {n} sample, but it averages over pairs of different samples;"
-            " give at least 2 or use statistic='v'."
-        )
+        raise ValueError(f"statistic is 'u' with {n} sample; give at least 2 or use statistic='v'.")
     block_size = check_count("block_size", n if block_size is None else block_size)
 
     def sum_of_rows(i: Array) -> Array:

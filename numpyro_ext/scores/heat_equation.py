@@ -6,24 +6,19 @@ import warnings
 
 import jax
 from jax import Array, lax
-from jax.core import Tracer
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from numpyro_ext._checks import InferenceWarning, check_count, check_positive
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import as_points, matmul, squared_distances, strided
-from numpyro_ext.scores.bandwidth import median_bandwidth
+from numpyro_ext.scores.bandwidth import MAX_POINTS, median_bandwidth
+
+RATIO, CLIP = 1.1, 100.0
 
 
 def he_bandwidth(
-    x: ArrayLike,
-    *,
-    start: ArrayLike | None = None,
-    num_steps: int = 20,
-    ratio: float | Array = 1.1,
-    clip: float | Array = 100.0,
-    max_particles: int = 256,
+    x: ArrayLike, *, start: ArrayLike | None = None, num_steps: int = 20
 ) -> Float[Array, ""]:
     r"""Bandwidth (a length) with which a Gaussian density estimate follows the heat equation.
 
@@ -38,41 +33,29 @@ def he_bandwidth(
         a_i &= \frac1m \sum_j K_{ij} \bigl(|r_{ij}|^2 / h - r_{ij}^\top s_j / h - d\bigr), \quad
         s_j = x_j - (K x)_j / \rho_j,
 
-    which has no units. It is :math:`d^2 / m` for :math:`l \to 0` and :math:`m d^2` for
-    :math:`l \to \infty`. In between there is a useful minimum for d = 2 and 3 only. For d = 1 and
-    d >= 5 the bandwidth shrinks until particles no longer repel each other, and an
-    ``InferenceWarning`` says so.
+    which has no units, and a useful minimum for d = 2 and 3 only. For d = 1 and d >= 5 the
+    bandwidth shrinks until particles no longer repel each other, and a warning says so.
 
     The search makes ``num_steps`` steps in :math:`b = 1 / l^2`, from the median rule's bandwidth
-    :math:`l_m`. With :math:`G = dJ/db` at :math:`b_0`, a step tries
-    :math:`b_1 = b_0 \cdot \text{ratio}` if G < 0 and :math:`b_0 / \text{ratio}` otherwise, and the
-    vertex :math:`b_2` of the parabola through :math:`J(b_0), G, J(b_1)`; it takes the best of the
-    three, clipped to :math:`[l_m / \text{clip},\; l_m \cdot \text{clip}]`. The published use is one
-    step per iteration, from the last bandwidth: ``start=l, num_steps=1``. No gradient flows through
-    it. O(m^2 d) for a step.
+    :math:`l_m`. With :math:`G = dJ/db` at :math:`b_0`, a step tries :math:`b_1 = 1.1\, b_0` if G <
+    0 and :math:`b_0 / 1.1` otherwise, and the vertex :math:`b_2` of the parabola through
+    :math:`J(b_0), G, J(b_1)`; it takes the best of the three, clipped to :math:`[l_m / 100,\; 100\,
+    l_m]`. The published use is one step per iteration, from the last bandwidth: ``start=l,
+    num_steps=1``. O(m^2 d) for a step; of more than 256 points that many evenly spaced rows.
 
     :param x: ``(m, d)`` points.
     :param start: the bandwidth to start from instead of the median rule's.
     :param int num_steps: steps of the line search.
-    :param ratio: above 1, of one step.
-    :param clip: at least 1.
-    :param int max_particles: with more points than this, that many evenly spaced rows are used.
 
     **Reference:** Liu et al., *Understanding and accelerating particle-based variational inference*
     (ICML 2019), section 5.
 
-    >>> from numpyro_ext.scores import he_bandwidth
     >>> x = jnp.array([[0.0, 0.0], [1.0, 0.5], [-0.5, 2.0], [3.0, -1.0]])
     >>> print(f"{he_bandwidth(x) ** 2:.2f}")
     1.07
     """
     x = as_points("x", x)
     num_steps = check_count("num_steps", num_steps)
-    check_positive("ratio", ratio)
-    if not isinstance(ratio, Tracer) and ratio <= 1:
-        raise ValueError(f"ratio is {ratio!r}; it must be above 1, such as 1.1.")
-    if not isinstance(clip, Tracer) and not 1 <= clip < float("inf"):
-        raise ValueError(f"clip is {clip!r}; it must be a finite number of at least 1.")
     if start is not None:
         check_positive("start", start)
     d = x.shape[1]
@@ -83,24 +66,20 @@ def he_bandwidth(
             InferenceWarning,
             stacklevel=2,
         )
-    median = median_bandwidth(x, max_particles=max_particles)
+    median = median_bandwidth(x)
     start = median if start is None else jnp.asarray(start, x.dtype)
-    numbers = (jnp.asarray(value, x.dtype) for value in (ratio, clip))
-    return _search(strided(x, max_particles), start, median, *numbers, num_steps)
+    return _search(strided(x, MAX_POINTS), start, median, num_steps)
 
 
-@partial(jax.jit, static_argnums=5)
-def _search(
-    x: Array, start: Array, median: Array, ratio: Array, clip: Array, num_steps: int
-) -> Array:
+@partial(jax.jit, static_argnums=3)
+def _search(x: Array, start: Array, median: Array, num_steps: int) -> Array:
     def step(_: Any, l: Array) -> Array:
-        return jnp.clip(_step(x, l, ratio), median / clip, median * clip)
+        return jnp.clip(_step(x, l), median / CLIP, median * CLIP)
 
     return lax.fori_loop(0, num_steps, step, start)
 
 
-@jax.jit  # so that an eager call compiles once per shape, not once per call
-def _step(x: Array, l: Array, ratio: Array) -> Array:
+def _step(x: Array, l: Array) -> Array:
     """The bandwidth after one step of the search from ``l``."""
     x, l = lax.stop_gradient((x, l))
     # Products such as x_i.s_j - x_j.s_j lose their digits far from the origin.
@@ -108,7 +87,7 @@ def _step(x: Array, l: Array, ratio: Array) -> Array:
     s = squared_distances(u, u)
     # In units of the bandwidth b_0 is 1, and nothing overflows.
     value, slope = jax.value_and_grad(partial(_mismatch, u, s))(jnp.ones((), x.dtype))
-    t1 = jnp.where(slope < 0, ratio, 1.0 / ratio)
+    t1 = jnp.where(slope < 0, RATIO, 1.0 / RATIO)
     value1 = _mismatch(u, s, t1)
     secant = (value1 - value) / (t1 - 1.0)
     vertex = (secant - 0.5 * slope * (t1 + 1.0)) / (secant - slope)

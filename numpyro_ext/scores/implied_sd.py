@@ -31,15 +31,13 @@ def implied_sd_ratio(
         \text{shift} = \mathrm{rms}(L^\top \bar g),
 
     with the root of the mean square over the d coordinates. If p is a Gaussian, :math:`M^{-1} C` is
-    its covariance whatever the points are, so that the ratios are those of the standard deviations
-    and :math:`L^\top \bar g` is the distance of the means in units of the posterior where C is
-    right. Scaling or moving the coordinates of points and density together changes nothing.
+    its covariance whatever the points are, and :math:`L^\top \bar g` is the distance of the means
+    in units of the posterior where C is right. Scaling the coordinates changes nothing.
 
-    **Limits.** On a curved density the ratio is wrong for points that have not converged; the
-    weights of separated modes do not enter; a single outlier may change any moment. A ratio of 1 is
-    a necessary condition, not a distance of 0.
+    **Limits.** On a curved density the ratio is wrong for points that have not converged, and the
+    weights of separated modes do not enter: a ratio of 1 is necessary, not sufficient.
 
-    :param x: ``(m, d)`` points, in unconstrained space if the gradients are.
+    :param x: ``(m, d)`` points.
     :param grad_log_p: ``(m, d)`` gradients of the log density at the points, or ``(..., m, d)``
         estimates of them, which are averaged.
     :return: the ``(d,)`` ratios, NaN where the implied variance is not positive and everywhere for
@@ -47,10 +45,7 @@ def implied_sd_ratio(
     """
     x, g = as_points("x", x, finite=False), jnp.asarray(grad_log_p)
     if g.shape[-2:] != x.shape:
-        raise ValueError(
-            f"grad_log_p has shape {g.shape} and x has shape {x.shape}; it must have one gradient"
-            " for each point, in its last two axes."
-        )
+        raise ValueError(f"grad_log_p has shape {g.shape} and x has shape {x.shape}.")
     g = jnp.mean(g, axis=tuple(range(g.ndim - 2))).astype(x.dtype)
     m, d = x.shape
     if m <= d:

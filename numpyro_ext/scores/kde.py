@@ -28,16 +28,13 @@ class KDEScore:
 
     It is biased for every h > 0: with an RBF its limit for many samples is the score of q convolved
     with :math:`N(0, h^2 I)`. So it is too small, and entropy gradients made of it are badly shrunk
-    at either median rule; take :class:`SteinScore` for them. With small h it overfits. O(K^2 d) at
-    the samples, O(n K d) elsewhere.
+    at either median rule; take :class:`SteinScore` for them. O(K^2 d) at the samples.
 
     :param kernel: defaults to ``RBF("median_distance")``; any kernel that is positive everywhere,
-        or a function ``(n, d), (m, d) -> (n, m)``. A rule is resolved on the samples, without a
-        gradient.
+        or a function ``(n, d), (m, d) -> (n, m)``.
 
     **Reference:** *Gradient estimators for implicit models*, section 3.4, Li and Turner (ICLR 2018)
 
-    >>> from numpyro_ext.scores import KDEScore, RBF
     >>> x = 2.0 * jax.random.normal(jax.random.key(0), (1000, 1))
     >>> score = KDEScore(RBF(1.0)).fit(x)  # of N(0, 2^2 + 1), nearly
     >>> bool(abs(score(jnp.ones((1, 1)))[0, 0] + 1 / 5) < 0.15)
@@ -50,8 +47,7 @@ class KDEScore:
         kernel = as_kernel(RBF("median_distance") if self.kernel is None else self.kernel)
         if isinstance(kernel, Epanechnikov):
             raise ValueError(
-                f"kernel is {kernel!r}, which is not positive far from the samples, so that it"
-                " gives no density; use RBF, IMQ or Cauchy."
+                f"kernel is {kernel!r}, which gives no density; use RBF, IMQ or Cauchy."
             )
         object.__setattr__(self, "kernel", kernel)
 

@@ -88,8 +88,8 @@ class BaseKernel(ABC):
 class RadialKernel(BaseKernel):
     r"""A kernel :math:`k(x, y) = \phi(s)` of :math:`s = |x - y|^2`.
 
-    Subclasses are frozen dataclasses that write :math:`\phi, \phi', \phi''` at a resolved
-    bandwidth; everything else follows:
+    Subclasses are frozen dataclasses that write :math:`\phi` at a resolved bandwidth; everything
+    else follows:
 
     .. math::
         \nabla_y k = -2\phi'(s)(x - y), \quad \nabla_x k = 2\phi'(s)(x - y), \quad
@@ -103,7 +103,6 @@ class RadialKernel(BaseKernel):
     """
 
     rules: ClassVar[tuple[str, ...]] = BANDWIDTH_RULES
-    """The words that are allowed as a bandwidth."""
 
     bandwidth: float | Array | str | Callable[[Array], Any] = "median"
     factor: float | Array = field(default=1.0, kw_only=True)
@@ -116,8 +115,8 @@ class RadialKernel(BaseKernel):
         if isinstance(self.bandwidth, str):
             if self.bandwidth == "he" and "he" not in self.rules:
                 raise ValueError(
-                    f"bandwidth is 'he', the rule of a Gaussian density estimate, which"
-                    f" {type(self).__name__} is not; use RBF('he') or 'median_distance'."
+                    f"bandwidth is 'he', but {type(self).__name__} is no Gaussian density estimate;"
+                    " use RBF('he') or 'median_distance'."
                 )
             check_choice("bandwidth", self.bandwidth, self.rules)
         elif not callable(self.bandwidth):
@@ -128,10 +127,8 @@ class RadialKernel(BaseKernel):
         """The kernel with the bandwidth that its rule gives on ``x``; itself where it is a number.
 
         No gradient flows through a rule. An unresolved kernel resolves itself on its first
-        argument.
-
-        :param state: for the rule ``"he"``, the last ``length``: one step of its search is made
-            from there, instead of 20 from the median.
+        argument. The rule ``"he"`` makes one step of its search from ``state``, its last
+        ``length``, instead of 20 from the median.
         """
         if isinstance(self.bandwidth, str) and self.bandwidth == "he":
             warm = {} if state is None else {"start": state / self.factor, "num_steps": 1}
@@ -153,13 +150,13 @@ class RadialKernel(BaseKernel):
     def phi(self, s: Array) -> Array:
         r""":math:`\phi` at squared distances ``s``."""
 
-    @abstractmethod
     def dphi(self, s: Array) -> Array:
         r""":math:`\phi'`, at most 0."""
+        return jax.jvp(self.phi, (s,), (jnp.ones_like(s),))[1]
 
-    @abstractmethod
     def d2phi(self, s: Array) -> Array:
         r""":math:`\phi''`."""
+        return jax.jvp(self.dphi, (s,), (jnp.ones_like(s),))[1]
 
     def __call__(self, x: Array, y: Array) -> Float[Array, "n m"]:
         x, y = as_point_pair(x, y)
@@ -177,12 +174,6 @@ class RadialKernel(BaseKernel):
 
     def repulsion(self, x: Array, y: Array) -> Float[Array, "n d"]:
         return self.value_and_repulsion(x, y)[1]
-
-    def grad_y(self, x: Array, y: Array) -> Float[Array, "n m d"]:
-        return self.value_and_weight(x, y)[1][:, :, None] * (x[:, None, :] - y[None, :, :])
-
-    def grad_x(self, x: Array, y: Array) -> Float[Array, "n m d"]:
-        return -self.grad_y(x, y)
 
     def cross_trace(self, x: Array, y: Array) -> Float[Array, "n m"]:
         x, y = as_point_pair(x, y)
@@ -208,11 +199,8 @@ class RBF(RadialKernel):
     Its Stein discrepancy does not detect non-convergence for d >= 3 (it decays too fast): take
     :class:`IMQ` to judge samples, and this one to move them.
 
-    :param bandwidth: the length :math:`h`: a positive number, one of the rules ``"median"`` and
-        ``"median_distance"`` (see :func:`median_bandwidth`) and ``"he"`` (see
-        :func:`he_bandwidth`), or a callable ``x -> h``.
+    :param bandwidth: as in :class:`RadialKernel`, or the rule ``"he"``, :func:`he_bandwidth`.
 
-    >>> from numpyro_ext.scores import RBF
     >>> x = jnp.array([[0.0, 0.0], [1.0, 1.0]])
     >>> print(f"{RBF(1.0)(x, x)[0, 1]:.4f}")
     0.3679
@@ -223,51 +211,30 @@ class RBF(RadialKernel):
     def phi(self, s: Array) -> Array:
         return jnp.exp(-s / (2.0 * self.length**2))
 
-    def dphi(self, s: Array) -> Array:
-        return -self.phi(s) / (2.0 * self.length**2)
-
-    def d2phi(self, s: Array) -> Array:
-        return self.phi(s) / (4.0 * self.length**4)
-
 
 @dataclass(frozen=True, eq=False)
 class IMQ(RadialKernel):
-    r"""Inverse multiquadric kernel :math:`k(x, y) = (c^2 + |x - y|^2 / h^2)^\beta`.
+    r"""Inverse multiquadric kernel :math:`k(x, y) = (1 + |x - y|^2 / h^2)^\beta`.
 
     Its slow decay makes its Stein discrepancy detect a sample that does not converge to the target,
-    in any dimension (Gorham and Mackey 2017, theorem 8). :math:`k(x, x) = c^{2\beta}`.
+    in any dimension (Gorham and Mackey 2017, theorem 8; their offset c is a bandwidth c h).
 
-    :param bandwidth: the length :math:`h`, as in :class:`RBF`, without the rule ``"he"``.
-    :param float c: the offset, positive.
     :param float beta: the power, in (-1, 0).
 
-    >>> from numpyro_ext.scores import IMQ
     >>> x = jnp.array([[0.0], [2.0]])
     >>> print(f"{IMQ(1.0)(x, x)[0, 1]:.4f}")
     0.4472
     """
 
-    c: float | Array = field(default=1.0, kw_only=True)
     beta: float | Array = field(default=-0.5, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("c", self.c)
         if not isinstance(self.beta, Tracer) and not -1.0 < self.beta < 0.0:
             raise ValueError(f"beta is {self.beta!r}; it must be in (-1, 0), such as -0.5.")
 
-    def _base(self, s: Array) -> Array:
-        return self.c**2 + s / self.length**2
-
     def phi(self, s: Array) -> Array:
-        return self._base(s) ** self.beta
-
-    def dphi(self, s: Array) -> Array:
-        return self.beta * self._base(s) ** (self.beta - 1.0) / self.length**2
-
-    def d2phi(self, s: Array) -> Array:
-        curvature = self.beta * (self.beta - 1.0) / self.length**4
-        return curvature * self._base(s) ** (self.beta - 2.0)
+        return (1.0 + s / self.length**2) ** self.beta
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,9 +244,6 @@ class Cauchy(RadialKernel):
     It is the limit of an :class:`IMQ` with :math:`\beta \to -1` and the bandwidth :math:`\sqrt 2
     h`, and has closed forms of score matching and of the parametric Stein estimator.
 
-    :param bandwidth: the length :math:`h`, as in :class:`RBF`, without the rule ``"he"``.
-
-    >>> from numpyro_ext.scores import Cauchy
     >>> x = jnp.array([[0.0], [2.0]])
     >>> print(f"{Cauchy(1.0)(x, x)[0, 1]:.4f}")
     0.3333
@@ -288,24 +252,17 @@ class Cauchy(RadialKernel):
     def phi(self, s: Array) -> Array:
         return 1.0 / (1.0 + s / (2.0 * self.length**2))
 
-    def dphi(self, s: Array) -> Array:
-        return -(self.phi(s) ** 2) / (2.0 * self.length**2)
-
-    def d2phi(self, s: Array) -> Array:
-        return self.phi(s) ** 3 / (2.0 * self.length**4)
-
 
 @dataclass(frozen=True, eq=False)
 class Epanechnikov(RadialKernel):
     r"""Epanechnikov kernel without its cut, :math:`k(x, y) = 1 - |x - y|^2 / h^2`.
 
-    It goes below 0 at distances above h and its Gram matrix is **not positive definite**: a Stein
-    estimate with it needs an :math:`\eta` above the size of the most negative eigenvalue, and
-    :class:`KDEScore` does not take it. Score matching makes an isotropic Gaussian of it.
+    Its Gram matrix is **not positive definite**: a Stein estimate with it needs an :math:`\eta`
+    above the size of the most negative eigenvalue, and :class:`KDEScore` does not take it. Score
+    matching makes an isotropic Gaussian of it.
 
-    :param bandwidth: None for :math:`h = \sqrt d`, or as in :class:`IMQ`.
+    :param bandwidth: None for :math:`h = \sqrt d`, or as in :class:`RadialKernel`.
 
-    >>> from numpyro_ext.scores import Epanechnikov
     >>> x = jnp.array([[0.0, 0.0], [0.5, 0.5]])
     >>> print(f"{Epanechnikov()(x, x)[0, 1]:.4f}")
     0.7500
@@ -328,12 +285,6 @@ class Epanechnikov(RadialKernel):
     def phi(self, s: Array) -> Array:
         return 1.0 - s / self.length**2
 
-    def dphi(self, s: Array) -> Array:
-        return jnp.full_like(s, -1.0) / self.length**2
-
-    def d2phi(self, s: Array) -> Array:
-        return jnp.zeros_like(s)
-
 
 class _FunctionKernel(BaseKernel):
     def __init__(self, fn: Callable[..., Any]) -> None:
@@ -348,7 +299,6 @@ def as_kernel(kernel: Any) -> BaseKernel:
 
     :param kernel: a :class:`BaseKernel`, or any callable ``(n, d), (m, d) -> (n, m)``.
 
-    >>> from numpyro_ext.scores import as_kernel
     >>> x = jnp.array([[1.0], [2.0]])
     >>> print(as_kernel(lambda x, y: x @ y.T).cross_trace(x, x))
     [[1. 1.]

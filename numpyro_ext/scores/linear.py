@@ -25,7 +25,6 @@ class Linear(BaseKernel):
 
     :param bias: :math:`c`, in units of length squared; positive, or 0 for a mean that stays free.
 
-    >>> from numpyro_ext.scores import Linear
     >>> x = jnp.array([[1.0, 2.0], [3.0, 0.0]])
     >>> print(Linear()(x, x))
     [[ 6.  4.]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
 
-from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._checks import check_positive
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._fields import add_ridge, as_queries, solve
 from numpyro_ext.scores._points import as_point_pair, as_points, matmul
@@ -18,8 +18,7 @@ from numpyro_ext.scores._pytree import pytree
 
 # A direction that the samples do not vary in keeps its scale.
 _SMALLEST_SCALE = 1e-6
-# The most dimensions with all monomials of degree 2: 1326 of them.
-_MOST_QUADRATIC = 50
+NEWTON_STEPS = 25
 
 
 def logistic_loss(logits_num: ArrayLike, logits_den: ArrayLike) -> Float[Array, ""]:
@@ -32,13 +31,9 @@ def logistic_loss(logits_num: ArrayLike, logits_den: ArrayLike) -> Float[Array, 
     samples are. The minimum is :math:`2 \log 2 - 2\, \mathrm{JSD}`; at a loss near 0 T tells all
     samples apart and is not a reliable ratio.
 
-    :param logits_num: T at samples of the numerator, of any shape.
-    :param logits_den: T at samples of the denominator.
-
     **Reference:** *Adversarial variational Bayes*, equation 3.3 and proposition 1, Mescheder,
     Nowozin and Geiger (ICML 2017)
 
-    >>> from numpyro_ext.scores import logistic_loss
     >>> print(f"{logistic_loss(jnp.zeros(3), jnp.zeros(5)):.4f}")
     1.3863
     """
@@ -59,12 +54,9 @@ def whiten(x: ArrayLike) -> tuple[Float[Array, "k d"], Float[Array, " d"], Float
 
     where the first term is learnt and small, and the second is exact.
 
-    :param x: ``(K, d)`` samples.
-
     **Reference:** *Adversarial variational Bayes*, section 3.3, Mescheder, Nowozin and Geiger (ICML
     2017)
 
-    >>> from numpyro_ext.scores import whiten
     >>> u, loc, scale = whiten(jnp.array([[1.0], [5.0]]))
     >>> print(u.ravel(), loc, scale)
     [-1.  1.] [3.] [2.]
@@ -86,19 +78,16 @@ class LogisticRatio:
     The polynomial :math:`T(z) = w^\top \Phi(u)` of all monomials up to ``degree``, of z whitened
     coordinate by coordinate with the moments of all samples together, minimises
     :func:`logistic_loss` plus :math:`\frac12` ``l2`` :math:`|w|^2` (the constant is not penalised).
-    At the optimum it is :math:`\log(p_{num} / p_{den})` if that is such a polynomial: for two
-    Gaussians at degree 2, for two with the same covariance at degree 1. ``l2`` keeps it finite
-    where the samples can be told apart.
+    At the optimum it is :math:`\log(p_{num} / p_{den})` for two Gaussians at degree 2, and for two
+    with the same covariance at degree 1. ``l2`` keeps it finite where the samples can be told
+    apart.
 
-    :param int degree: 1 or 2; 2 for at most 50 dimensions.
+    :param int degree: 1 or 2, of 1 + d (d + 3) / 2 monomials.
     :param l2: the ridge, positive.
-    :param int num_steps: Newton steps, each the best of a geometric sequence of lengths, with F
-        monomials O(N F^2 + F^3) each.
 
     **Reference:** *Density ratio estimation in machine learning*, chapter 4, Sugiyama, Suzuki and
     Kanamori (2012)
 
-    >>> from numpyro_ext.scores import LogisticRatio
     >>> e = jax.random.normal(jax.random.key(0), (2000, 1))
     >>> ratio = LogisticRatio(degree=1).fit(0.5 + e, e)
     >>> bool(abs(ratio.log_ratio(jnp.ones((1, 1)))[0] - 0.375) < 0.25)  # the truth is 0.375
@@ -107,27 +96,19 @@ class LogisticRatio:
 
     degree: int = 2
     l2: float | Array = field(default=1e-3, kw_only=True)
-    num_steps: int = field(default=25, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.degree not in (1, 2):
             raise ValueError(f"degree is {self.degree!r}; it must be 1 or 2.")
         check_positive("l2", self.l2)
-        check_count("num_steps", self.num_steps)
 
     def fit(self, x_num: ArrayLike, x_den: ArrayLike) -> "FittedLogisticRatio":
         """The ratio as a function of ``(n, d)`` points, from two sets of samples."""
         num, den = as_point_pair(x_num, x_den, ("x_num", "x_den"))
         num = num.astype(den.dtype)
-        d = den.shape[1]
-        if self.degree == 2 and d > _MOST_QUADRATIC:
-            raise ValueError(
-                f"degree is 2 with {d} dimensions, which is {1 + d * (d + 3) // 2} monomials; use"
-                f" degree=1 above {_MOST_QUADRATIC} dimensions."
-            )
         u, loc, scale = whiten(jnp.concatenate([num, den]))
         l2 = jnp.asarray(self.l2, den.dtype)
-        w = _newton(_monomials(u, self.degree), len(num), l2, self.num_steps)
+        w = _newton(_monomials(u, self.degree), len(num), l2)
         return FittedLogisticRatio(w, loc, scale)
 
 
@@ -140,9 +121,10 @@ def _monomials(u: Array, degree: int) -> Float[Array, "n f"]:
     return jnp.concatenate(columns, axis=1)
 
 
-@partial(jax.jit, static_argnums=(1, 3))
-def _newton(phi: Array, num: int, l2: Array, num_steps: int) -> Float[Array, " f"]:
-    """Coefficients; the first ``num`` rows of ``phi`` belong to the numerator."""
+@partial(jax.jit, static_argnums=1)
+def _newton(phi: Array, num: int, l2: Array) -> Float[Array, " f"]:
+    """Coefficients by Newton steps, each the best of a geometric sequence of lengths; the first
+    ``num`` rows of ``phi`` belong to the numerator."""
     is_num = jnp.arange(len(phi)) < num
     sign = jnp.where(is_num, -1.0, 1.0).astype(phi.dtype)
     share = jnp.where(is_num, 1.0 / num, 1.0 / (len(phi) - num)).astype(phi.dtype)
@@ -164,17 +146,13 @@ def _newton(phi: Array, num: int, l2: Array, num_steps: int) -> Float[Array, " f
         losses = jax.vmap(lambda t: loss(logits + t * slope, w + t * direction))(lengths)
         return w + lengths[jnp.argmin(losses)] * direction
 
-    return lax.fori_loop(0, num_steps, step, jnp.zeros(phi.shape[1], phi.dtype))
+    return lax.fori_loop(0, NEWTON_STEPS, step, jnp.zeros(phi.shape[1], phi.dtype))
 
 
 @pytree
 @dataclass(frozen=True, eq=False)
 class FittedLogisticRatio:
-    r"""The fitted ratio of :class:`LogisticRatio`, a function of ``(n, d)`` points.
-
-    Its coefficients belong to 1, to the whitened coordinates :math:`u_i`, and at degree 2 to the
-    products :math:`u_i u_j`, :math:`i \le j`.
-    """
+    """The fitted ratio of :class:`LogisticRatio`: a coefficient for each monomial."""
 
     coefficients: Float[Array, " f"]
     loc: Float[Array, " d"]

@@ -12,7 +12,7 @@ import numpy as np
 
 from numpyro_ext._checks import check_choice
 from numpyro_ext._typing import Float
-from numpyro_ext.scores._points import as_point_pair, as_points, matmul, squared_distances
+from numpyro_ext.scores._points import as_point_pair, as_points, matmul
 from numpyro_ext.scores._pytree import pytree
 from numpyro_ext.scores.bandwidth import BANDWIDTH_RULES
 from numpyro_ext.scores.kernels import RBF, BaseKernel, RadialKernel
@@ -24,18 +24,15 @@ class MatrixRBF(BaseKernel):
     r"""Matrix-valued Gaussian kernel :math:`Q^{-1} \exp(-r^\top Q r / (2 h^2))`, :math:`r = x - y`.
 
     ``SVGD`` with it is ``SVGD`` with an :class:`RBF` in the coordinates :math:`Q^{1/2} x`, mapped
-    back. Where Q is not known, let the particles estimate it (``precondition="covariance"`` of a
-    field) instead. Called on points, it gives the scalar factor; ``stein`` is the Stein kernel of
-    the matrix-valued kernel. The other fields of particle inference do not take it.
+    back; the other fields do not take it. Where Q is not known, let the particles estimate it
+    (``precondition="covariance"`` of a field). Called on points, it gives the scalar factor, of
+    which ``grad_x``, ``grad_y`` and ``cross_trace`` are the derivatives; ``stein`` is the Stein
+    kernel of the matrix-valued kernel.
 
-    :param metric: Q, ``(d, d)``, symmetric and positive definite, in units of 1/length squared if
-        the bandwidth is a pure number.
-    :param bandwidth: :math:`h`, in the units of :math:`Q^{1/2} x`: a positive number, ``"median"``
-        or ``"median_distance"`` (both of the distances in the metric), or a callable of the points
-        :math:`Q^{1/2} x`.
+    :param metric: Q, ``(d, d)``, symmetric and positive definite.
+    :param bandwidth: as in :class:`RadialKernel`, of the points :math:`Q^{1/2} x`.
     :param float factor: multiplies the bandwidth, also a rule's.
 
-    >>> from numpyro_ext.scores import MatrixRBF
     >>> kernel = MatrixRBF(jnp.diag(jnp.array([4.0, 1.0])), 1.0)
     >>> print(f"{kernel(jnp.zeros((1, 2)), jnp.array([[0.5, 1.0]]))[0, 0]:.4f}")
     0.3679
@@ -55,8 +52,7 @@ class MatrixRBF(BaseKernel):
         symmetric = np.all(np.isfinite(q)) and np.allclose(q, q.T, rtol=1e-4)
         if not symmetric or not np.all(np.linalg.eigvalsh(q) > 0):
             raise ValueError(
-                "metric is not symmetric and positive definite; use such a matrix, for example the"
-                " inverse of a covariance."
+                "metric is not symmetric and positive definite, as the inverse of a covariance is."
             )
 
     def _root(self, dtype: Any) -> Array:
@@ -80,25 +76,6 @@ class MatrixRBF(BaseKernel):
     def __call__(self, x: Array, y: Array) -> Float[Array, "n m"]:
         rbf, u, v, _ = self._in_metric(x, y)
         return rbf(u, v)
-
-    def grad_y(self, x: Array, y: Array) -> Float[Array, "n m d"]:
-        """Gradient of the scalar factor in the second argument."""
-        rbf, u, v, root = self._in_metric(x, y)
-        return matmul(rbf.grad_y(u, v), root.T)
-
-    def grad_x(self, x: Array, y: Array) -> Float[Array, "n m d"]:
-        """Gradient of the scalar factor in the first argument."""
-        return -self.grad_y(x, y)
-
-    def cross_trace(self, x: Array, y: Array) -> Float[Array, "n m"]:
-        r"""Trace of the mixed second derivative of the scalar factor:
-
-        .. math:: k \bigl(\mathrm{tr}\, Q / h^2 - |Q r|^2 / h^4\bigr).
-        """
-        rbf, u, v, root = self._in_metric(x, y)
-        w = rbf.value_and_weight(u, v)[1]
-        u, v = (matmul(z, root.T) for z in (u, v))
-        return w * jnp.sum(root**2) - w * squared_distances(u, v) / rbf.length**2
 
     def repulsion(self, x: Array, y: Array) -> Float[Array, "n d"]:
         r"""The sums :math:`\sum_j k_{ij} Q r_{ij} / h^2`, without an (n, m, d) array."""

@@ -37,12 +37,9 @@ class ScoreMatchingScore:
         b_k = h^4 \sum_n \mathrm{tr}\, \partial_x \partial_y k(x^k, x^n).
 
     :math:`\Lambda, b` and :math:`\eta` are in units of length squared: rescale :math:`\eta` with
-    the square of the samples. With :class:`Epanechnikov` both are divided by :math:`4K`, so that
-    :math:`\eta` compares with the Gram matrix of the centred samples; that estimate is the score of
-    an isotropic Gaussian and nothing else, of the variance of the samples where :math:`\eta \to 0`.
-
-    Small :math:`\eta` overfits: the samples are its training points. O(K^3 + K^2 d) time, O(K^2)
-    memory, O(K d) for a point. A gradient flows through the samples, and not through a rule.
+    the square of the samples. With :class:`Epanechnikov` both are divided by :math:`4K`; that
+    estimate is the score of an isotropic Gaussian. Small :math:`\eta` overfits: the samples are its
+    training points. O(K^3 + K^2 d) time.
 
     :param eta: the ridge, at least 0.
     :param kernel: :class:`RBF`, :class:`Cauchy` or :class:`Epanechnikov`; defaults to
@@ -50,10 +47,9 @@ class ScoreMatchingScore:
 
     **References:** *Estimation of non-normalized statistical models by score matching*, theorem 1,
     Hyvarinen (JMLR 2005); *Gradient estimators for implicit models*, appendix, Li and Turner (ICLR
-    2018), with a symmetric matrix for Epanechnikov here; *Gradient-free Hamiltonian Monte Carlo
-    with efficient kernel exponential families*, section 3, Strathmann et al. (NIPS 2015)
+    2018); *Gradient-free Hamiltonian Monte Carlo with efficient kernel exponential families*,
+    section 3, Strathmann et al. (NIPS 2015)
 
-    >>> from numpyro_ext.scores import RBF, ScoreMatchingScore
     >>> x = 2.0 * jax.random.normal(jax.random.key(0), (500, 1))
     >>> score = ScoreMatchingScore(1.0, RBF(4.0)).fit(x)  # the truth at 1 is -1 / 4
     >>> bool(abs(score(jnp.ones((1, 1)))[0, 0] + 1 / 4) < 0.15)

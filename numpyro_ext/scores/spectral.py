@@ -28,21 +28,17 @@ class SpectralScore:
         \beta_j = -\frac1K \sum_n \nabla \psi_j(x^n), \qquad
         g(y) = \sum_{j \le J} \beta_j\, \psi_j(y),
 
-    because :math:`E_q[\psi_j g] = -E_q[\nabla\psi_j]`. Terms with :math:`\lambda_j <` ``min_ratio``
-    :math:`\lambda_1` are left out. There is no ridge; the bias comes from the series cut at J. J
+    because :math:`E_q[\psi_j g] = -E_q[\nabla\psi_j]`. The bias comes from the series cut at J: J
     around 6 is right for d <= 2, more for more dimensions, and J near K overfits strongly.
-    O(K^3 + K^2 d) time, and O(K (J + d)) for a point elsewhere. A gradient flows through the
-    samples and not through a rule; it does not exist where two eigenvalues coincide.
+    O(K^3 + K^2 d) time. A gradient does not exist where two eigenvalues coincide.
 
     :param int num_eigen: J, at most the number of samples.
-    :param kernel: defaults to ``RBF("median_distance")``; or a function of ``(n, d)`` and
-        ``(m, d)`` points to ``(n, m)``. A rule is resolved on the samples.
-    :param min_ratio: of an eigenvalue that is used to the first one, positive.
+    :param kernel: as in :class:`SteinScore`.
+    :param min_ratio: terms with :math:`\lambda_j <` ``min_ratio`` :math:`\lambda_1` are left out.
 
     **Reference:** *A spectral approach to gradient estimation for implicit distributions*,
     algorithm 1, Shi, Sun and Zhu (ICML 2018)
 
-    >>> from numpyro_ext.scores import SpectralScore
     >>> noise = jax.random.normal(jax.random.key(0), (200, 1))
     >>> x = 3.0 + 2.0 * noise  # the entropy of this sampler has the gradient 1 / 2 in its scale
     >>> score = SpectralScore(num_eigen=6)(x)

@@ -12,13 +12,11 @@ from numpyro_ext._checks import check_choice, check_positive
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._conjugate_gradients import stein_score_by_cg, takes_conjugate_gradients
 from numpyro_ext.scores._fields import (
-    Factor,
     KernelField,
     add_ridge,
     as_queries,
     at_itself,
     basis_weights,
-    factorise,
     gram_of_gradients,
     kernel_sums,
     resolved,
@@ -46,10 +44,7 @@ class SteinScore:
 
     ``(K, d)`` in units of 1/length; :math:`k(0)` is the mean of the diagonal of K. They minimise
     the V-statistic of the squared kernel Stein discrepancy between q and the estimate plus
-    :math:`\frac{\eta\,k(0)}{K^2} |G|_F^2`. ``statistic="u"`` minimises the U-statistic, with K
-    without its diagonal. For a kernel of :math:`x - y` that is nothing but the V-statistic with
-    :math:`\eta - 1` for :math:`\eta`: below 1 the matrix is indefinite and G explodes where
-    :math:`1 - \eta` is near an eigenvalue of :math:`K / k(0)`; at 1 there is no ridge at all.
+    :math:`\frac{\eta\,k(0)}{K^2} |G|_F^2`.
 
     ``fit(x)`` predicts elsewhere. The nonparametric form gives at y the last row of the estimate on
     the sample with y added, at O(K^2 + K d) a point. The parametric form, for :class:`RBF` and
@@ -63,23 +58,20 @@ class SteinScore:
     Every :math:`\eta > 0` shrinks. The *projected* gradient :math:`-\frac1K \sum_k G_k\, \partial
     x^k / \partial\phi` (of the entropy of a sampler) is accurate, while single rows have large
     errors for small :math:`\eta`; all forms go to 0 away from the samples. In float32 keep
-    :math:`\eta \ge 10^{-5} K`; a kernel that is not positive definite gives NaN, and
-    :class:`Epanechnikov` needs an :math:`\eta` above the size of its most negative eigenvalue.
+    :math:`\eta \ge 10^{-5} K`; a kernel that is not positive definite gives NaN.
 
     O(K^3 + K^2 d) time and O(K^2) memory. More than 4096 samples with a positive definite kernel of
     the distance are solved by preconditioned conjugate gradients, at O(K^2 d) an iteration and in
-    memory of O(K), to a relative residual of 1e-6 or for 200 iterations; see :meth:`with_residual`.
+    memory of O(K); see :meth:`with_residual`.
 
     :param float eta: the ridge, positive.
     :param kernel: defaults to ``RBF("median_distance")``; or a function of ``(n, d)`` and
-        ``(m, d)`` points to ``(n, m)``. A rule is resolved on the samples, without a gradient; a
-        gradient does flow through the samples.
-    :param str statistic: ``"v"`` or ``"u"``.
+        ``(m, d)`` points to ``(n, m)``. A gradient flows through the samples, and not through a
+        rule.
     :param str form: ``"nonparametric"``, or ``"parametric"`` (RBF and Cauchy only).
 
     **Reference:** *Gradient estimators for implicit models*, equation 9, Li and Turner (ICLR 2018)
 
-    >>> from numpyro_ext.scores import SteinScore
     >>> noise = jax.random.normal(jax.random.key(0), (200, 1))
     >>> x = 3.0 + 2.0 * noise  # the entropy of this sampler has the gradient 1 / 2 in its scale
     >>> score = SteinScore()(x)
@@ -89,12 +81,10 @@ class SteinScore:
 
     eta: float | Array = 1e-2
     kernel: Any = None
-    statistic: str = field(default="v", kw_only=True)
     form: str = field(default="nonparametric", kw_only=True)
 
     def __post_init__(self) -> None:
         check_positive("eta", self.eta)
-        check_choice("statistic", self.statistic, ("u", "v"))
         check_choice("form", self.form, ("nonparametric", "parametric"))
         kernel = as_kernel(RBF("median_distance") if self.kernel is None else self.kernel)
         if self.form == "parametric" and not isinstance(kernel, RBF | Cauchy):
@@ -114,41 +104,26 @@ class SteinScore:
         """The nonparametric estimates at the samples, and the relative residual of the solve."""
         x = as_points("x", x)
         kernel = resolved(self.kernel, x)
-        large = len(x) > _DENSE_UP_TO and self.statistic == "v"
-        if large and takes_conjugate_gradients(kernel):
+        if len(x) > _DENSE_UP_TO and takes_conjugate_gradients(kernel):
             at_zero = cast(Any, kernel).phi(jnp.zeros((), x.dtype))
             ridge = self._relative_ridge(len(x), x.dtype) * at_zero
             return stein_score_by_cg(cast(Any, kernel), x, ridge)
         k, _, push = kernel_sums(kernel, x, x)
-        ridge, b = self._ridge(k), push()
-        if self.statistic == "u":
-            k = jnp.fill_diagonal(k, 0.0, inplace=False)
-        matrix = add_ridge(k, ridge)
-        g = self._solve(kernel, matrix, b)
+        matrix, b = add_ridge(k, self._ridge(k)), push()
+        g = solve(jnp.linalg.cholesky(matrix), b)
         size = jnp.maximum(jnp.linalg.norm(b), jnp.finfo(x.dtype).tiny)
         return -g, jnp.linalg.norm(lax.stop_gradient(matmul(matrix, g) - b)) / size
 
     def fit(self, x: ArrayLike) -> "KernelField | SteinPrediction":
         """The estimate from the samples ``x`` as a function of ``(n, d)`` points, a pytree."""
-        if self.statistic == "u" and self.form == "nonparametric":
-            raise ValueError(
-                "statistic is 'u' and form 'nonparametric', which gives no estimates away from the"
-                " samples; use statistic='v' or form='parametric'."
-            )
         x = as_points("x", x)
         kernel = resolved(self.kernel, x)
         if self.form == "parametric":
             return KernelField(x, self._coefficients(x, kernel), kernel)
         k, _, push = kernel_sums(kernel, x, x)
         ridge = self._ridge(k)
-        factor = factorise(kernel, add_ridge(k, ridge))
+        factor = jnp.linalg.cholesky(add_ridge(k, ridge))
         return SteinPrediction(x, -solve(factor, push()), factor, ridge, kernel)
-
-    def _solve(self, kernel: BaseKernel, matrix: Array, b: Array) -> Array:
-        # Without its diagonal the matrix may be indefinite.
-        if self.statistic == "u":
-            return jnp.linalg.solve(matrix, b)
-        return solve(factorise(kernel, matrix), b)
 
     def _relative_ridge(self, num: int, dtype: Any) -> Array:
         return jnp.asarray(self.eta, dtype) + num * jnp.finfo(dtype).eps
@@ -159,24 +134,22 @@ class SteinScore:
     def _coefficients(self, x: Array, kernel: Any) -> Array:
         r"""The coefficients :math:`a = (\Lambda + \eta I)^{-1} b` of the parametric form.
 
-        With the weights P of the basis, :math:`\Lambda` of :func:`gram_of_gradients` around
-        :math:`\tilde K` (K, for "u" without its diagonal), and elementwise products with the Gram
-        matrix X of centred x,
+        With the weights P of the basis, :math:`\Lambda` of :func:`gram_of_gradients` around K, and
+        elementwise products with the Gram matrix X of centred x,
 
         .. math::
             b = (P\, \mathrm{diag}(X)\, P + (P P) \circ X - P (P \circ X) - (P \circ X) P)\, 1.
         """
         s = squared_distances(x, x)
-        k, p = kernel.phi(s), basis_weights(kernel, s)
-        k_mid = k if self.statistic == "v" else jnp.fill_diagonal(k, 0.0, inplace=False)
-        lam = gram_of_gradients(x, p, k_mid)
+        p = basis_weights(kernel, s)
+        lam = gram_of_gradients(x, p, kernel.phi(s))
         x = x - jnp.mean(x, axis=0)
         gram, ones = matmul(x, x.T), p.sum(1)
         b = matmul(p, jnp.diagonal(gram) * ones) + (matmul(p, p) * gram).sum(1)
         b = b - matmul(p, (p * gram).sum(1)) - matmul(p * gram, ones)
         scale = jnp.mean(jnp.abs(jnp.diagonal(lam)))
         ridge = jnp.asarray(self.eta, x.dtype) + len(x) * jnp.finfo(x.dtype).eps * scale
-        return self._solve(kernel, add_ridge(lam, ridge), b)
+        return solve(jnp.linalg.cholesky(add_ridge(lam, ridge)), b)
 
 
 @pytree
@@ -194,13 +167,12 @@ class SteinPrediction:
     where :math:`b_y = \sum_k \nabla_{x^k} k(y, x^k) + \nabla_2 k(y, y)` is, for a kernel of
     :math:`x - y`, just :math:`-\sum_k \nabla_y k(x^k, y)`.
 
-    ``score`` is G, and ``factor`` belongs to A: the lower Cholesky factor, or LU for
-    :class:`Epanechnikov`.
+    ``score`` is G, and ``factor`` the lower Cholesky factor of A.
     """
 
     x: Float[Array, "k d"]
     score: Float[Array, "k d"]
-    factor: Factor
+    factor: Float[Array, "k k"]
     ridge: Float[Array, ""]
     kernel: BaseKernel
 
@@ -208,12 +180,8 @@ class SteinPrediction:
         y = as_queries(self.x, y)
         k_y, weighted, push = kernel_sums(self.kernel, self.x, y)
         own, own_grad = at_itself(self.kernel, y)
-        if isinstance(self.factor, tuple):
-            w = solve(self.factor, k_y)
-            explained = jnp.sum(k_y * w, axis=0)
-        else:
-            v = solve_triangular(self.factor, k_y, lower=True)
-            w = solve_triangular(self.factor, v, lower=True, trans=1)
-            explained = jnp.sum(v**2, axis=0)  # k_y.w with fewer digits lost
+        v = solve_triangular(self.factor, k_y, lower=True)
+        w = solve_triangular(self.factor, v, lower=True, trans=1)
+        explained = jnp.sum(v**2, axis=0)  # k_y.w with fewer digits lost
         numerator = matmul(k_y.T, self.score) + push() + own_grad - weighted(w)
         return -numerator / (own + self.ridge - explained)[:, None]

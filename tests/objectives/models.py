@@ -6,6 +6,9 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
+from numpyro.handlers import seed, substitute, trace
+
+from numpyro_ext._model.handlers import seed_plates
 
 NONE: dict = {}
 
@@ -79,6 +82,17 @@ def particle_keys(rng_key, num_particles):
     """The keys of the particles, as documented."""
     _, rng_key = random.split(rng_key)
     return random.split(rng_key, num_particles)
+
+
+def guide_draws(rng_key, num_particles, guide, params, *args):
+    """The values of the guide's sites for all particles of one loss, and of its plates."""
+    guide = seed_plates(guide, random.split(rng_key)[0])
+
+    def draw(key):
+        with seed(rng_seed=random.split(key)[1]), substitute(data=params):
+            return {name: site["value"] for name, site in trace(guide).get_trace(*args).items()}
+
+    return jax.vmap(draw)(particle_keys(rng_key, num_particles))
 
 
 def floats(params):

@@ -1,12 +1,9 @@
 """Orders that follow the step, and the counter."""
 
-import pickle
-
 import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 from numpyro.infer import SVI, Trace_ELBO
 import optax
 import pytest
@@ -50,11 +47,3 @@ def test_missing_counter():
     state = svi.init(random.key(0), X_LOCAL)
     with pytest.raises(ValueError, match=r"count_steps\(guide\)"):
         jax.eval_shape(lambda: svi.update(state, X_LOCAL))
-
-
-def test_wrapped_guide_keeps_its_name_and_pickles():
-    wrapped = count_steps(normal_guide)
-    assert wrapped.__name__ == "normal_guide"
-    again = pickle.loads(pickle.dumps(wrapped))
-    sites = numpyro.handlers.trace(numpyro.handlers.seed(again, 0)).get_trace()
-    assert set(sites) == {"_objective_step", "m", "s", "z"}

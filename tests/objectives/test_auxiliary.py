@@ -7,11 +7,8 @@ from jax import random
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from numpyro.handlers import seed
-from numpyro.infer import Trace_ELBO
 import pytest
 
-from numpyro_ext._model.read import trace_of
 from numpyro_ext.guides import with_reverse
 from numpyro_ext.objectives import IWELBO, VRELBO, AuxiliaryELBO
 from tests.objectives.compare import assert_refuses, assert_same
@@ -66,23 +63,6 @@ def test_gap_is_the_divergence_of_the_reverse_model(reverse):
     assert found["weighted"] > found["plain"]
     assert_same(found["VRELBO"], found["plain"], 1e-6)
     assert_same(found["IWELBO"], found["weighted"], 1e-6)
-
-
-def test_is_the_number_of_trace_elbo_on_the_same_draw():
-    key, params = random.key(3), {"slope": 0.3, "variance": 0.7}
-    (draw,) = random.split(random.split(key)[1], 1)
-
-    @jax.jit
-    def both(params):
-        theirs = Trace_ELBO().loss(draw, params, model, PAIRED)
-        return AuxiliaryELBO(1).loss(key, params, model, PAIRED), theirs
-
-    ours, theirs = both(params)
-    assert_same(ours, theirs, 1e-6)
-    a, z = (trace_of(seed(guide, random.split(draw)[1]))[name]["value"] for name in "az")
-    log_r = dist.Normal(0.3 * z, 0.7**0.5).log_prob(a)
-    log_q = dist.Normal().log_prob(a) + dist.Normal(a, 0.5).log_prob(z)
-    assert_same(-ours, dist.Normal().log_prob(z) + log_r - log_q, 1e-6)
 
 
 class ByMethod:

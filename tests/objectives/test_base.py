@@ -70,9 +70,9 @@ def test_the_noise_of_a_minibatch_under_global_latents_is_warned_of():
 
     for objective in (VRELBO(0.5, 3), IWELBO(3), ThermodynamicELBO(3)):
         name = type(objective).__name__
-        with pytest.warns(
-            InferenceWarning, match=rf"{name} .*2 of 6 rows.*too wide.*taylor_proxy.*BBAlphaELBO"
-        ):
+        remedy = ".*taylor_proxy" * isinstance(objective, VRELBO)
+        sentence = rf"{name} .*2 of 6 rows.*too wide{remedy}.*BBAlphaELBO"
+        with pytest.warns(InferenceWarning, match=sentence):
             evaluate(objective, 2)
         evaluate(objective, None)  # warnings are errors here
     for objective in (VRELBO(1.0, 3), BBAlphaELBO(0.5, 3), NestedVRELBO(0.5, 3)):

@@ -7,11 +7,10 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_ext._model.handlers import seed_plates
-from numpyro_ext.guides import Implicit, with_critic
-from numpyro_ext.objectives import VRELBO, ImplicitELBO
-from numpyro_ext.objectives.base import Draws
-from numpyro_ext.scores import DenoisingScore, SteinScore
+from numpyro_ext.guides import Implicit
+from numpyro_ext.objectives import ImplicitELBO
+from numpyro_ext.scores import SteinScore
+from tests.objectives.models import guide_draws
 
 LOC = jnp.array([3.0, -20.0])
 FACTOR = jnp.array([[0.5, 0.0], [2.0, 3.0]])
@@ -65,14 +64,7 @@ def test_value_is_the_energy_and_parameters_of_the_model_get_its_gradient():
         jax.value_and_grad(lambda p: ImplicitELBO(3).loss(key, p, normal, linear_guide))
     )(params)
 
-    keys = random.split(random.split(key)[1], 3)  # as the base draws them
-    draw = lambda key: guide_draw(random.split(key)[1])  # noqa: E731
-
-    def guide_draw(key):
-        with numpyro.handlers.seed(rng_seed=key), numpyro.handlers.substitute(data=params):
-            return numpyro.handlers.trace(linear_guide).get_trace()["z"]["value"]
-
-    z = jnp.stack([draw(key) for key in keys])
+    z = guide_draws(key, 3, linear_guide, params)["z"]
 
     def energy(shift):
         return -dist.MultivariateNormal(LOC + shift, scale_tril=FACTOR).log_prob(z).mean()
@@ -106,15 +98,8 @@ def test_estimates_per_datum_are_those_of_an_explicit_loop():
         jax.value_and_grad(lambda a: loss.loss(key, {"a": a}, local_model, local_guide, X))
     )(a)
 
-    def read(key):
-        seeded = seed_plates(local_guide, plate_key)
-        with numpyro.handlers.seed(rng_seed=random.split(key)[1]):
-            trace = numpyro.handlers.trace(seeded).get_trace(X)
-        return trace["N"]["value"], trace["e"]["value"]
-
-    plate_key, particle_key = random.split(key)
-    rows, noise = jax.vmap(read)(random.split(particle_key, 5))
-    x, noise = X[rows[0]], noise
+    drawn = guide_draws(key, 5, local_guide, {"a": a}, X)
+    x, noise = X[drawn["N"][0]], drawn["e"]
 
     def by_hand(a):
         def datum(x, e):
@@ -128,34 +113,6 @@ def test_estimates_per_datum_are_those_of_an_explicit_loop():
     expected, expected_grad = jax.jit(jax.value_and_grad(by_hand))(a)
     assert jnp.allclose(value, expected, rtol=1e-5)
     assert jnp.allclose(grad, expected_grad, rtol=1e-3, atol=1e-4)
-
-
-def two_sites():
-    numpyro.sample("w", dist.Normal(1.0, 2.0))
-    b = numpyro.sample("b", dist.Normal(0.5, 1.0))
-    numpyro.sample("y", dist.Normal(b, 1.0), obs=0.2)
-
-
-def mixed_guide():
-    e = numpyro.sample("e", dist.Normal(), infer=NOISE)
-    numpyro.sample("w", Implicit(numpyro.param("s", 0.7) * e))
-    numpyro.sample("b", dist.Normal(numpyro.param("loc", 0.4), numpyro.param("scale", 0.8)))
-
-
-def density_guide():
-    numpyro.sample("e", dist.Normal(), infer=NOISE)  # the same keys
-    numpyro.sample("w", dist.Normal(1.0, 2.0))
-    numpyro.sample("b", dist.Normal(numpyro.param("loc", 0.4), numpyro.param("scale", 0.8)))
-
-
-def test_sites_with_a_density_keep_the_gradient_of_the_elbo():
-    params = {"loc": 0.4, "scale": 0.8}
-    ours = lambda p: ImplicitELBO(4).loss(random.key(4), {**p, "s": 0.7}, two_sites, mixed_guide)  # noqa: E731
-    elbo = VRELBO(1.0, 4, gradient="standard")
-    theirs = lambda p: elbo.loss(random.key(4), p, two_sites, density_guide)  # noqa: E731
-    ours, theirs = (jax.jit(jax.grad(fn))(params) for fn in (ours, theirs))
-    for name in params:
-        assert jnp.allclose(ours[name], theirs[name], rtol=1e-4)
 
 
 def state(t, e, s):
@@ -191,42 +148,3 @@ def test_of_a_trajectory_it_is_the_mean_over_the_states():
     values, grads = jax.jit(lambda s: (losses(s), jax.jacfwd(losses)(s)))(0.7)
     assert jnp.allclose(values[0], jnp.mean(values[1:]), rtol=1e-5)
     assert jnp.allclose(grads[0], jnp.mean(grads[1:]), rtol=1e-3)
-
-
-@pytest.mark.slow
-def test_denoising_score_is_that_of_the_critic_and_trains_it():
-    sigma, key = 0.5, random.key(6)
-    network = (lambda key, shape: ((2,), jnp.zeros((2, 2))), lambda P, z: z @ P)
-    guide = with_critic(linear_guide, network, output_dim=2)
-    L, P = jnp.array([[0.8, 0.0], [-1.0, 2.0]]), jnp.array([[-0.3, 0.1], [0.2, -0.6]])
-
-    def ours(L, P):
-        params = {"m": LOC, "L": L, "shift": 0.0, "critic$params": P.ravel()}
-        return ImplicitELBO(4, DenoisingScore(sigma)).loss(key, params, normal, guide)
-
-    def theirs(L, P):
-        particle_key = random.split(key)[1]
-        unit = Draws(
-            ImplicitELBO(4), key, {"m": LOC, "L": L, "shift": 0.0}, normal, linear_guide, (), {}
-        )
-        z = unit.each(lambda particle: particle.values["z"])[0]
-        fixed = jax.lax.stop_gradient(z)
-        noise = sigma * random.normal(random.fold_in(particle_key, 4), z.shape)
-        energy = -dist.MultivariateNormal(LOC, scale_tril=FACTOR).log_prob(z).mean()
-        force = jax.lax.stop_gradient(fixed @ P) / sigma
-        training = ((sigma * (fixed + noise) @ P + noise) ** 2).sum(1).mean()
-        return energy + (force * z).sum() / 4 + training
-
-    grads = [jax.jit(jax.grad(fn, (0, 1)))(L, P) for fn in (ours, theirs)]
-    for mine, other in zip(*grads, strict=True):
-        assert jnp.allclose(mine, other, rtol=1e-3, atol=1e-3)
-    with pytest.raises(ValueError, match="with_critic"):
-        ImplicitELBO(4, DenoisingScore(sigma)).loss(key, {"m": LOC, "L": L}, normal, linear_guide)
-    with pytest.raises(ValueError, match="give the network to with_critic"):
-        ImplicitELBO(4, DenoisingScore(sigma, network))
-
-
-def test_bad_input_is_named():
-    params = {"loc": 0.4, "scale": 0.8}
-    with pytest.raises(ValueError, match="the guide has no Implicit site"):
-        ImplicitELBO(4).loss(random.key(0), params, two_sites, density_guide)

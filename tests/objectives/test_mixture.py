@@ -1,6 +1,4 @@
-"""`MixtureELBO`: reference values of both entropies, closed-form gradients, modes, errors."""
-
-from functools import partial
+"""`MixtureELBO`: reference values, the gradients of the integral, and what it refuses."""
 
 import jax
 from jax import random
@@ -49,78 +47,10 @@ REFERENCE = {
 
 
 @pytest.mark.slow
-@pytest.mark.x64
-def test_entropies_are_the_reference_values(tol):
-    guide = guide_of(flat, num_components=2)
-    bound, _ = lower(MixtureELBO(entropy="gershman"), guide, REFERENCE)
-    assert jnp.abs(bound - 1.6462804826) < tol(1e-6, 1e-9)
-    exact, _ = lower(MixtureELBO(100_000), guide, REFERENCE)
+def test_the_entropy_of_two_normals_is_the_reference_value():
+    exact, _ = lower(MixtureELBO(100_000), guide_of(flat, num_components=2), REFERENCE)
     # The standard deviation of log q is .7 within each component.
     assert jnp.abs(exact - 1.7591030179) < 5 * 0.7 / 100_000**0.5
-
-
-def normal(loc, scale_tril):
-    numpyro.sample("z", dist.MultivariateNormal(loc, scale_tril=scale_tril))
-
-
-LOC = jnp.array([3.0, -20.0, 0.5])
-TRIL = jnp.array([[0.5, 0.0, 0.0], [3.0, 4.0, 0.0], [-0.2, 0.3, 0.4]])
-three_dimensional = partial(normal, LOC, TRIL)
-PARAMS = {
-    "auto_logits": jnp.array([0.3, -0.4, 0.9]),
-    "auto_loc": jnp.array([[3.0, -20.0, 0.4], [3.3, -17.0, 0.5], [2.8, -24.0, 0.1]]),
-    "auto_scale": jnp.array([[0.4, 2.0, 0.1], [0.2, 4.0, 0.3], [0.5, 3.0, 0.2]]),
-}
-FULL = {
-    "auto_logits": PARAMS["auto_logits"],
-    "auto_loc": PARAMS["auto_loc"],
-    "auto_scale_tril": PARAMS["auto_scale"][:, :, None]
-    * jnp.array([[1.0, 0.0, 0.0], [0.7, 1.0, 0.0], [-0.4, 0.3, 1.0]]),
-}
-
-
-def closed_form(params):
-    """The bound with Gershman's entropy for a normal posterior, written out."""
-    w = jax.nn.softmax(params["auto_logits"])
-    m = params["auto_loc"]
-    S = params["auto_scale_tril"] @ params["auto_scale_tril"].mT
-    precision = jnp.linalg.inv(TRIL @ TRIL.T)
-    r = m - LOC
-    quadratic = jnp.einsum("ci,ij,cj->c", r, precision, r)
-    quadratic = quadratic + jnp.einsum("ij,cij->c", precision, S)
-    log_p = -quadratic / 2 - jnp.linalg.slogdet(2 * jnp.pi * TRIL @ TRIL.T)[1] / 2
-    q = sum(w[b] * jnp.exp(_log_normal(m - m[b], S + S[b])) for b in range(3))
-    return (w * (log_p - jnp.log(q))).sum()
-
-
-def _log_normal(r, S):
-    quadratic = jnp.einsum("ci,cij,cj->c", r, jnp.linalg.inv(S), r)
-    return -(quadratic + jnp.linalg.slogdet(2 * jnp.pi * S)[1]) / 2
-
-
-@pytest.mark.slow
-def test_gradients_of_the_gershman_bound_are_the_closed_form():
-    params = FULL
-    guide = guide_of(three_dimensional, num_components=3, covariance="full")
-    objective = MixtureELBO(entropy="gershman")
-
-    @jax.jit
-    def moments(p):
-        def one(key):
-            return jax.value_and_grad(lambda p: -objective.loss(key, p, guide.model, guide))(p)
-
-        found = jax.vmap(one)(random.split(random.key(1), 20_000))
-        return jax.tree.map(lambda x: (x.mean(0), x.std(0) / 20_000**0.5), found)
-
-    expected = jax.value_and_grad(closed_form)(params)
-    (value, error), grads = moments(params)
-    assert jnp.abs(value - expected[0]) < 5 * error
-    for name, (mean, error) in grads.items():
-        if name == "auto_scale_tril":  # above the diagonal it is no parameter
-            mean, expected[1][name] = jnp.tril(mean), jnp.tril(expected[1][name])
-        atol = 5 * error + 1e-3 * jnp.abs(expected[1][name])
-        assert (jnp.abs(mean - expected[1][name]) <= atol).all(), name
-        assert jnp.median(jnp.abs(expected[1][name]) / (error + 1e-9)) > 5 or name != "auto_logits"
 
 
 def skewed():
@@ -176,30 +106,20 @@ def test_a_guide_of_the_user_needs_its_components_alone():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("guide", "kwargs", "error", "match"),
+    ("guide", "match"),
     [
         (
             handlers.scale(count_steps(AutoMixtureNormal(two_sites, init_from=None)), scale=2.0),
-            {},
-            ValueError,
             "lies under a subsampled plate or handlers.scale",
         ),
         (
             with_components(dist.Normal(jnp.zeros((1, 3)), 1.0).to_event(1)),
-            {},
-            ValueError,
             r"event shape \(\(1,\), \(3,\)\); they must have \(\(1,\), \(2,\)\)",
-        ),
-        (
-            with_components(dist.Laplace(jnp.zeros((1, 2)), 1.0).to_event(1)),
-            {"entropy": "gershman"},
-            TypeError,
-            'the components are Laplace, and .* use entropy="stratified"',
         ),
     ],
 )
-def test_guides_that_are_no_mixtures_are_named(guide, kwargs, error, match):
-    svi = SVI(two_sites, guide, optax.adam(1e-2), MixtureELBO(**kwargs))
+def test_guides_that_are_no_mixtures_are_named(guide, match):
+    svi = SVI(two_sites, guide, optax.adam(1e-2), MixtureELBO())
     state = svi.init(random.key(0))
-    with pytest.raises(error, match=match):
+    with pytest.raises(ValueError, match=match):
         svi.update(state)

@@ -27,7 +27,6 @@ from numpyro_ext.objectives import (
     Objective,
     PosteriorRegularizedELBO,
     ReweightedWakeSleep,
-    SemiImplicitELBO,
     SteinDiscrepancy,
     TailAdaptive,
     ThermodynamicELBO,
@@ -93,7 +92,7 @@ def test_minibatch_of_globals_and_locals(loss, minibatch, discrete, model_params
     if minibatch:
         assert accepts(loss, mixed_model, mixed_guide, X_LOCAL, 2)
     else:
-        sentence = f"{type(loss).__name__}: latent site 'z' .*NestedVRELBO or BBAlphaELBO"
+        sentence = f"{type(loss).__name__}: latent site 'z' .*NestedVRELBO, BBAlphaELBO"
         assert_refuses(sentence, loss, NONE, mixed_model, mixed_guide, batch=2)
 
 
@@ -152,36 +151,33 @@ def test_objectives_print_as_summaries():
         "FDivergence(f=TailAdaptive(beta=-1.0), num_particles=10)"
     )
     assert "num_partitions=100" in repr(ThermodynamicELBO(100))
-    assert repr(AmortizedMCMC(8, loss="kl")).endswith("step_size=0.01, loss='kl')")
 
 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
         (lambda: VRELBO(math.nan), "alpha is nan"),
-        (lambda: VRELBO(math.inf, gradient="dreg"), "alpha is inf; it must be finite"),
+        (lambda: VRELBO(math.inf, gradient="dreg"), "alpha is inf; only VRELBO"),
         (lambda: VRELBO(0.5, gradient="score"), "'dreg', 'single', 'standard', 'stl'"),
         (lambda: VRELBO(0.5, 2.0), "num_particles is 2.0"),
-        (lambda: BBAlphaELBO(-math.inf), "alpha is -inf; it must be finite"),
-        (lambda: VIMCO(math.inf), "alpha is inf; it must be finite"),
+        (lambda: BBAlphaELBO(-math.inf), "alpha is -inf; only VRELBO"),
+        (lambda: VIMCO(math.inf), "alpha is inf; only VRELBO"),
         (lambda: VIMCO(num_particles=1), "must be at least 2, because the baseline"),
         (lambda: ChiUpperBound(num_particles=1), "must be at least 2, because with one"),
         (lambda: ChiUpperBound(0.5), r"order is 0.5; it must be at least 1.*VRELBO\(1 - order\)"),
         (lambda: ChiUpperBound(math.nan), "order is nan; it must be at least 1"),
-        (lambda: ChiUpperBound(math.inf, gradient="dreg"), "order is inf; it must be finite"),
+        (lambda: ChiUpperBound(math.inf, gradient="dreg"), "alpha is -inf; only VRELBO"),
         (lambda: TailAdaptive(0.5), "beta is 0.5; it must be finite and at most 0"),
         (lambda: ThermodynamicELBO(num_particles=1), 'gradient="pathwise" takes it'),
-        (lambda: ThermodynamicELBO(beta_min=0.0), "beta_min is 0.0; it must be a number between"),
-        (lambda: ThermodynamicELBO(betas=(0.1, 1.0)), "it must be a sequence that increases"),
-        (lambda: ThermodynamicELBO(betas=(0.0, 0.5, 0.5, 1.0)), "increases from 0 to 1"),
+        (lambda: ThermodynamicELBO(betas=(0.1, 1.0)), "they must increase from 0 to 1"),
+        (lambda: ThermodynamicELBO(beta_min=1.5), "they must increase from 0 to 1"),
         (lambda: NestedVRELBO(num_inner=0), "num_inner is 0"),
         (lambda: CurvatureELBO("ggn"), "curvature is 'ggn'"),
+        (lambda: ReweightedWakeSleep(1), 'guide_update="sleep" takes it'),
         (lambda: ImplicitELBO(1), "must be at least 2, because the score"),
         (lambda: DensityRatioELBO(1), "must be at least 2, because one draw"),
         (lambda: SteinDiscrepancy(1), "must be at least 2, because the U-statistic"),
-        (lambda: SteinDiscrepancy(4, "critic", critic_penalty=0.0), "critic_penalty is 0"),
         (lambda: AmortizedMCMC(1), "must be at least 2, because the energy distance"),
-        (lambda: SemiImplicitELBO(num_aux=0, bound="upper"), "num_aux is 0; the upper bound"),
         (lambda: PosteriorRegularizedELBO(IWELBO(), {}, 1), "the penalty of the mean is the mean"),
         (lambda: KLWeightedELBO(-0.1), "weight is -0.1; it must be a non-negative"),
     ],

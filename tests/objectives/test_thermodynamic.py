@@ -2,89 +2,14 @@
 
 import jax
 from jax import random
-import jax.numpy as jnp
 import numpy as np
 import numpyro
-from numpyro import handlers
 import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.objectives import ThermodynamicELBO
 from tests.objectives.compare import NoInverse, assert_refuses
-from tests.objectives.enumeration import (
-    combinations,
-    finite_difference,
-    log_normal,
-    log_softmax,
-    mean_gradients,
-)
-from tests.objectives.models import (
-    NONE,
-    linear_gaussian,
-)
-from tests.objectives.test_vimco import (
-    MEANS,
-    PARAMS,
-    PRIOR,
-    S,
-    X,
-    assert_is_minus,
-    discrete_guide,
-    discrete_model,
-    expected_bound,
-)
-
-
-@pytest.mark.x64
-def test_covariance_gradient_of_the_elbo_is_unbiased_over_every_draw(tol):
-    z = combinations(S, 2)
-    grads = mean_gradients(
-        lambda alpha, each: ThermodynamicELBO(1, 2, vectorize_particles=each),
-        [1.0],
-        discrete_model,
-        discrete_guide,
-        PARAMS,
-        {"z": z},
-        np.exp(log_softmax(PARAMS["logits"])[z].sum(1)),
-    )
-    expected = finite_difference(lambda p: expected_bound(p, 1.0, z), PARAMS)
-    assert_is_minus(grads[1.0], expected, tol(2e-5, 1e-8))
-
-
-def exact_discrete(params, betas, scale=1.0):
-    log_q = log_softmax(params["logits"])
-    lw = log_normal(X, MEANS, params["theta"]) + scale * (log_softmax(PRIOR) - log_q)
-    total = 0.0
-    for b, step in zip(betas[:-1], np.diff(betas), strict=True):
-        pi = np.exp(log_softmax(log_q + b * lw))
-        total += step * np.sum(pi * lw)
-    return total
-
-
-def test_discrete_sites():
-    """Value and gradient of the whole sum against the sum over states, under a scale."""
-    scale = 0.3
-    betas = (0.0, 0.3, 0.7, 1.0)
-    params = {name: jnp.asarray(value, float) for name, value in PARAMS.items()}
-
-    def model():
-        theta = numpyro.param("theta", 0.8)
-        with handlers.scale(scale=scale):
-            z = numpyro.sample("z", dist.Categorical(logits=jnp.asarray(PRIOR, float)))
-        numpyro.sample("x", dist.Normal(jnp.asarray(MEANS, float)[z], theta), obs=X)
-
-    loss = ThermodynamicELBO(num_particles=20_000, betas=betas)
-    guide = handlers.scale(discrete_guide, scale=scale)
-    fn = jax.value_and_grad(lambda p, key: loss.loss(key, p, model, guide))
-    values, grads = jax.jit(lambda keys: jax.lax.map(lambda key: fn(params, key), keys))(
-        random.split(random.key(1), 20)
-    )
-    expected = finite_difference(lambda p: exact_discrete(p, betas, scale), PARAMS)
-    pairs = [(grads[name], expected[name]) for name in PARAMS]
-    for got, exact in [(values, exact_discrete(PARAMS, betas, scale)), *pairs]:
-        error = np.std(got, 0, ddof=1) / 20**0.5
-        assert np.all(abs(np.mean(got, 0) + exact) < 4 * error + 1e-3)
-        assert np.all(error < 0.01)
+from tests.objectives.models import NONE, linear_gaussian
 
 
 @pytest.mark.parametrize("gradient", ["covariance", "pathwise"])

@@ -1,7 +1,7 @@
 """VIMCO: its mean over every draw against finite differences, and its baselines in float32."""
 
-import jax
-from jax import random
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -9,7 +9,7 @@ from numpyro import handlers
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_ext.objectives import VIMCO, VRELBO
+from numpyro_ext.objectives import VIMCO, VRELBO, ThermodynamicELBO
 from numpyro_ext.objectives.vimco import _without_each
 from tests.objectives.compare import assert_same
 from tests.objectives.enumeration import (
@@ -36,18 +36,7 @@ BASELINES = ["arithmetic", "geometric"]
 PARAMS = {"logits": np.array([0.3, -0.4, 0.1]), "theta": np.array(0.8)}
 
 
-def discrete_model():
-    theta = numpyro.param("theta", 0.8)
-    z = numpyro.sample("z", dist.Categorical(logits=jnp.asarray(PRIOR, float)))
-    numpyro.sample("x", dist.Normal(jnp.asarray(MEANS, float)[z], theta), obs=X)
-
-
-def discrete_guide():
-    logits = numpyro.param("logits", jnp.zeros(S))
-    numpyro.sample("z", dist.Categorical(logits=logits))
-
-
-def expected_bound(params, alpha, z, scale=1.0):
+def expected_bound(params, alpha, z, scale):
     """Over the combinations ``z`` of the particles' states."""
     log_q = log_softmax(params["logits"])
     lw = log_normal(X, MEANS, params["theta"]) + scale * (log_softmax(PRIOR) - log_q)
@@ -59,50 +48,47 @@ def assert_is_minus(grads, expected, tol):
         np.testing.assert_allclose(-grads[name], value, rtol=tol, atol=tol)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("baseline", "num_particles"), [("arithmetic", 2), ("geometric", 2), ("geometric", 3)]
-)
-def test_unbiased_over_every_draw(baseline, num_particles, tol):
-    z = combinations(S, num_particles)
-    grads = mean_gradients(
-        lambda alpha, each: VIMCO(
-            alpha, num_particles, vectorize_particles=each, baseline=baseline
-        ),
-        ALPHAS,
-        discrete_model,
-        discrete_guide,
-        PARAMS,
-        {"z": z},
-        np.exp(log_softmax(PARAMS["logits"])[z].sum(1)),
-    )
-    for alpha in ALPHAS:
-        expected = finite_difference(lambda p, a=alpha: expected_bound(p, a, z), PARAMS)
-        assert_is_minus(grads[alpha], expected, tol(2e-5, 1e-8))
+def covariance_of_the_elbo(alpha, num_particles, **kwargs):
+    return ThermodynamicELBO(1, num_particles, **kwargs)
 
 
 @pytest.mark.x64
-def test_unbiased_under_a_scale(tol):
-    """What is drawn follows q and not q to the power of the scale."""
+@pytest.mark.parametrize(
+    ("make", "num_particles", "alphas", "scale"),
+    [
+        (VIMCO, 2, ALPHAS, 0.3),
+        (partial(VIMCO, baseline="geometric"), 2, ALPHAS, 1.0),
+        pytest.param(partial(VIMCO, baseline="geometric"), 3, ALPHAS, 1.0, marks=pytest.mark.slow),
+        (covariance_of_the_elbo, 2, [1.0], 0.3),
+    ],
+    ids=["arithmetic", "geometric", "geometric of three", "ThermodynamicELBO"],
+)
+def test_unbiased_over_every_draw(make, num_particles, alphas, scale, tol):
+    """Under a scale too: what is drawn follows q and not q to the power of the scale."""
 
     def model():
         theta = numpyro.param("theta", 0.8)
-        with handlers.scale(scale=0.3):
+        with handlers.scale(scale=scale):
             z = numpyro.sample("z", dist.Categorical(logits=jnp.asarray(PRIOR, float)))
         numpyro.sample("x", dist.Normal(jnp.asarray(MEANS, float)[z], theta), obs=X)
 
-    z = combinations(S, 2)
+    def guide():
+        with handlers.scale(scale=scale):
+            numpyro.sample("z", dist.Categorical(logits=numpyro.param("logits", jnp.zeros(S))))
+
+    z = combinations(S, num_particles)
     grads = mean_gradients(
-        lambda alpha, each: VIMCO(alpha, 2, vectorize_particles=each),
-        [0.5],
+        lambda alpha, each: make(alpha, num_particles, vectorize_particles=each),
+        alphas,
         model,
-        handlers.scale(discrete_guide, scale=0.3),
+        guide,
         PARAMS,
         {"z": z},
         np.exp(log_softmax(PARAMS["logits"])[z].sum(1)),
     )
-    expected = finite_difference(lambda p: expected_bound(p, 0.5, z, 0.3), PARAMS)
-    assert_is_minus(grads[0.5], expected, tol(2e-5, 1e-8))
+    for alpha in alphas:
+        expected = finite_difference(lambda p, a=alpha: expected_bound(p, a, z, scale), PARAMS)
+        assert_is_minus(grads[alpha], expected, tol(2e-5, 1e-8))
 
 
 MIXED = {
@@ -229,24 +215,3 @@ def test_baselines_keep_their_digits_when_one_weight_dominates(a):
             expected.append(float(mean))
         got = _without_each(jnp.asarray(lw, jnp.float32), a, name)
         np.testing.assert_allclose(got, expected, rtol=2e-6)
-
-
-@pytest.mark.parametrize("baseline", BASELINES)
-def test_states_without_density(baseline):
-    """Weights of -inf are weights 0; if all are, the loss is inf and the gradient no nan."""
-
-    def model():
-        z = numpyro.sample("z", dist.Bernoulli(0.5))
-        numpyro.factor("x", jnp.where(z == 1, 0.3, -jnp.inf))
-
-    def guide():
-        numpyro.sample("z", dist.Bernoulli(logits=numpyro.param("logit", 0.0)))
-
-    loss = VIMCO(0.0, 3, baseline=baseline)
-    fn = jax.value_and_grad(lambda p, key: loss.loss(key, p, model, guide))
-    keys = random.split(random.key(0), 200)  # a tenth of them draws no other state
-    values, grads = jax.jit(jax.vmap(fn, (None, 0)))({"logit": 0.2}, keys)
-    assert np.all(np.isfinite(grads["logit"]))
-    assert np.all(np.isfinite(values) | (values == jnp.inf))
-    assert set(np.isfinite(values).tolist()) == {True, False}
-    assert np.all(grads["logit"][np.isinf(values)] == 0)

@@ -37,7 +37,7 @@ def test_kernel_ratio_matches_reference_values(tol):
 
 @pytest.mark.x64
 @pytest.mark.parametrize(
-    ("kernel", "lam"), [(IMQ(0.7, c=1.4), 0.05), (Epanechnikov(1.9), 1.3)], ids=["IMQ", "Epan."]
+    ("kernel", "lam"), [(IMQ(0.7), 0.05), (Epanechnikov(1.9), 1.3)], ids=["IMQ", "Epan."]
 )
 def test_kernel_ratio_is_the_minimiser_of_its_objective(kernel, lam, needs_x64):
     """Its derivative in function space: mean_d r k(d, z) - mean_n k(n, z) + lam r(z) = 0."""
@@ -53,9 +53,9 @@ def test_kernel_ratio_is_the_minimiser_of_its_objective(kernel, lam, needs_x64):
 
 
 def test_log_of_a_kernel_ratio_has_a_floor_without_a_gradient():
-    ratio = KernelRatio(0.1, RBF(0.5), floor=1e-3).fit(jnp.array(X), jnp.array(Y))
+    ratio = KernelRatio(0.1, RBF(0.5)).fit(jnp.array(X), jnp.array(Y))
     far, near = jnp.array([[50.0, 0.0]]), jnp.array(X[:1])
-    np.testing.assert_allclose(ratio.log_ratio(far), np.log(1e-3), rtol=1e-6)
+    np.testing.assert_allclose(ratio.log_ratio(far), np.log(1e-6), rtol=1e-6)
     slope = jax.grad(lambda z: ratio.log_ratio(z)[0])
     assert jnp.all(slope(far) == 0.0)
     expected = jax.grad(lambda z: jnp.log(ratio(z)[0]))(near)
@@ -113,21 +113,6 @@ def test_samples_that_can_be_told_apart_have_a_finite_log_ratio():
     assert ours[5:].max() < -2.0
 
 
-def test_minimum_of_the_loss_is_two_log_two_minus_twice_the_jensen_shannon_divergence():
-    """20,000 samples of two normals: the standard error of the loss is about 0.004."""
-    e = random.normal(random.key(2), (2, 20_000, 1))
-    num, den = LOC + SCALE * e[0], e[1]
-    loss = logistic_loss(log_ratio_of_normals(num), log_ratio_of_normals(den))
-    z = np.linspace(-8.0, 8.0, 4001)
-    q = np.exp(-((z - LOC) ** 2) / (2 * SCALE**2)) / SCALE
-    p = np.exp(-(z**2) / 2)
-    mixture = (p + q) / 2
-    total = np.sum(q * np.log(q / mixture) + p * np.log(p / mixture)) * (z[1] - z[0])
-    jsd = total / (2 * np.sqrt(2 * np.pi))
-    np.testing.assert_allclose(loss, 2 * np.log(2) - 2 * jsd, atol=0.016)
-    assert jsd > 0.05
-
-
 def test_whitening_gives_unit_moments_and_lets_a_gradient_through_the_samples_only():
     x = 1e4 + random.normal(random.key(3), (500, 3)) * jnp.array([0.5, 1.0, 300.0])
     x = x.at[:, 1].set(7.0)
@@ -137,18 +122,6 @@ def test_whitening_gives_unit_moments_and_lets_a_gradient_through_the_samples_on
     np.testing.assert_allclose([loc[1], scale[1]], [7.0, 1e-6], rtol=1e-6)
     slope = jax.grad(lambda x: jnp.sum(jnp.sin(whiten(x)[0])))(x)
     np.testing.assert_allclose(slope[:, 0], jnp.cos(u[:, 0]) / scale[0], rtol=1e-4)
-
-
-def test_adaptive_contrast_finds_a_log_ratio_of_narrow_and_wide():
-    """log q/p = log q_u/N(0, I) + log N(x; loc, scale)/p for q = N(3, 0.05^2), p = N(0, 1)."""
-    x = 3.0 + 0.05 * random.normal(random.key(4), (2000, 1))
-    u, _, scale = whiten(x)
-    learnt = LogisticRatio().fit(u, random.normal(random.key(5), u.shape)).log_ratio(u)
-    ours = learnt - jnp.log(scale[0]) - u[:, 0] ** 2 / 2 + x[:, 0] ** 2 / 2
-    truth = -jnp.log(0.05) - (x[:, 0] - 3.0) ** 2 / (2 * 0.05**2) + x[:, 0] ** 2 / 2
-    error = jnp.abs(ours - truth)
-    assert jnp.sqrt(jnp.mean(error**2)) < 0.15
-    assert truth.mean() > 6.0
 
 
 @pytest.mark.parametrize("estimator", [KernelRatio(0.1), LogisticRatio()], ids=repr)
@@ -174,5 +147,3 @@ def test_bad_input_is_one_clear_sentence():
         KernelRatio().fit(jnp.array(X), jnp.array(X[:, :1]))
     with pytest.raises(ValueError, match="degree is 3; it must be 1 or 2"):
         LogisticRatio(3)
-    with pytest.raises(ValueError, match="51 dimensions, which is 1378 monomials; use degree=1"):
-        LogisticRatio().fit(jnp.ones((2, 51)), jnp.ones((2, 51)))

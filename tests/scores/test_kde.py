@@ -15,7 +15,7 @@ Y = np.array([[0.5, 0.5], [-0.2, 0.1]])
     "kernel",
     [
         RBF(0.6),
-        IMQ(1.1, c=1.4, beta=-0.3),
+        IMQ(1.1, beta=-0.3),
         Cauchy(0.8),
         lambda x, y: jnp.exp(-abs(x[:, None] - y).sum(-1)),
     ],

@@ -23,7 +23,7 @@ X = np.array([[0.3, -0.7], [1.2, 0.4], [-0.8, 0.9], [0.1, 1.5], [-1.4, -0.6]])
 Y = np.array([[0.5, 0.5], [-0.2, 0.1]])
 KERNELS = [
     RBF("median", factor=2.0),
-    IMQ(0.7, c=1.4, beta=-0.8, factor=0.5),
+    IMQ(0.7, beta=-0.8, factor=0.5),
     Cauchy("median_distance", factor=0.7),
     Epanechnikov(1.7),
 ]
@@ -49,15 +49,14 @@ def test_matches_reference_values(kernel, value, grad_y, cross, tol):
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
-def test_derivatives_are_those_of_autodiff(kernel):
+def test_stein_kernel_is_that_of_autodiff(kernel):
     x, y = jnp.array(X) + 3.0, jnp.array(Y) + 3.0
     kernel = kernel.resolve(x)
     by_autodiff = as_kernel(lambda x, y: kernel(x, y))
     a, b = jnp.cos(x), jnp.sin(y)
-    for name in ("grad_x", "grad_y", "cross_trace"):
-        ours, theirs = getattr(kernel, name)(x, y), getattr(by_autodiff, name)(x, y)
-        np.testing.assert_allclose(ours, theirs, atol=2e-6)
     ours, theirs = kernel.stein(x, y, a, b), by_autodiff.stein(x, y, a, b)
+    np.testing.assert_allclose(ours, theirs, atol=5e-6)
+    ours, theirs = kernel.repulsion(x, y), by_autodiff.repulsion(x, y)
     np.testing.assert_allclose(ours, theirs, atol=5e-6)
 
 
@@ -75,11 +74,10 @@ def test_median_bandwidth_matches_reference(tol):
 
 def test_median_of_many_points_uses_evenly_spaced_rows_and_the_full_count():
     x = jnp.exp(random.normal(random.key(0), (1001, 2)))
-    rows = np.rint(np.arange(100) * 10.01).astype(int)
-    wide = median_bandwidth(x, rule="median_distance", max_particles=100)
+    rows = np.rint(np.arange(256) * 1001 / 256).astype(int)
+    wide = median_bandwidth(x, rule="median_distance")
     assert wide == median_bandwidth(x[rows], rule="median_distance")
-    ours = median_bandwidth(x, max_particles=100)
-    np.testing.assert_allclose(ours, wide * np.sqrt(0.5 / np.log(1002)), rtol=1e-6)
+    np.testing.assert_allclose(median_bandwidth(x), wide * np.sqrt(0.5 / np.log(1002)), rtol=1e-6)
 
 
 def test_median_falls_back_to_the_mean_and_then_to_one():
@@ -89,15 +87,6 @@ def test_median_falls_back_to_the_mean_and_then_to_one():
     np.testing.assert_allclose(ours, mean, rtol=1e-6)
     assert median_bandwidth(jnp.ones((4, 2))) == 1.0
     assert median_bandwidth(jnp.ones((1, 2))) == 1.0
-
-
-def test_distances_survive_a_large_offset():
-    x = 0.1 * random.normal(random.key(1), (50, 3))
-    # Between two powers of two, so that taking the offset away again is exact.
-    shifted = jnp.float32(x) + 12288.0
-    centred = shifted - 12288.0
-    np.testing.assert_array_equal(RBF()(shifted, shifted), RBF()(centred, centred))
-    assert 0.03 < median_bandwidth(shifted) < 0.3
 
 
 def test_no_gradient_flows_through_a_rule_but_through_a_number():
@@ -126,7 +115,7 @@ def test_kernels_are_frozen_pytrees_that_cross_jit_vmap_and_pickle():
     x = jnp.array(X)
     kernel = IMQ("median", beta=-0.3)
     assert isinstance(kernel, BaseKernel)
-    assert jax.tree.leaves(kernel) == [1.0, 1.0, -0.3]
+    assert jax.tree.leaves(kernel) == [1.0, -0.3]
     crossed = jax.jit(lambda k: jax.tree.map(lambda leaf: leaf, k))(kernel)
     assert crossed.bandwidth == "median"
     expected = kernel(x, x)
@@ -152,12 +141,6 @@ def test_a_kernel_of_ones_own_needs_only_its_formula():
         def phi(self, s):
             return (1.0 + s / self.length**2) ** -3
 
-        def dphi(self, s):
-            return -3.0 * (1.0 + s / self.length**2) ** -4 / self.length**2
-
-        def d2phi(self, s):
-            return 12.0 * (1.0 + s / self.length**2) ** -5 / self.length**4
-
     x, y = jnp.array(X), jnp.array(Y)
     gradient = 2.0 * (1.0 + x @ y.T)[..., None] * y[None]
     np.testing.assert_allclose(Quadratic().grad_x(x, y), gradient, rtol=1e-5)
@@ -175,7 +158,7 @@ def test_a_kernel_of_ones_own_needs_only_its_formula():
         (lambda: RBF("meadian"), "'median', 'median_distance'"),
         (lambda: RBF(factor=0.0), "factor is 0.0"),
         (lambda: IMQ(beta=-1.0), r"beta is -1.0; it must be in \(-1, 0\)"),
-        (lambda: Cauchy("he"), r"which Cauchy is not; use RBF\('he'\)"),
+        (lambda: Cauchy("he"), r"Cauchy is no Gaussian.*use RBF\('he'\)"),
         (lambda: median_bandwidth(jnp.ones(3)), r"pass x\[:, None\]"),
         (lambda: RBF(1.0)(jnp.ones((3, 1)), jnp.ones((3, 2))), "dimension 1 and y"),
     ],

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.scores import IMQ, RBF, SpectralScore, SteinScore
+from numpyro_ext.scores import IMQ, RBF, SpectralScore
 
 X = np.array([[0.3, -0.7], [1.2, 0.4], [-0.8, 0.9], [0.1, 1.5], [-1.4, -0.6]])
 Y = np.array([[0.5, 0.5], [-0.2, 0.1]])
@@ -19,7 +19,7 @@ def test_matches_reference_values(tol):
 
 @pytest.mark.x64
 def test_equals_the_explicit_sums_over_eigenfunctions(needs_x64):
-    x, y, kernel, num = jnp.array(X) + 2.0, jnp.array(Y) + 2.0, IMQ(0.8, c=1.3), 4
+    x, y, kernel, num = jnp.array(X) + 2.0, jnp.array(Y) + 2.0, IMQ(0.8), 4
     values, vectors = np.linalg.eigh(kernel(x, x))
     gradients, at_y = np.asarray(kernel.grad_y(x, x)), np.asarray(kernel(x, y))
     expected = np.zeros_like(Y)
@@ -35,14 +35,6 @@ def test_equals_the_explicit_sums_over_eigenfunctions(needs_x64):
     np.testing.assert_allclose(fitted(x), SpectralScore(num, kernel)(x), rtol=1e-9)
     np.testing.assert_allclose(
         np.abs(fitted.eigenfunctions(x)), 5**0.5 * np.abs(vectors[:, ::-1][:, :num]), atol=1e-9
-    )
-
-
-@pytest.mark.x64
-def test_all_eigenfunctions_are_the_stein_estimator_without_a_ridge(needs_x64):
-    x = jnp.array(X)
-    np.testing.assert_allclose(
-        SpectralScore(5, RBF(1.5))(x), SteinScore(1e-12, RBF(1.5))(x), rtol=1e-6
     )
 
 
