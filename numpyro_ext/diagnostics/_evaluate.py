@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array, lax, random
+from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 from numpyro.handlers import seed, substitute, uncondition
@@ -297,12 +297,11 @@ def over_draws(
     """
 
     def run(fit: Fit, params: Params, draws: Sites | None, keys: Array) -> Any:
-        evaluate_draw, shared = prepare(fit, params, jax.tree.map(lambda x: x[0], draws), keys[0])
-        if len(keys) <= block:
-            return jax.vmap(evaluate_draw)(draws, keys), shared
-        if draws is None:
-            return map_blocks(lambda i: evaluate_draw(None, keys[i]), len(keys), block), shared
-        return lax.map(lambda x: evaluate_draw(*x), (draws, keys), batch_size=block), shared
+        def draw(i: Any) -> Sites | None:
+            return jax.tree.map(lambda x: x[i], draws)
+
+        evaluate_draw, shared = prepare(fit, params, draw(0), keys[0])
+        return map_blocks(lambda i: evaluate_draw(draw(i), keys[i]), len(keys), block), shared
 
     compiled = compile_with_data(fit, run)
 

@@ -345,7 +345,7 @@ def split_chains(x: np.ndarray, num_chains: int) -> np.ndarray:
 def sites_of(group: Any) -> Numbers:
     """``{site: (chain, draw, *site)}`` of a group of a ``DataTree``."""
     return {
-        value.attrs.get("site", str(name)): value.transpose("chain", "draw", ...).to_numpy()
+        str(name): value.transpose("chain", "draw", ...).to_numpy()
         for name, value in group.data_vars.items()
     }
 

@@ -29,21 +29,6 @@ Names = Mapping[str, Sequence[str]]
 """Dimension names by site."""
 
 
-def _name(site: str) -> str:
-    """A name for a ``DataTree``, in which the slash of NumPyro's ``scope`` would be a path."""
-    return site.replace("/", ".")
-
-
-def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    names = {name: _name(name) for name in values}
-    if len(set(names.values())) < len(names):
-        raise ValueError(
-            f"the names {sorted(names)} are not different when each '/' is a '.', as in a"
-            " DataTree; rename one of them."
-        )
-    return {names[name]: value for name, value in values.items()}
-
-
 def _tree(
     groups: dict[str, dict[str, Any]],
     attributes: dict[str, Any],
@@ -60,25 +45,21 @@ def _tree(
                 f"the model has a site '{name}', which is the name of a dimension of the DataTree,"
                 " so the site would be lost there; rename it in the model."
             )
-        variables = arviz_base.dict_to_dataset(
-            _renamed(data),
+        return arviz_base.dict_to_dataset(
+            data,
             attrs=attributes if group == "posterior" else None,
             inference_library=numpyro,
             # Log densities have the axes of a site without the axes of its event.
             dims={
-                _name(name): [_name(dim) for dim in dims[name][: np.ndim(x) - len(sample_dims)]]
+                name: dims[name][: np.ndim(x) - len(sample_dims)]
                 for name, x in data.items()
                 if name in dims
             },
-            coords=_renamed(coords or {}),
+            coords=coords,
             sample_dims=sample_dims,
             # Many chains of few draws are no mistake here: restarts, ensembles.
             check_conventions=False,
         )
-        for name in data:
-            if _name(name) != name:
-                variables[_name(name)].attrs["site"] = name
-        return variables
 
     tree = DataTree.from_dict(
         {group: dataset(group, data) for group, data in groups.items() if data}
@@ -92,13 +73,15 @@ def _refuse_large(
 ) -> None:
     """An error, before anything is computed, if a group would not fit into a small memory."""
     data = [x for x in proto.trace.values() if is_data(x) and x["name"] not in proto.left_out]
-    numbers = {
-        "log_likelihood": sum(map(count_of, data)) if log_likelihood else 0,
-        "posterior_predictive": sum(count_of(x) * math.prod(x["fn"].event_shape) for x in data)
-        if posterior_predictive
-        else 0,
+    of_rows, of_values = (
+        sum(count_of(x) * factor(x) for x in data)
+        for factor in (lambda x: 1, lambda x: math.prod(x["fn"].event_shape))
+    )
+    groups = {
+        "log_likelihood": of_rows * log_likelihood,
+        "posterior_predictive": of_values * posterior_predictive,
     }
-    for name, count in numbers.items():
+    for name, count in groups.items():
         size = num_draws * count * np.dtype(jnp.result_type(float)).itemsize
         if size > LARGEST:
             raise ValueError(
@@ -150,7 +133,7 @@ def to_arviz(
     the fit; :func:`diagnose` does. With restarts as chains, ``az.rhat`` above 1.01 says that the
     restarts are different optima. The LOO to quote for a variational fit is
     ``az.loo_approximate_posterior(dt, log_p=dt.sample_stats.lp, log_q=dt.sample_stats.log_q)``. A
-    ``/`` in the name of a site becomes a ``.`` in the tree.
+    name may not hold a ``/``: ``scope(model, "a", divider=".")``.
 
     **Cost:** the likelihood of N data at S draws. A group of more than 1 GB is refused.
 

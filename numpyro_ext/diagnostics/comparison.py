@@ -59,8 +59,6 @@ class Comparison(NamedTuple):
     """Limits of the ratios of sds."""
     farthest: float = SHIFT
     """The limit of the shift."""
-    elsewhere: str = ""
-    """The remedy where the draws are 10 sds and more from where they belong."""
 
     def rows(self) -> list[Row]:
         """The lines of the worst shift, ratio and shape. None of them is right if one of the first
@@ -84,8 +82,7 @@ class Comparison(NamedTuple):
 
     def _wrong_mean(self, k: int) -> str:
         by = abs(self.shift[k])
-        remedy = self.elsewhere if self.elsewhere and by > 10 else self.remedy
-        return f"moves the mean of {self.name(k)} by {by:.2g} of its sds; {remedy}."
+        return f"moves the mean of {self.name(k)} by {by:.2g} of its sds; {self.remedy}."
 
     def _wrong_sd(self, k: int) -> str:
         by = 1 / self.ratio[k]

@@ -93,13 +93,11 @@ def kernel_stein_discrepancy(
         ``posterior``, chains flattened) or a dict ``{site: (S, *site)}`` of constrained draws.
     :param score: for an array: the target's score, ``(S, d)`` values or a callable that gives them.
     :param kernel: a kernel of :mod:`numpyro_ext.scores`; default ``IMQ("median_distance")``.
-    :param model: the model, for a ``DataTree`` or a dict. Substitute the values of its
-        ``numpyro.param`` sites, if it has any.
+    :param model: the model, for a ``DataTree`` or a dict, without ``numpyro.param`` sites.
     :param tuple model_args: the model's arguments, with all data.
     :param dict model_kwargs: its keyword arguments.
     :param int num_samples: at most this many draws, equally spaced; default: all.
-    :param str statistic: ``"u"`` (unbiased, may be negative) or ``"v"`` (never negative, biased
-        up).
+    :param str statistic: ``"u"`` (unbiased) or ``"v"`` (never negative, biased up).
     :param int block_size: rows of pairs at a time, which bounds the memory to O(S * block_size).
     :return: a scalar, the *square*; draws that are not finite are an error, or NaN if traced.
 
@@ -161,8 +159,7 @@ def maximum_mean_discrepancy(
     :param y: ``n`` other draws of the same kind, with the same d or the same sites.
     :param kernel: a kernel of :mod:`numpyro_ext.scores`; default ``RBF("median_distance")``, the
         distance taken over x and y together.
-    :param str statistic: ``"u"`` (unbiased, may be negative) or ``"v"`` (never negative, biased
-        up).
+    :param str statistic: ``"u"`` (unbiased) or ``"v"`` (never negative, biased up).
     :param int block_size: rows of pairs at a time, which bounds the memory.
     :return: a scalar, the *square*; draws that are not finite are an error, or NaN if traced.
 

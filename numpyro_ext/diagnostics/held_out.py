@@ -1,6 +1,7 @@
 """The likelihood of new data under a fit whose guide infers their latent variables too."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 import math
 from typing import Any
@@ -67,8 +68,8 @@ def held_out_log_likelihood(
     :param obj: an ``SVI`` or engine whose guide infers local variables from the arguments, as a
         :class:`~numpyro_ext.svae.SVAEGuide`, a :class:`~numpyro_ext.guides.FlowGuide` or a function
         with a network does. If all latent variables are global, any fit.
-    :param result: for an ``SVI`` or engine: what its ``run`` returned, or the state of the ``SVI``.
-        Several restarts are one mixture of models.
+    :param result: for an ``SVI`` or engine: what its ``run`` returned, or the state of the ``SVI``;
+        a list of restarts is one mixture.
     :param tuple model_args: the model's arguments with the new data.
     :param dict model_kwargs: its keyword arguments.
     :param int num_samples: S, draws from the guide.
@@ -168,18 +169,13 @@ def _sites_along_data(fit: Fit, layout: Layout, trace: Trace) -> set[str]:
             return x[:-1] if x.shape[:1] == (num_rows,) else x
         return x - 1 if type(x) is int and x == num_rows else x
 
-    if num_rows == 1 or len(layout.plates) > 1:
-        return set()
-    args, kwargs = jax.tree.map(shorter, (fit.args, fit.kwargs))
-    try:
-        other = shapes_of(fit.model, args, kwargs)
-    except Exception:  # rows that the model has from elsewhere
-        return set()
-    before, after = (
-        {site["name"]: jnp.shape(site["value"]) for site in latent_sites(trace_of_rows)}
-        for trace_of_rows in (trace, other)
-    )
-    return {name for name in before.keys() & after.keys() if before[name] != after[name]}
+    other: Trace = {}
+    if num_rows > 1 and len(layout.plates) == 1:
+        args, kwargs = jax.tree.map(shorter, (fit.args, fit.kwargs))
+        with suppress(Exception):  # of rows that the model has from elsewhere
+            other = shapes_of(fit.model, args, kwargs)
+    names = {site["name"] for site in latent_sites(trace)} & other.keys()
+    return {n for n in names if jnp.shape(trace[n]["value"]) != jnp.shape(other[n]["value"])}
 
 
 def _compile(fit: Fit, rng_key: Array) -> Callable[..., Iterator[Any]]:

@@ -5,13 +5,17 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-from jax import random
+from jax import Array, random
+import jax.numpy as jnp
 import numpy as np
+from numpyro.handlers import condition, seed
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._typing import Model
+from numpyro_ext._model.checks import check_observed
+from numpyro_ext._model.handlers import every_row, unobserved, valid_plates
+from numpyro_ext._model.read import is_data, latent_sites, sample_sites, shape_trace, trace_of
+from numpyro_ext._typing import Model, Sites, Trace
 from numpyro_ext.diagnostics._fit import check_arguments, check_key
-from numpyro_ext.diagnostics._simulate import Simulator
 from numpyro_ext.diagnostics.simulation_fits import Fit
 from numpyro_ext.diagnostics.table import in_columns
 
@@ -138,7 +142,8 @@ def simulation_based_calibration(
     L = check_count("num_samples", num_samples, 10)
     key_prior, key_fits, key_ranks = random.split(check_key(rng_key), 3)
     args, kwargs = check_arguments(args, kwargs)
-    simulator = Simulator(model, args, kwargs, observed_sites)
+    simulator = _Simulator(model, args, kwargs, observed_sites)
+    observed = simulator.model  # one object, so that compiled programs are kept
     names = [name for name in simulator.latents if name not in simulator.discrete]
     if not names:
         raise ValueError(f"the model has no continuous latent site, but {simulator.latents}.")
@@ -151,7 +156,7 @@ def simulation_based_calibration(
     fits: list[dict[str, tuple[np.ndarray, np.ndarray]]] = []
     for i, key in enumerate(random.split(key_fits, num_simulations)):
         truth, data = jax.tree.map(lambda x: x[i], simulated)  # noqa: B023 - used at once
-        draws = fit(key, simulator.model, (data, *args), kwargs)
+        draws = fit(key, observed, (data, *args), kwargs)
         fits.append({name: _ranked(name, draws, truth[name], L, rng) for name in names})
     ranks = {name: np.stack([each[name][0] for each in fits]) for name in names}
     varies = {name: np.any([each[name][1] for each in fits], 0) for name in names}
@@ -208,3 +213,99 @@ def _shape(pit: np.ndarray) -> str:
     if spread > 0:
         return "heaped at both ends: the draws are too narrow"
     return "heaped in the middle: the draws are too wide"
+
+
+class _observed(condition):
+    """Condition on data of all rows, of which a plate takes the rows of its minibatch."""
+
+    def __init__(self, fn: Model, data: Sites) -> None:
+        values: Any = data
+        super().__init__(fn, data=values)
+        self.rows: dict[str, tuple[int, Array]] = {}
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        super().process_message(msg)  # type: ignore[arg-type] - a message is a dict
+        assert self.data is not None
+        if msg["type"] != "sample" or msg["name"] not in self.data:
+            return
+        if msg.get("_control_flow_done", False):
+            return
+        value: Any = msg["value"]
+        for frame in msg["cond_indep_stack"]:
+            size, idx = self.rows.get(frame.name, (0, None))
+            axis = frame.dim - msg["fn"].event_dim
+            if idx is not None and jnp.ndim(value) >= -axis and jnp.shape(value)[axis] == size:
+                value = jnp.take(value, idx, axis)
+        msg["value"] = value
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "plate":
+            self.rows[msg["name"]] = msg["args"][0], msg["value"]
+
+
+class _Simulator:
+    """Draws of latent sites and data from the prior of a model, on all of its rows.
+
+    :param observed: names of the sites that are data; None for those that are observed.
+    """
+
+    def __init__(
+        self, model: Model, args: tuple, kwargs: dict[str, Any], observed: Collection[str] | None
+    ) -> None:
+        self._whole = every_row(valid_plates(model))
+        self._args, self._kwargs = args, kwargs
+        trace = shape_trace(seed(self._whole, 0), args, kwargs)
+        check_observed(trace)
+        _refuse(trace)
+        self.data = _data_sites(trace, observed)
+        latents = [site for site in latent_sites(trace) if site["name"] not in self.data]
+        self.latents = [site["name"] for site in latents]
+        self.discrete = [s["name"] for s in latents if s["fn"].support.is_discrete]
+        self._given = {name for name in self.data if trace[name]["is_observed"]}
+        self._model = model
+
+    def model(self, data: Sites, *args: Any, **kwargs: Any) -> Any:
+        """The model on the data of its observed sites, for all rows."""
+        return _observed(self._model, data)(*args, **kwargs)
+
+    def draw(self, rng_key: Array) -> tuple[Sites, Sites]:
+        """Latent sites and data, which may be traced; NaN stays where the data have it."""
+        trace = trace_of(seed(unobserved(self._whole), rng_key), self._args, self._kwargs)
+        data = {name: trace[name]["value"] for name in self.data}
+        for name in self._given:
+            observed = jnp.asarray(trace[name]["infer"]["obs"])
+            if observed.dtype.kind == data[name].dtype.kind == "f":
+                data[name] = jnp.where(jnp.isnan(observed), jnp.nan, data[name])
+        return {name: trace[name]["value"] for name in self.latents}, data
+
+
+def _refuse(trace: Trace) -> None:
+    """An error for what has no prior from which it could be drawn."""
+    for name, site in trace.items():
+        if site["type"] == "param" and jax.tree.leaves(site["value"]):
+            raise ValueError(
+                f"the param site '{name}' of the model has no prior; give it one by numpyro.sample,"
+                " or fix it by numpyro.handlers.substitute."
+            )
+        if site["type"] == "sample" and site["is_observed"] and not is_data(site):
+            raise ValueError(
+                f"draws from the prior do not follow the factor '{name}' of the model; write it as"
+                " a distribution of numpyro.sample."
+            )
+
+
+def _data_sites(trace: Trace, given: Collection[str] | None) -> list[str]:
+    """The names of the sites that are data, in the order of the model."""
+    sites = {site["name"]: site["is_observed"] for site in sample_sites(trace)}
+    observed = [name for name, is_observed in sites.items() if is_observed]
+    names = [name for name in sites if name in (observed if given is None else given)]
+    if given is not None and (len(names) < len(given) or set(observed) - set(given)):
+        raise ValueError(
+            f"observed_sites is {list(given)}; it must hold sample sites of the model,"
+            f" {list(sites)}, and among them those that are observed, {observed}."
+        )
+    if not names:
+        raise ValueError(
+            "the model observes no site on these arguments; pass its data, or observed_sites=."
+        )
+    return names

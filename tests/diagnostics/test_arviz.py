@@ -143,31 +143,6 @@ def test_custom_guide_keeps_only_sites_of_the_model_and_its_deterministic_sites(
     assert dt.attrs["density"] == "bound"
 
 
-SPREAD = jnp.linspace(-0.75, 0.75, 7)
-"""Its standard deviation is that of the posterior, 1/2."""
-
-
-class Particles(AutoNormal):
-    """What a particle guide looks like from outside."""
-
-    def particles(self, params):
-        loc = params["z_auto_loc"]
-        return {"z": loc + SPREAD}
-
-
-def test_particles_are_the_draws_in_order():
-    svi = svi_of(conjugate, Particles(conjugate))
-    dt = to_arviz(svi, result=EXACT, model_args=(X, 1), num_samples=500)
-    np.testing.assert_allclose(dt.posterior.z, 0.375 + SPREAD[None], rtol=1e-6)
-    assert dt.attrs["inference_method"] == "particles"
-    assert dt.attrs["density"] == "none"
-    assert dt.log_likelihood.x.shape == (1, 7, 3)
-    assert set(dt.sample_stats.data_vars) == {"lp"}
-    z = dt.posterior.z.to_numpy()
-    log_p = dist.Normal().log_prob(z) + dist.Normal(z[..., None]).log_prob(X).sum(-1)
-    np.testing.assert_allclose(dt.sample_stats.lp, log_p, rtol=1e-5)
-
-
 def test_deterministic_sites_belong_to_the_arguments_of_the_call():
     def regression(x, y):
         w = numpyro.sample("w", dist.Normal())

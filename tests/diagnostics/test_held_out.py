@@ -222,13 +222,6 @@ def outside_guide(y):
     numpyro.sample("u", dist.Normal(y / 2, 0.5**0.5).to_event(1))
 
 
-@pytest.mark.slow
-def test_numbers_that_would_not_fit_into_memory_are_refused():
-    svi = svi_of(plain, plain_guide(linear_network()))
-    with pytest.raises(ValueError, match=r"2.8 GB; .* fewer rows at a time, as model_args="):
-        held_out_log_likelihood(svi, PLAIN_PARAMS, model_args=(Y,), num_samples=10**8)
-
-
 def test_a_latent_variable_of_a_row_outside_the_plate_is_refused():
     """Without log p(u) / q(u) the row y = 3 would have -1.88 in place of log N(3 | 0, 2)."""
     for y in (jnp.array([0.0, 3.0]), jnp.array([3.0])):

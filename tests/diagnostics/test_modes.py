@@ -1,8 +1,5 @@
 """Modes that are missing, or that have another share of the draws than of the mass."""
 
-from functools import partial
-import warnings
-
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -19,9 +16,7 @@ from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.diagnostics.checks.chains import AGREEMENT
 from numpyro_ext.diagnostics.checks.modes import SHARES_OF_MODES as SHARE
 from numpyro_ext.diagnostics.comparison import SD
-from numpyro_ext.guides import AutoRealNVPNormal
 from numpyro_ext.mcmc import Settings
-from numpyro_ext.objectives import VRELBO
 from numpyro_ext.particles import AutoParticles, RegularizedSVGD
 from tests.diagnostics import drawn
 from tests.diagnostics.drawn import Drawn, rows_of, wrong
@@ -165,13 +160,3 @@ def test_a_mode_that_no_search_from_near_0_finds_is_told_of():
     first = {"z": (drawn.LOCS[0], drawn.SDS[0])}
     row = rows_of(diagnose(drawn.drawing(drawn.two_modes, first), {}, model_args=(0.2,)))[SHARE]
     assert row.ok is False and row.value == pytest.approx((0.2 / 0.8) ** 0.5, abs=0.02)
-
-
-@pytest.mark.nightly
-def test_a_flow_that_stays_at_the_heaviest_mode_of_its_start_is_wrong():
-    model = partial(apart, 0.2)
-    svi = SVI(model, AutoRealNVPNormal(model), optax.adam(1e-3), VRELBO(1.0, 4))
-    with warnings.catch_warnings():  # of several modes
-        warnings.simplefilter("ignore")
-        fit = svi.run(random.key(0), 500, progress_bar=False)
-    assert wrong(diagnose(svi, fit, model_args=())) == [SHARE]

@@ -75,12 +75,6 @@ def test_chains_that_do_not_move_judge_nothing(fields, ok):
     assert Diagnosis("", tuple(rows)).ok is bool(ok)
 
 
-def test_draws_far_away_are_to_begin_elsewhere_and_not_to_be_trained_longer():
-    for shift, words in ((2.0, "train longer"), (-30.0, "elsewhere: begin at the modes")):
-        row = group(shift=shift).rows()[0]
-        assert row.ok is False and words in row.verdict
-
-
 @pytest.mark.parametrize(
     ("ratio", "error", "ok"),
     [

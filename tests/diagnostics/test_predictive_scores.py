@@ -13,7 +13,6 @@ import pytest
 from scipy.special import ndtr
 
 from numpyro_ext.diagnostics import (
-    ClassificationScores,
     RegressionScores,
     brier_score,
     expected_calibration_error,
@@ -213,17 +212,6 @@ def one_class(x, s=None):
     slope = numpyro.sample("slope", dist.Normal(0.0, 3.0))
     with numpyro.plate("data", len(x)):
         numpyro.sample("s", dist.Bernoulli(logits=slope * x), obs=s)
-
-
-@pytest.mark.slow
-def test_of_several_observed_sites_one_is_named():
-    svi = svi_of(two_sites)
-    with pytest.raises(ValueError, match=r"site is None; .* observed sites \['y', 's'\]"):
-        predictive_scores(svi, SLOPE, model_args=(X, Y))
-    numbers = predictive_scores(svi, SLOPE, model_args=(X, Y), site="y")
-    assert isinstance(numbers, RegressionScores)
-    classes = predictive_scores(svi, SLOPE, model_args=(X, Y), site="s")
-    assert isinstance(classes, ClassificationScores)
 
 
 def test_scores_of_classes_are_those_of_their_probabilities():

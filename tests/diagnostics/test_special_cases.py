@@ -9,7 +9,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 import pytest
 
-from numpyro_ext.diagnostics import kernel_stein_discrepancy, pareto_khat, to_arviz
+from numpyro_ext.diagnostics import pareto_khat, to_arviz
 from tests.diagnostics.drawn import visited
 
 X = jnp.array([0.5, -1.0, 2.0])
@@ -22,29 +22,6 @@ def run(model, draws, *args):
 
 def svi_of(model):
     return SVI(model, AutoNormal(model), numpyro.optim.Adam(0.1), Trace_ELBO())
-
-
-def test_scoped_sites_have_a_dot_in_the_tree_and_are_found_again():
-    def scoped(x):
-        z = numpyro.sample("a/z", dist.Normal())
-        with numpyro.plate("a/N", 3):
-            numpyro.sample("a/x", dist.Normal(z), obs=x)
-
-    draws = {"a/z": jnp.linspace(-1.0, 1.0, 8)}
-    names = {"dims": {"a/x": ["a/row"]}, "coords": {"a/row": list("uvw")}}
-    dt = to_arviz(run(scoped, draws, X), **names)
-    assert list(dt.posterior.data_vars) == ["a.z"]
-    assert dt.log_likelihood["a.x"].dims == ("chain", "draw", "a.row")
-    assert list(dt.observed_data["a.row"].to_numpy()) == ["u", "v", "w"]
-    args = {"model": scoped, "model_args": (X,)}
-    assert kernel_stein_discrepancy(dt, **args) == kernel_stein_discrepancy(draws, **args)
-
-    def clash():
-        numpyro.sample("a/z", dist.Normal())
-        numpyro.sample("a.z", dist.Normal())
-
-    with pytest.raises(ValueError, match=r"'a\.z', 'a/z'.* not different"):
-        to_arviz(run(clash, {"a/z": jnp.ones(2), "a.z": jnp.ones(2)}))
 
 
 def clusters(x):

@@ -15,7 +15,6 @@ import optax
 import pytest
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.expansion import TaylorExpansion
 from numpyro_ext._model.potential import Program
 from numpyro_ext.data import HostArray
 from numpyro_ext.diagnostics import _target, diagnose, evidence_bounds, pareto_khat
@@ -94,14 +93,6 @@ def test_rows_on_the_host_are_judged_by_an_expansion_at_the_draws(monkeypatch):
         for args, p in ((data, proxy), (host, None))
     ]
     np.testing.assert_allclose(bounds[0], bounds[1], atol=0.1)
-
-
-def test_the_expansion_of_draws_is_at_their_mean_in_unconstrained_space():
-    svi, params, data, _ = fitted()
-    w, half = np.array([0.2, 0.4]), np.array([0.5, 2.0])
-    fit = fit_of(svi, params, data, {})._replace(draws=[{"w": w, "half": half}])
-    center = _target._center_of(fit, TaylorExpansion(model, data, {}))
-    assert float(center["w"]) == pytest.approx(0.3) and float(center["half"]) == pytest.approx(1.0)
 
 
 @pytest.mark.nightly

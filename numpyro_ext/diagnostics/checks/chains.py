@@ -223,25 +223,11 @@ def row_of_mean(
 
 
 def problems_of_chains(context: FitContext) -> list[str]:
-    """Sentences on what did not hold where the kernel found its settings, or in warmup."""
-    kernel, settings = context.kernel, context.settings
-    if kernel is None or not context.is_biased:
-        return []
-    state = context.obj.last_state
-    sentences: list[str] = list(settings.problems) if settings else []
+    """Sentences on what did not hold where the kernel found its settings."""
+    settings = context.settings
+    sentences: list[str] = list(settings.problems) if settings and context.is_biased else []
     shares = shares_of_modes(context)
     if shares is not None and shares.ok:
         # Several modes are no problem where each has its share of the draws.
         sentences = [x for x in sentences if x not in of_kind(sentences, "several modes")]
-    if (kernel.noise_share(state) or 0) > 1:
-        sentences.append(
-            "the estimate of the gradients' noise is larger than the injected noise, so the rest of"
-            f" it heats the chain; {_less_noise(settings)}."
-        )
-    scale = getattr(state, "step_scale", None)
-    if scale is not None and (least := float(np.min(np.asarray(scale)))) < 1:
-        sentences.append(
-            f"the chain diverged in warmup and went on with {least:.2g} of its step;"
-            f" {_less_noise(settings) if settings else 'pass a smaller one, or step_size=None'}."
-        )
     return sentences

@@ -100,7 +100,6 @@ class MovedDraws(NamedTuple):
             width_errors=None if moved.range_error is None else np.asarray(moved.range_error),
             limits=self.limits,
             farthest=self.farthest,
-            elsewhere="the draws are elsewhere: begin at the modes, find_modes(model, *args)",
         ).rows()
 
     def _doubt(self) -> str | None:
