@@ -17,10 +17,11 @@ Read = Callable[[Any], Any]
 def read_on_host(read: Read, row: Any, index: Array) -> Any:
     """``read(index)``, with ``index.shape`` in front of the shape of each array of a row.
 
-    It is ``jax.pure_callback`` without making arrays of JAX of what is given, which takes longer
-    than to read some hundred rows. A program of several devices has ``jax.pure_callback`` itself,
-    which knows on which of them it is called.
+    It is ``jax.pure_callback`` without what that does before each call: to make arrays of JAX of
+    what is given takes longer than to read some hundred rows. A program of several devices has
+    ``jax.pure_callback`` itself, which knows on which of them it is called.
 
+    :param read: a function of the numbers of rows, of any shape, in NumPy.
     :param row: shape and dtype of each array of a row, a tree.
     """
     leaves, tree = jax.tree.flatten(row)

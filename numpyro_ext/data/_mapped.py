@@ -49,11 +49,12 @@ class MappedRows:
         """Rows by their numbers, or a view of a slice of them."""
         self._check()
         if isinstance(index, slice):
-            self._ask_for(np.array([index.start]), index.stop - index.start)
+            if self._is_slow:
+                self.ask_for(np.array([index.start]), index.stop - index.start)
             return self._rows[index]
         began = time.perf_counter()
         if self._is_slow:
-            self._ask_for(index, 1)
+            self.ask_for(index, 1)
         # The numbers have been checked, and "clip" does not do it again.
         rows = np.take(self._rows, index, 0, mode="clip")
         slow = time.perf_counter() - began > _SLOW * len(index)
@@ -62,7 +63,7 @@ class MappedRows:
         self._is_slow = slow
         return rows
 
-    def _ask_for(self, index: np.ndarray, num: int) -> None:
+    def ask_for(self, index: np.ndarray, num: int) -> None:
         """Tell the system that ``num`` rows from each of these will be read."""
         if self._map is None:
             return

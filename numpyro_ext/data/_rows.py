@@ -58,22 +58,26 @@ class HostRows(abc.ABC):
 
     @abc.abstractmethod
     def read(self, index: np.ndarray) -> Rows:
-        """Rows by numbers of any shape, which the arrays have in front; maybe a view."""
+        """Rows by numbers of any shape, which the arrays of a read have in front; they may be a
+        view of the source, for whoever copies them at once."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name})"
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Of the array; ``(N,)`` of several."""
         row = self.row
         return (len(self), *(row.shape if isinstance(row, jax.ShapeDtypeStruct) else ()))
 
     @property
     def ndim(self) -> int:
+        """The number of axes."""
         return len(self.shape)
 
     @property
     def dtype(self) -> np.dtype:
+        """As JAX has it."""
         if not isinstance(self.row, jax.ShapeDtypeStruct):
             raise TypeError(f"{self.name} has several arrays, each of its own dtype.")
         return as_jax_has_it(self.row.dtype)
@@ -87,6 +91,7 @@ class HostRows(abc.ABC):
 
     @property
     def bytes_of_a_row(self) -> int:
+        """Those of a row of all arrays of a read."""
         return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(self.row))
 
     def __getitem__(self, index: Any) -> Any:
@@ -133,7 +138,9 @@ class HostRows(abc.ABC):
     def __jax_array__(self) -> Array:
         raise NotInMemory(
             f"{self!r} is not in memory, and an operation of JAX on the whole of it would read it"
-            " all; take rows by x[i], with the i of numpyro.plate(name, len(x), subsample_size=B)."
+            " all; take rows by x[i], where i are the indices that the plate gives:"
+            " `with numpyro.plate(name, len(x), subsample_size=B) as i`. (numpyro.subsample takes"
+            " arrays in memory alone.)"
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 import functools
 import threading
 from typing import Any
@@ -24,14 +25,15 @@ class Batches(HostRows):
     Each new index that a plate draws gets the loader's next batch, whatever its numbers are; the
     same index gets the same batch again, so that the model and a guide, and all particles of a
     step, see the same rows. With M chains in ``jax.vmap`` each has batches of its own. The loader
-    begins anew when it ends. The plate's scale N / B is right if the loader goes through all N
-    rows, or draws them uniformly.
+    begins anew when it ends, and the next batch is fetched by a thread while one is used. The
+    plate's scale N / B is right if the loader goes through all N rows, or draws them uniformly.
 
     A batch of another size, as the last one of a pass, is filled up by rows of the next batch.
 
     The search for a mode or for settings reads the first batch, scaled to N rows: units are right,
     and the mode is about :math:`\sqrt{N / B}` standard deviations away. What needs chosen rows (a
-    proxy, ``ControlVariate``, ``SVRG``) is refused, and takes a :class:`HostArray`.
+    proxy, ``ControlVariate``, ``SVRG``) cannot have them of a stream: an error says so, and
+    :class:`~numpyro_ext.data.HostArray` can.
 
     :param loader: a ``DataLoader`` of PyTorch or Grain, a data set of TensorFlow in NumPy, a list,
         or whatever can be iterated again; or a function that returns an iterator. A batch is an
@@ -72,16 +74,32 @@ class Batches(HostRows):
         *,
         transform: Callable[[Rows], Rows] | None = None,
     ) -> None:
+        if not callable(loader) and not hasattr(loader, "__iter__"):
+            raise TypeError(
+                f"the loader is a {type(loader).__name__}, which cannot be iterated; give what"
+                " yields batches, or a function that returns an iterator."
+            )
         if isinstance(loader, Iterator):
             raise TypeError(
                 f"the loader is a {type(loader).__name__}, an iterator, which can be used once;"
                 " give the list, loader or function that makes it."
             )
         self.loader, self.size, self.transform = loader, size, transform
-        super().__init__((Same(loader), size, transform))
+        self._set_up()
+
+    def _set_up(self) -> None:
+        super().__init__((Same(self.loader), self.size, self.transform))
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, Rows] = OrderedDict()
         self._stream = self._endless()
+        self._next: Future[Rows] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"loader": self.loader, "size": self.size, "transform": self.transform}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.loader, self.size, self.transform = state.values()
+        self._set_up()
 
     @property
     def name(self) -> str:
@@ -131,11 +149,14 @@ class Batches(HostRows):
         key = index.tobytes()
         with self._lock:
             if key not in self._kept:
+                ready = self._next or _fetcher().submit(next, self._stream)
+                self._next = None
                 try:
-                    self._kept[key] = next(self._stream)
+                    self._kept[key] = ready.result()
                 except Exception:
                     self._stream = self._endless()  # the old one has ended with the error
                     raise
+                self._next = _fetcher().submit(next, self._stream)
                 if len(self._kept) > _KEPT:
                     self._kept.popitem(last=False)
             return self._kept[key]
@@ -201,3 +222,8 @@ def _rows_of(batch: Rows) -> int:
     if len(sizes) != 1 or sizes == {()}:
         raise ValueError(f"the arrays of a batch have the shapes {sizes} of rows; give one number")
     return sizes.pop()[0]
+
+
+@functools.cache
+def _fetcher() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(2, "batches")

@@ -6,7 +6,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from numpyro_ext._checks import check_count
+from numpyro_ext._checks import check_count, if_given
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
 
@@ -60,6 +60,7 @@ class ControlVariate:
 
     :param dict center: constrained values of all latent sites, such as ``guide.median(params)`` of
         an ``AutoDelta``; values of deterministic sites are left out.
+    :param int chunk_size: rows per piece in which the gradient of all rows is computed.
 
     **Reference:** *Control Variates for Stochastic Gradient MCMC*, Jack Baker, Paul Fearnhead,
     Emily B. Fox, Christopher Nemeth (Statistics and Computing, 2019)
@@ -68,13 +69,14 @@ class ControlVariate:
     >>> kernel = SGLD(normal_mean, 1e-4, gradient=ControlVariate({"z": 3.0}))
     """
 
-    def __init__(self, center: Sites) -> None:
+    def __init__(self, center: Sites, *, chunk_size: int | None = None) -> None:
         self._center = center
+        self._chunk_size = if_given(check_count, "chunk_size", chunk_size)
 
     def init(self, z: Sites, potential: Potential) -> Anchor:
         potential.check_all_rows("ControlVariate")
         center = potential.unconstrain("ControlVariate's center", self._center)
-        return Anchor(center, *potential.full_value_and_grad(center))
+        return Anchor(center, *potential.full_value_and_grad(center, self._chunk_size))
 
     def estimate(
         self, rng_key: Array, i: Array, z: Sites, idx: Sites, potential: Potential, state: Anchor
@@ -91,6 +93,7 @@ class SVRG:
     minibatch gradients, and :math:`N/` ``refresh_every`` rows on average (algorithm 2).
 
     :param int refresh_every: transitions between two gradients of all rows.
+    :param int chunk_size: as for :class:`ControlVariate`.
 
     **Reference:** *Variance Reduction in Stochastic Gradient Langevin Dynamics*, Avinava Dubey,
     Sashank J. Reddi, Barnabas Poczos, Alexander J. Smola, Eric P. Xing, Sinead A. Williamson
@@ -100,12 +103,13 @@ class SVRG:
     >>> kernel = SGLD(lambda: None, 1e-3, gradient=SVRG(100))
     """
 
-    def __init__(self, refresh_every: int) -> None:
+    def __init__(self, refresh_every: int, *, chunk_size: int | None = None) -> None:
         self._refresh_every = check_count("refresh_every", refresh_every)
+        self._chunk_size = if_given(check_count, "chunk_size", chunk_size)
 
     def init(self, z: Sites, potential: Potential) -> Anchor:
         potential.check_all_rows("SVRG")
-        return Anchor(z, *potential.full_value_and_grad(z))
+        return Anchor(z, *potential.full_value_and_grad(z, self._chunk_size))
 
     def estimate(
         self, rng_key: Array, i: Array, z: Sites, idx: Sites, potential: Potential, state: Anchor

@@ -8,7 +8,7 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._checks import check_count
+from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext.mcmc.base import GradFn, Schedule, SGMCMCKernel, Transition, kernel_state
 from numpyro_ext.mcmc.geometry import VectorFn, recipe_correction
@@ -48,6 +48,7 @@ class RecipeKernel(SGMCMCKernel):
         it may be singular.
     :param curl: Q, a callable from x to ``(m, m)``; by default it is 0.
     :param int num_auxiliary: number of auxiliary blocks, each standard normal a priori.
+    :param correction: ``"autodiff"``, or a callable from x to :math:`\Gamma`, ``(m,)``.
 
     **Reference:** *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B.
     Fox (NeurIPS 2015), eq. 3-4
@@ -62,9 +63,12 @@ class RecipeKernel(SGMCMCKernel):
     diffusion: VectorFn
     curl: VectorFn | None = None
     num_auxiliary: int = 0
+    correction: str | VectorFn = "autodiff"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not callable(self.correction):
+            check_choice("correction", self.correction, ("autodiff",))
         self.num_auxiliary = check_count("num_auxiliary", self.num_auxiliary, 0)
 
     def draw_momentum(self, rng_key: Array, z: Array, T: Array) -> Array:
@@ -113,6 +117,9 @@ class RecipeKernel(SGMCMCKernel):
             drift, noise = D * grad_H, jnp.sqrt(D) * zeta
         if self.curl is not None:
             drift = drift + jnp.asarray(self.curl(x), x.dtype) @ grad_H
-        Gam = recipe_correction(self.diffusion, self.curl, x)
+        if callable(self.correction):
+            Gam = jnp.asarray(self.correction(x), x.dtype)
+        else:
+            Gam = recipe_correction(self.diffusion, self.curl, x)
         x = x - eps * (drift - T * Gam) + jnp.sqrt(2 * eps * T) * noise
         return Transition(x[:n], estimate, {"r": x[n:]})

@@ -18,8 +18,8 @@ SGNHTState = kernel_state(
     "SGNHTState",
     __name__,
     r="momentum, ``(n,)`` in the flat order.",
-    thermostat='friction xi that was found: ``()`` for ``thermostat="scalar"``, ``(n,)`` for'
-    ' ``"per_parameter"``.',
+    thermostat='friction xi that was found: ``()`` for ``thermostat="scalar"``, ``(number of'
+    ' sites,)`` in the order of the model for ``"per_site"``, ``(n,)`` for ``"per_parameter"``.',
     kinetic_temperature="mean of ``r^2`` over all n.",
 )
 
@@ -62,7 +62,8 @@ class SGNHT(SGMCMCKernel):
     :param step_size: positive float or schedule, in units of time; None has it found, with the
         friction, in whitened coordinates.
     :param float friction: C, a rate in 1/time; by default 1, or found with the step size.
-    :param str thermostat: ``"scalar"``, one friction for all, or ``"per_parameter"``.
+    :param str thermostat: ``"scalar"``, ``"per_site"`` or ``"per_parameter"``: the coordinates that
+        share a friction.
     :param float thermal_mass: :math:`\mu`, in units of squared time; by default the larger of
         :math:`n_g` and 10.
 
@@ -87,14 +88,14 @@ class SGNHT(SGMCMCKernel):
     def __post_init__(self) -> None:
         super().__post_init__()
         if_given(check_positive, "friction", self.friction)
-        check_choice("thermostat", self.thermostat, ("scalar", "per_parameter"))
+        check_choice("thermostat", self.thermostat, ("scalar", "per_site", "per_parameter"))
         if_given(check_positive, "thermal_mass", self.thermal_mass)
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
-        shape = () if self.thermostat == "scalar" else z.shape
+        shape = {"scalar": (), "per_site": (len(self._sizes()),), "per_parameter": z.shape}
         return {
             "r": self.draw_momentum(rng_key, z, self.temperature_at(0, z.dtype)),
-            "thermostat": jnp.full(shape, self.friction_in_use, z.dtype),
+            "thermostat": jnp.full(shape[self.thermostat], self.friction_in_use, z.dtype),
             "kinetic_temperature": jnp.zeros((), z.dtype),
         }
 
@@ -114,12 +115,21 @@ class SGNHT(SGMCMCKernel):
         C = jnp.asarray(self.friction_in_use, z.dtype)
         estimate = grad_fn(z)
         zeta = random.normal(rng_key, z.shape, z.dtype)
-        c = jnp.exp(-xi * eps)
+        per_site, sizes = self.thermostat == "per_site", self._sizes()
+        spread = jnp.repeat(xi, sizes, total_repeat_length=len(z)) if per_site else xi
+        c = jnp.exp(-spread * eps)
         kick = -eps * estimate.grad + jnp.sqrt(2 * C * T * eps) * zeta
         r = c * state.r + (1 + c) / 2 * kick
         z = z + eps * r
-        K, size = (jnp.mean(r**2), len(z)) if xi.ndim == 0 else (r**2, 1)
-        mass = max(size, 10) if self.thermal_mass is None else self.thermal_mass
-        xi = xi + eps * (size / mass) * (K - T)
+        K, size = (jnp.mean(r**2), np.array(len(z))) if xi.ndim == 0 else (r**2, np.array(1))
+        if per_site:
+            K = jnp.stack([jnp.mean(r[part] ** 2) for part in self.info.slices.values()])
+            size = sizes
+        mass = np.maximum(size, 10) if self.thermal_mass is None else self.thermal_mass
+        xi = xi + eps * jnp.asarray(size / mass, z.dtype) * (K - T)
         fields = {"r": r, "thermostat": xi, "kinetic_temperature": jnp.mean(r**2)}
         return Transition(z, estimate, fields)
+
+    def _sizes(self) -> np.ndarray:
+        """The number of coordinates of each site, in the order of the model."""
+        return np.array([part.stop - part.start for part in self.info.slices.values()])

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 import numpy as np
 
+from numpyro_ext._checks import check_choice
 from numpyro_ext._model.modes import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel, Transition
@@ -44,6 +45,7 @@ class SGRLD(SGMCMCKernel):
         kernel moves.
     :param metric: G, a callable from the flat z to ``(n,)`` (a diagonal) or ``(n, n)``
         (symmetric positive definite), or an :class:`ExpandedMean`.
+    :param correction: ``"autodiff"``, or a callable from the flat z to :math:`\Gamma`, ``(n,)``.
 
     **References:**
 
@@ -60,9 +62,12 @@ class SGRLD(SGMCMCKernel):
     finds_whitening = False  # its functions take z
 
     metric: VectorFn | ExpandedMean
+    correction: str | VectorFn = "autodiff"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not callable(self.correction):
+            check_choice("correction", self.correction, ("autodiff",))
         self._mask: np.ndarray | None = None
 
     def setup(self, potential: Potential) -> None:
@@ -108,7 +113,10 @@ class SGRLD(SGMCMCKernel):
             G = jnp.asarray(metric(z), z.dtype)
             return 1 / G if G.ndim == 1 else jnp.linalg.inv(G)
 
-        Gam = recipe_correction(inverse, None, z)
+        if callable(self.correction):
+            Gam = jnp.asarray(self.correction(z), z.dtype)
+        else:
+            Gam = recipe_correction(inverse, None, z)
         G = jnp.asarray(metric(z), z.dtype)
         if G.ndim == 1:
             drift, noise = g / G, zeta / jnp.sqrt(G)

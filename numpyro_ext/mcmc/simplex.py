@@ -24,6 +24,14 @@ def _total(x: Array) -> Array:
     return jnp.sum(x, axis=-1, keepdims=True)
 
 
+def _reduced_mean(theta: Array, counts: Array, alpha: Array, zeta: Array) -> Terms:
+    pi = jnp.append(theta, jnp.maximum(1 - _total(theta), 0), axis=-1)
+    n, a, K = _total(counts + alpha), counts + alpha - 1, pi.shape[-1]
+    noise = jnp.sqrt(pi) * zeta - pi * _total(jnp.sqrt(pi) * zeta)  # (diag(pi) - pi pi')^(1/2)
+    gradient, correction = a - pi * _total(a), 1 - K * pi
+    return (gradient / n)[..., :-1], (correction / n)[..., :-1], (noise / jnp.sqrt(n))[..., :-1]
+
+
 def _reduced_natural(theta: Array, counts: Array, alpha: Array, zeta: Array) -> Terms:
     pi = jax.nn.softmax(jnp.append(theta, jnp.zeros_like(theta[..., :1]), axis=-1))
     n, a = _total(counts + alpha), counts + alpha
@@ -41,10 +49,27 @@ def _expanded_mean(theta: Array, counts: Array, alpha: Array, zeta: Array) -> Te
     return gradient, jnp.ones_like(theta), jnp.sqrt(theta) * zeta
 
 
+def _expanded_natural(theta: Array, counts: Array, alpha: Array, zeta: Array) -> Terms:
+    A = jnp.exp(-theta)
+    gradient = counts + alpha - _total(counts) * jax.nn.softmax(theta) - jnp.exp(theta)
+    return A * gradient, -A, jnp.sqrt(A) * zeta
+
+
 _TERMS: dict[str, Callable[[Array, Array, Array, Array], Terms]] = {
+    "reduced-mean": _reduced_mean,
     "reduced-natural": _reduced_natural,
     "expanded-mean": _expanded_mean,
+    "expanded-natural": _expanded_natural,
 }
+
+
+def _project(theta: Array) -> Array:
+    """The nearest point of the simplex (in all K probabilities), without its last entry."""
+    x = jnp.append(theta, 1 - _total(theta), axis=-1)
+    down = -jnp.sort(-x, axis=-1)
+    excess = (jnp.cumsum(down, axis=-1) - 1) / jnp.arange(1, x.shape[-1] + 1, dtype=x.dtype)
+    shift = jnp.max(jnp.where(down > excess, excess, -jnp.inf), axis=-1, keepdims=True)
+    return jnp.maximum(x - shift, 0)[..., :-1]
 
 
 def simplex_langevin_step(
@@ -57,24 +82,35 @@ def simplex_langevin_step(
     parameterization: str = "expanded-mean",
     temperature: ArrayLike = 1.0,
 ) -> Array:
-    r"""One Riemannian Langevin step towards :math:`\operatorname{Dirichlet}(\alpha + n)`.
+    r"""One Riemannian Langevin step towards :math:`\operatorname{Dirichlet}(\alpha + n)`, in one of
+    four coordinates.
 
     .. math:: \theta' = \theta + \epsilon (A \nabla \log p(\theta) + T\, \Gamma)
               + \sqrt{2 \epsilon T}\, A^{1/2} \zeta, \qquad
               \Gamma_k = \textstyle\sum_l \partial A_{kl} / \partial \theta_l,
 
-    with :math:`n_k` counts of K categories and :math:`\bar n = \sum_k n_k + \alpha_k`, and
+    with :math:`n_k` counts of K categories, :math:`n = \sum_k n_k` (in A:
+    :math:`\bar n = \sum_k n_k + \alpha_k`), and
 
     - ``"expanded-mean"``, dimension K: :math:`\pi = |\theta|/\sum|\theta|`,
-      :math:`A = \mathrm{diag}(\theta)`, :math:`\Gamma_j = 1`, with
-      :math:`|\theta_k| \sim \operatorname{Gamma}(\alpha_k, 1)` a priori;
+      :math:`A = \mathrm{diag}(\theta)`, :math:`\Gamma_j = 1`;
+    - ``"expanded-natural"``, K: :math:`\pi = \mathrm{softmax}\,\theta`,
+      :math:`A = \mathrm{diag}(e^{-\theta})`, :math:`\Gamma_j = -e^{-\theta_j}`;
+    - ``"reduced-mean"``, K-1: :math:`\theta_k = \pi_k`,
+      :math:`A = (\mathrm{diag}(\pi) - \pi\pi^\top)/\bar n`,
+      :math:`\Gamma_j = (1 - K\pi_j)/\bar n`;
     - ``"reduced-natural"``, K-1: :math:`\theta_k = \log\pi_k/\pi_K`,
       :math:`A = (\mathrm{diag}(1/\pi) + 11^\top/\pi_K)/\bar n`,
-      :math:`\Gamma_j = (1/\pi_K - 1/\pi_j)/\bar n`. In the paper :math:`\Gamma` is not the
-      divergence of A.
+      :math:`\Gamma_j = (1/\pi_K - 1/\pi_j)/\bar n`.
 
-    Biased at a fixed step. ``"expanded-mean"`` returns :math:`|\theta'|`. ``"reduced-natural"``
-    takes unbounded steps where a probability is near 0: use it with small steps and counts well
+    The expanded forms have :math:`|\theta_k|` (natural: :math:`e^{\theta_k}`)
+    :math:`\sim \operatorname{Gamma}(\alpha_k, 1)` a priori. The paper's table is corrected: there
+    the reduced-mean gradient lacks a -1, some entries lack 1/n, and the reduced-natural
+    :math:`\Gamma` is not the divergence of A.
+
+    Biased at a fixed step. ``"expanded-mean"`` returns :math:`|\theta'|`; ``"reduced-mean"`` can
+    leave the simplex and is then put back at its nearest point, another bias. Both natural forms
+    take unbounded steps where a probability is near 0: use them with small steps and counts well
     above 0. For T other than 1 each draws from :math:`p^{1/T}` in its own coordinates.
 
     :param rng_key: random number generator key.
@@ -82,7 +118,7 @@ def simplex_langevin_step(
     :param counts: ``(..., K)``, or ``(K,)`` for all; for a minibatch, N/B times its counts.
     :param alpha: a number or ``(..., K)``, positive.
     :param step_size: :math:`\epsilon`.
-    :param str parameterization: one of the two names.
+    :param str parameterization: one of the four names.
     :param temperature: T.
     :return: the new ``theta``.
 
@@ -116,7 +152,9 @@ def simplex_langevin_step(
     eps, T = jnp.asarray(step_size, dtype), jnp.asarray(temperature, dtype)
     theta = jnp.abs(theta) if parameterization == "expanded-mean" else theta
     theta = theta + eps * (gradient + T * correction) + jnp.sqrt(2 * eps * T) * noise
-    return jnp.abs(theta) if parameterization == "expanded-mean" else theta
+    if parameterization == "expanded-mean":
+        return jnp.abs(theta)
+    return _project(theta) if parameterization == "reduced-mean" else theta
 
 
 class GammaSimplexReparam(Reparam):

@@ -87,7 +87,7 @@ class ParticleField(ELBO, ABC):
     ``@dataclass(kw_only=True, eq=False, repr=False)`` with a field for each.
     With ``z`` the ``(m, d)`` unconstrained latents that the guide's ``sample_latent`` gives,
     :math:`x = \mathrm{sg}(z)` (no gradient flows) and
-    :math:`g_i = \nabla \log p(x_i) / T`, all on one minibatch, the loss is
+    :math:`g_i = \gamma_t \nabla \log p(x_i) / T`, all on one minibatch, the loss is
 
     .. math::
         -\frac1m \sum_i \log p(x_i; \theta)
@@ -124,6 +124,9 @@ class ParticleField(ELBO, ABC):
     :param int num_particles: particles to ask of the guide; ``AutoParticles`` has its own number,
         and other guides draw 100 if None.
     :param float temperature: T, positive.
+    :param annealing: :math:`\gamma`, a function of the step with values in (0, 1] that multiplies
+        the gradients and ends at 1, as ``lambda t: jnp.tanh((1.3 * (t + 1) / 1000) ** 5)`` for 1000
+        steps; ``SVI`` needs ``AutoParticles(model, count_steps=True)`` for it.
     :param int block_size: rows of the kernel matrix at a time; None means all of them up to
         m = 2048, and 512 above.
     :param str precondition: ``"covariance"`` for coordinates in which particles have unit spread,
@@ -154,6 +157,7 @@ class ParticleField(ELBO, ABC):
     kernel: Any = field(default=None, kw_only=False)
     num_particles: int | None = None
     temperature: float | Array = 1.0
+    annealing: Callable[[Array], ArrayLike] | None = None
     block_size: int | None = None
     precondition: str | None = None
     proxy: TaylorProxy | None = None
@@ -191,12 +195,15 @@ class ParticleField(ELBO, ABC):
         bandwidth is a number, and the ``(m, d)`` gradients of the log density."""
 
     def velocity(self, x: ArrayLike, grad_log_p: ArrayLike) -> Float[Array, "m d"]:
-        """The velocities of all particles at temperature 1."""
+        """The velocities of all particles, without temperature and annealing."""
         return self.velocity_and_bandwidth(x, grad_log_p)[0]
 
-    def tempered(self, grad_log_p: Array) -> Array:
-        """Gradients, or Hessians, over the temperature."""
-        return grad_log_p / jnp.asarray(self.temperature, grad_log_p.dtype)
+    def tempered(self, grad_log_p: Array, step: ArrayLike) -> Array:
+        """Gradients, or Hessians, times ``annealing(step) / temperature``."""
+        scale = 1.0 / self.temperature
+        if self.annealing is not None:
+            scale = scale * self.annealing(jnp.asarray(step))
+        return jnp.asarray(scale, grad_log_p.dtype) * grad_log_p
 
     def check_arrays(self, x: ArrayLike, grad_log_p: ArrayLike) -> tuple[Array, Array]:
         """Return particles and gradients as arrays, after a check of their shapes."""
@@ -280,7 +287,7 @@ class ParticleField(ELBO, ABC):
         compared = self.proxy.check_data(model, args, kwargs, once=not fresh)
         return self.proxy.of_potential(type(self).__name__, potential, compare=not compared)
 
-    def loss(
+    def loss_with_mutable_state(
         self,
         rng_key: Array,
         param_map: Params,
@@ -288,15 +295,29 @@ class ParticleField(ELBO, ABC):
         guide: Any,
         *args: Any,
         **kwargs: Any,
-    ) -> Array:
-        def loss_and_state(param_map: Params) -> tuple[Array, dict[str, Any]]:
-            return self._loss(rng_key, param_map, model, guide, args, kwargs), {}
+    ) -> Any:
+        counter = f"{getattr(guide, 'prefix', 'auto')}_step"
+        # SVI.evaluate passes no mutable state; the value does not depend on the step.
+        if self.annealing and counter not in param_map and not getattr(guide, "count_steps", False):
+            raise ValueError(
+                "annealing needs the number of the step; use AutoParticles(model,"
+                " count_steps=True)."
+            )
+        step = param_map.get(counter, 0)
 
-        return finite_step(loss_and_state, param_map)[0]
+        def loss_and_state(param_map: Params) -> tuple[Array, dict[str, Any]]:
+            return self._loss(rng_key, step, param_map, model, guide, args, kwargs), {}
+
+        loss, _ = finite_step(loss_and_state, param_map)
+        return {
+            "loss": loss,
+            "mutable_state": {counter: step + 1} if counter in param_map else None,
+        }
 
     def _loss(
         self,
         rng_key: Array,
+        step: Any,
         param_map: Params,
         model: Model,
         guide: Any,
@@ -339,11 +360,11 @@ class ParticleField(ELBO, ABC):
         lost, seen = find_lost(log_p, g, hessian)
         lost = report_lost(lost)
         seen_x, g, hessian, groups = jax.tree.map(lambda a: a[seen], (x, g, hessian, groups))
-        g = self.tempered(g)
+        g = self.tempered(g, step)
         if hessian is None:
             v = self.velocity_and_bandwidth(seen_x, g, groups=groups)[0]
         else:
-            v = cast(Any, self.velocity)(seen_x, g, self.tempered(hessian))
+            v = cast(Any, self.velocity)(seen_x, g, self.tempered(hessian, step))
         v = lax.stop_gradient(jnp.where(lost[:, None], 0, v))
         # Integers and keys have no gradient.
         leaves = jax.tree.leaves({n: param_map[n] for n in model_params})

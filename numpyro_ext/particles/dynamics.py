@@ -1,5 +1,6 @@
 """Hamiltonian dynamics whose noise is replaced by a velocity field."""
 
+import copy
 from typing import Any
 
 from jax import Array, random
@@ -9,6 +10,7 @@ from jax.typing import ArrayLike
 from numpyro_ext._checks import check_choice, check_nonnegative, check_positive, summary
 from numpyro_ext._typing import Float
 from numpyro_ext.particles.base import ParticleField
+from numpyro_ext.scores import as_kernel
 
 
 class PSGHMC:
@@ -38,6 +40,7 @@ class PSGHMC:
     :param str flow: ``"det"`` or ``"fgh"``.
     :param float friction: C, not negative.
     :param float mass: S, positive.
+    :param kernel: the kernel of the field on the momenta; None means the field's.
 
     **Reference:** Liu, Zhuo and Zhu, *Understanding MCMC dynamics as flows on the Wasserstein
     space* (ICML 2019), eq. 13 and 14.
@@ -56,6 +59,7 @@ class PSGHMC:
         flow: str = "det",
         friction: float = 0.1,
         mass: float = 1.0,
+        kernel: Any = None,
     ) -> None:
         check_positive("step_size", step_size)
         check_choice("flow", flow, ("det", "fgh"))
@@ -65,6 +69,7 @@ class PSGHMC:
         self.flow = flow
         self.friction = friction
         self.mass = mass
+        self.kernel = None if kernel is None else as_kernel(kernel)
 
     def __repr__(self) -> str:
         return summary(self)
@@ -88,7 +93,11 @@ class PSGHMC:
         """One step of the particles x and momenta r, ``(m, d)`` each."""
         self.check_field(field)
         x, r, g = jnp.asarray(x), jnp.asarray(r), jnp.asarray(grad_log_p)
-        v_r = field.velocity(r, -r / self.mass)
+        of_momenta = field
+        if self.kernel is not None:
+            of_momenta = copy.copy(field)
+            of_momenta.kernel = self.kernel
+        v_r = of_momenta.velocity(r, -r / self.mass)
         if self.flow == "det":
             dx, dr = r / self.mass, g + self.friction * v_r
         else:

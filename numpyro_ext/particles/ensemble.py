@@ -77,11 +77,11 @@ class ParVI(BeginsAtModes, MCMCKernel):
     in the order in which the model samples its sites) along the field,
 
     .. math::
-        x \leftarrow x + \text{optimiser}\left( V(x, \nabla \log p(x) / T) \right),
+        x \leftarrow x + \text{optimiser}\left( V(x, \gamma_i \nabla \log p(x) / T) \right),
 
-    with the temperature T of the field. A plate with ``subsample_size`` gives one minibatch per
-    step, the same for all particles. The particles begin at the modes of the posterior, as in
-    :class:`AutoParticles`.
+    with the temperature T and the annealing :math:`\gamma` of the field. A plate with
+    ``subsample_size`` gives one minibatch per step, the same for all particles. The particles begin
+    at the modes of the posterior, as in :class:`AutoParticles`.
 
     It runs under ``MCMC(..., chain_method="vectorized", num_chains=m)``. Warmup steps are ordinary
     steps, so put the iterations into ``num_warmup`` (500 to start with) and take ``num_samples=1``:
@@ -266,7 +266,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
     ) -> tuple[Array, Any, Array]:
         """Particles, state of the optimiser and bandwidth after one step, finite or not."""
         modes = None if state.modes is None else state.modes[seen]
-        seen_x, g = x[seen], self.field.tempered(state.z_grad[seen])
+        seen_x, g = x[seen], self.field.tempered(state.z_grad[seen], state.i)
         stays = lost[:, None]
         if isinstance(self.optim, PSGHMC):
             r = state.optim_state

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpyro
 from numpyro import handlers
 from numpyro.infer.initialization import init_to_uniform
+from numpyro.primitives import mutable
 
-from numpyro_ext._checks import check_count
+from numpyro_ext._checks import check_count, check_nonnegative
 from numpyro_ext._model.arguments import is_same, is_traced
 from numpyro_ext._model.enumeration import without_summed
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
@@ -60,7 +61,8 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
     parameter, ``{prefix}_modes``, ones and zeros ``(m, K)`` without a gradient; with fewer than
     2 d K particles all are one group. Particles of a mode with at most d of them rest.
 
-    The particles begin at draws of ``init_loc_fn`` instead if it is given or ``init_from`` is None;
+    The particles begin at draws of ``init_loc_fn`` instead, plus ``init_scale`` times standard
+    normal noise, if one of these is given or ``init_from`` is None;
     for models of more than 512 latent dimensions and models with networks; and, with a warning,
     where the arguments are traced or the search fails.
 
@@ -76,6 +78,10 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
         ``AutoNormal`` or another normal guide of the same model, or a ``taylor_proxy`` of it at its
         mode, in place of the search; or None.
     :param init_loc_fn: one of NumPyro's initialization strategies, ``init_to_uniform`` by default.
+    :param float init_scale: standard deviation of the noise added to such a start, in unconstrained
+        space, 0 by default.
+    :param bool count_steps: True to register the mutable site ``{prefix}_step``, which the loss
+        counts up; losses with ``annealing`` need it.
 
     >>> from numpyro_ext.particles import RegularizedSVGD, particle_step
     >>> def model():
@@ -97,8 +103,13 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
         prefix: str = "auto",
         init_from: InitFrom = SEARCH,
         init_loc_fn: Callable[..., Any] | None = None,
+        init_scale: float | None = None,
+        count_steps: bool = False,
     ) -> None:
-        self.choose_start(init_from, own=init_loc_fn is not None)
+        self.choose_start(init_from, own=init_loc_fn is not None or init_scale is not None)
+        self.init_scale = 0.0 if init_scale is None else init_scale
+        check_nonnegative("init_scale", self.init_scale)
+        self.count_steps = count_steps
         self.num_particles = check_count("num_particles", num_particles)
         self.seen: tuple[ModelInfo, Any] | None = None
         self.summed, self.left_out = False, frozenset[str]()
@@ -136,7 +147,7 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
                 return x, groups, info.unravel(x[0])
 
         def draw(rng_key: Array) -> tuple[Array, Sites, Any]:
-            _, key_init, _ = random.split(rng_key, 3)
+            _, key_init, key_noise = random.split(rng_key, 3)
             z, potential, params = draw_start(
                 random.split(key_init, m),
                 self.model,
@@ -148,6 +159,8 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
             )
             rows = {n: jnp.tile(jnp.arange(size), (m, 1)) for n, (_, size) in info.plates.items()}
             x = jax.vmap(info.ravel)(z)
+            if self.init_scale:
+                x = x + self.init_scale * random.normal(key_noise, x.shape, x.dtype)
             return x, {n: v[0] for n, v in z.items()}, (params, z, rows, potential)
 
         with handlers.block():
@@ -194,9 +207,11 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
         if x.shape != (self.num_particles, self.latent_dim):
             shape = self.num_particles, self.latent_dim
             raise ValueError(f"{self.param_name} has shape {x.shape}; it must be {shape}.")
-        check_distinct(x, "give another init_loc_fn, such as init_to_uniform.")
+        check_distinct(x, "give init_scale > 0, or another init_loc_fn such as init_to_uniform.")
         if groups is not None:
             numpyro.param(f"{self.prefix}_modes", groups)
+        if self.count_steps:
+            mutable(f"{self.prefix}_step", jnp.zeros((), int))
 
         def one_of(rng_key: Array, x: Array) -> Sites:
             return self.constrain(x[random.randint(rng_key, (), 0, self.num_particles)], {})

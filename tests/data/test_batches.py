@@ -1,5 +1,6 @@
 """Batches of a loader: which rows come, in which order, and what is said of a bad loader."""
 
+import pickle
 from types import SimpleNamespace
 
 import jax
@@ -68,13 +69,16 @@ def test_the_number_of_rows_is_given_known_or_counted():
     assert len(Batches(list(loader), N + 3)) == N + 3
 
 
-def test_a_transform():
+def test_a_transform_and_a_pickled_object():
     batches = Batches(split(X, [4] * 3), transform=np.negative)
-    np.testing.assert_array_equal(np.concatenate(reads(batches, range(3))), -X)
+    for one in (batches, pickle.loads(pickle.dumps(batches))):
+        np.testing.assert_array_equal(np.concatenate(reads(one, range(3))), -X)
     assert batches == Batches(batches.loader, transform=np.negative) != Batches(batches.loader)
 
 
 def test_what_is_wrong_with_a_loader():
+    with pytest.raises(TypeError, match="a int, which cannot be iterated"):
+        Batches(3)
     with pytest.raises(Exception, match="has ended after 12 rows, and its size is 100"):
         reads(Batches(split(X, [4] * 3), 100), range(4))
     with pytest.raises(TypeError, match="an iterator, which can be used once; give the list"):

@@ -2,8 +2,10 @@
 
 from functools import partial
 import os
+import pickle
 
 import jax
+from jax import random
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -33,8 +35,18 @@ def hdf5(x, folder):
     return file.create_dataset("x", data=x)
 
 
-def arrow(x, folder):
-    return pytest.importorskip("pyarrow").chunked_array([x])
+def arrow(x, folder, batches=3):
+    """A memory-mapped Arrow file, whose columns are in pieces."""
+    pa = pytest.importorskip("pyarrow")
+    schema = pa.schema([("x", pa.from_numpy_dtype(x.dtype))])
+    with pa.OSFile(str(folder / "x.arrow"), "wb") as file, pa.ipc.new_file(file, schema) as out:
+        for part in np.array_split(x, batches):
+            out.write_batch(pa.record_batch([pa.array(part)], schema=schema))
+    return pa.ipc.open_file(pa.memory_map(str(folder / "x.arrow"))).read_all().column("x")
+
+
+def one_piece_of_arrow(x, folder):
+    return arrow(x, folder, batches=1)
 
 
 def pandas_column(x, folder):
@@ -45,15 +57,41 @@ def polars_column(x, folder):
     return pytest.importorskip("polars").DataFrame({"x": x})["x"]
 
 
+class Items:
+    def __init__(self, x):
+        self.x = x
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, k):
+        if not isinstance(k, int):
+            raise TypeError("one row")
+        return self.x[k]
+
+
+class ItemsOfLists(Items):
+    def __getitems__(self, numbers):
+        return [self.x[k] for k in numbers]
+
+
+def grain(x, folder):
+    return pytest.importorskip("grain").MapDataset.source(Items(x))
+
+
 SOURCES = {
     "array": lambda x, folder: x,
     "memmap": memmap,
     "part of a memmap": lambda x, folder: memmap(np.concatenate([x, x]), folder)[N:],
     "zarr": zarr_array,
     "h5py": hdf5,
-    "arrow": arrow,
+    "arrow in pieces": arrow,
+    "arrow": one_piece_of_arrow,
     "pandas": pandas_column,
     "polars": polars_column,
+    "items": lambda x, folder: Items(x),
+    "lists of items": lambda x, folder: ItemsOfLists(x),
+    "grain": grain,
 }
 
 
@@ -66,7 +104,7 @@ def test_rows_of_a_source_are_those_of_the_array(name, column, tmp_path):
     assert (len(x), x.shape, x.ndim, x.dtype) == (N, like.shape, 1, like.dtype)
     np.testing.assert_array_equal(jax.jit(lambda i: x[i])(INDEX), like[INDEX])
     np.testing.assert_array_equal(x[INDEX], like[INDEX])
-    for piece in (slice(0, 16), slice(16, 32), slice(32, 40)):
+    for piece in (slice(0, 16), slice(16, 32), slice(32, 40)):  # the last of which is read ahead
         np.testing.assert_array_equal(x[piece], like[piece])
     assert x == HostArray(source) and hash(x) == hash(HostArray(source))
     assert x != HostArray(source, transform=np.abs)
@@ -111,12 +149,34 @@ def test_columns_are_read_together_and_transformed():
     assert column == HostArray(Y) and column.dtype == jnp.asarray(Y).dtype
 
 
-@pytest.mark.parametrize("library", ["pandas", "polars"])
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
 def test_a_frame_is_its_columns(library):
-    frame = pytest.importorskip(library).DataFrame({"x": X[:, 0].copy(), "y": Y})
+    pytest.importorskip(library)
+    columns = {"x": X[:, 0].copy(), "y": Y}
+    if library == "pyarrow":
+        import pyarrow as pa
+
+        frame = pa.table(columns)
+    else:
+        frame = pytest.importorskip(library).DataFrame(columns)
     rows = HostArray(frame)
     np.testing.assert_array_equal(rows[INDEX]["y"], Y[INDEX])
     np.testing.assert_array_equal(rows["x"][INDEX], jnp.asarray(X[:, 0])[INDEX])
+
+
+def test_items_that_are_dicts_are_made_once():
+    class Set(Items):
+        def __getitem__(self, k):
+            made.append(k)
+            return {"x": X[k], "y": int(Y[k])}
+
+    made: list[int] = []
+    rows = HostArray(Set(X))
+    made.clear()
+    read = rows[INDEX]
+    np.testing.assert_array_equal(read["y"], Y[INDEX])
+    np.testing.assert_array_equal(read["x"], jnp.asarray(X)[INDEX])
+    assert made == INDEX.ravel().tolist()
 
 
 def test_a_new_object_of_the_same_source_compiles_nothing_anew(tmp_path):
@@ -143,6 +203,12 @@ def test_a_source_that_changes_is_read_as_it_is():
     assert take(jnp.arange(2)).sum() == 0
     x[:] = 1.0
     assert take(jnp.arange(2)).sum() == 2
+
+
+def test_a_pickled_source_is_read_again(tmp_path):
+    x = HostArray(X, transform=np.abs)
+    again = pickle.loads(pickle.dumps(x))
+    np.testing.assert_array_equal(again[INDEX], x[INDEX])
 
 
 def test_what_is_wrong_with_a_read(tmp_path):
@@ -172,6 +238,15 @@ def test_what_is_wrong_with_a_read(tmp_path):
     with pytest.raises(RuntimeError, match=r"rows 1 to 3 of the file .*x\.npy could not be read"):
         mapped[np.array([3, 1])]
 
+    class Broken(Items):
+        def __getitem__(self, k):
+            if k == 9:
+                raise ValueError("a bad sector")
+            return self.x[k]
+
+    with pytest.raises(Exception, match=r"Broken of 40 rows could not be read: .* a bad sector"):
+        jax.block_until_ready(jax.jit(lambda i: HostArray(Broken(Y))[i])(jnp.array([9])))
+
 
 def test_what_is_wrong_with_a_source():
     with pytest.raises(TypeError, match="of dtype <U1, which JAX does not have; store numbers"):
@@ -186,6 +261,24 @@ def test_what_is_wrong_with_a_source():
         HostArray(X, transform=np.sum).shape  # noqa: B018
     with pytest.raises(TypeError, match="the source is a HostArray"):
         HostArray(HostArray(X))
+    pa = pytest.importorskip("pyarrow")
+    with pytest.raises(ValueError, match="1 missing values; fill them"):
+        HostArray(pa.array([1.0, None]))
+
+
+def test_rows_are_the_same_in_loops_and_of_several_chains():
+    x = HostArray(X)
+
+    @jax.jit
+    def run(key):
+        def step(total, key):
+            i = random.randint(key, (5,), 0, N)
+            return total + x[i].sum(), i
+
+        return jax.lax.scan(step, 0.0, random.split(key, 20))
+
+    total, index = run(random.key(0))
+    np.testing.assert_allclose(total, jnp.asarray(X)[index].sum(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(5000, 3), (50, 3000), (5000,)])
@@ -209,3 +302,14 @@ def test_a_transform_cannot_change_the_source():
 
     x = HostArray(numbers, transform=doubled)
     assert np.all(x[:] == 2) and np.all(x[:] == 2) and np.all(numbers == 1)
+
+
+@pytest.mark.parametrize("in_axes", [0, 1])
+def test_reads_under_vmap_and_without_a_program(in_axes):
+    index = np.arange(12).reshape(3, 4)
+    rows = jax.vmap(lambda i: HostArray(X)[i] + 0, in_axes)(index)
+    np.testing.assert_array_equal(rows, jnp.asarray(X)[index if in_axes == 0 else index.T])
+    with jax.disable_jit():
+        np.testing.assert_array_equal(
+            jax.jit(lambda i: HostArray(X)[i])(index), jnp.asarray(X)[index]
+        )

@@ -6,12 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, SVI
+from numpyro.infer import MCMC, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 import optax
 import pytest
 
 from numpyro_ext.data import Batches, HostArray
+from numpyro_ext.guides import AutoRealNVPNormal
 from numpyro_ext.mcmc import SGHMC, SGLD, ControlVariate
 from numpyro_ext.objectives import VRELBO, taylor_proxy
 from numpyro_ext.particles import AutoParticles, RegularizedSVGD
@@ -46,6 +47,7 @@ def chains(kernel, args, method, num):
 
 KERNELS = {
     "found": lambda: SGHMC(model),
+    "given": lambda: SGHMC(model, 1e-2),
     "anchored": lambda: SGHMC(model, 1e-2, gradient=ControlVariate({"w": jnp.asarray(W)})),
 }
 
@@ -58,13 +60,14 @@ def test_draws(name):
 
 @pytest.mark.parametrize("method", ["sequential", "vectorized", "parallel"])
 def test_draws_of_two_chains(method):
-    host, arrays = (chains(SGHMC(model, 1e-2), args, method, 2) for args in (HOST, ARRAYS))
+    host, arrays = (chains(KERNELS["given"](), args, method, 2) for args in (HOST, ARRAYS))
     np.testing.assert_allclose(host, arrays, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of so few steps
-def test_fits():
-    fits, loss = [], VRELBO(0.5, 3)
+@pytest.mark.parametrize("loss", [Trace_ELBO(2), VRELBO(0.5, 3)])
+def test_fits(loss):
+    fits = []
     for args in (HOST, ARRAYS):
         svi = SVI(model, AutoNormal(model), optax.adam(0.02), loss)
         fits.append(svi.run(random.key(2), 50, *args, progress_bar=False))
@@ -72,6 +75,14 @@ def test_fits():
     of_host, of_arrays = (fit.params for fit in fits)
     for name, value in of_arrays.items():
         np.testing.assert_allclose(of_host[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_flow_starts_at_the_same_normal():
+    fits = []
+    for args in (HOST, ARRAYS):
+        svi = SVI(model, AutoRealNVPNormal(model), optax.adam(1e-3), VRELBO(1.0, 2))
+        fits.append(svi.run(random.key(2), 20, *args, progress_bar=False).losses)
+    np.testing.assert_allclose(fits[0], fits[1], rtol=1e-4)
 
 
 def test_a_chain_and_a_fit_of_a_loader():
@@ -131,3 +142,11 @@ def test_no_more_than_a_piece_is_read_at_once():
     x = HostArray(np.tile(X, (400, 1)))
     chains(SGHMC(model), (x, y), "sequential", 1)
     assert max(rows) == 50_000 < len(y)
+
+
+def test_a_chain_that_goes_on_has_its_own_rows():
+    kernel, z, rows = SGLD(model, 1e-2), {"w": jnp.ones(2)}, {"rows": jnp.arange(BATCH)}
+    kernel.init(random.key(0), 0, None, HOST)
+    others = (HostArray(-X), HOST[1]), (-ARRAYS[0], ARRAYS[1])
+    of_host, of_arrays = (kernel.potential(args, None)(z, rows) for args in others)
+    np.testing.assert_allclose(of_host, of_arrays, rtol=1e-5)

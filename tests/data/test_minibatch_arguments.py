@@ -1,6 +1,7 @@
 """A minibatch as the arguments of the model, in a plate of N rows that nothing follows."""
 
 from functools import partial
+import pickle
 
 import jax
 from jax import random
@@ -20,7 +21,7 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.data import Batches
 from numpyro_ext.guides import AutoRealNVPNormal
-from numpyro_ext.mcmc import SGHMC, SVRG, ControlVariate
+from numpyro_ext.mcmc import SGHMC, SGLD, SGNHT, SVRG, ControlVariate
 from numpyro_ext.objectives import VRELBO, BBAlphaELBO, taylor_proxy
 from numpyro_ext.optim import find_modes
 
@@ -62,6 +63,19 @@ def by_subsample(x, y):
         numpyro.sample("y", dist.Normal(mean, 1.0), obs=numpyro.subsample(y, event_dim=0))
 
 
+def by_factor(x, y):
+    w = weights()
+    with numpyro.plate("rows", N, subsample_size=B) as i:
+        numpyro.factor("y", -((x[i] @ w - y[i]) ** 2) / 2)
+
+
+def outside(x, y):
+    w = weights()
+    with numpyro.plate("rows", N, subsample_size=B) as i:
+        numpyro.sample("ones", dist.Normal(0.0, 1.0), obs=jnp.ones(B))
+    numpyro.factor("y", -N / B * jnp.sum((x[i] @ w - y[i]) ** 2) / 2)
+
+
 def of_stream(batches):
     w = weights()
     with numpyro.plate("rows", N, subsample_size=B) as i:
@@ -74,6 +88,19 @@ def given_to(x, y):
     with numpyro.plate("rows", N, subsample_size=B) as i:
         pass
     given(x[i], y[i])
+
+
+def given_two(x, y):
+    """A plate inside, and rows as one event."""
+    w = weights()
+    with numpyro.plate("rows", N, subsample_size=len(x), dim=-2), numpyro.plate("twice", 2):
+        numpyro.sample("y", dist.Normal((x @ w)[:, None], 1.0), obs=y[:, None] + jnp.zeros(2))
+
+
+def two_by_index(x, y):
+    w = weights()
+    with numpyro.plate("rows", N, subsample_size=B, dim=-2) as i, numpyro.plate("twice", 2):
+        numpyro.sample("y", dist.Normal((x[i] @ w)[:, None], 1.0), obs=y[i, None] + jnp.zeros(2))
 
 
 def local(x, y):
@@ -92,9 +119,9 @@ def potential_of(model, *args):
 
 
 def test_a_plate_that_nothing_follows_has_the_rows_that_are_given():
-    assert read_model(given, BATCH).given == {"rows": (N, B)}
+    assert read_model(given, BATCH).given == read_model(given_two, BATCH).given == {"rows": (N, B)}
     assert read_model(given, BATCH).plates == {}
-    for model in (by_index, by_subsample, given_to):
+    for model in (by_index, by_subsample, by_factor, outside, given_to):
         info = read_model(model, (X, Y))
         assert info.given == {} and info.plates == {"rows": (N, B)}
     assert read_model(local, BATCH).given == {}  # each row has a latent site of its own
@@ -102,10 +129,11 @@ def test_a_plate_that_nothing_follows_has_the_rows_that_are_given():
 
 
 @pytest.mark.x64
-def test_the_potential_is_that_of_the_same_rows_by_index():
+@pytest.mark.parametrize("pair", [(given, by_index), (given_two, two_by_index)])
+def test_the_potential_is_that_of_the_same_rows_by_index(pair):
     z = {"w": jnp.array([0.3, -1.0, 0.1])}
-    here = potential_of(given, X[ROWS], Y[ROWS])
-    there = potential_of(by_index, jnp.asarray(X), jnp.asarray(Y))
+    here = potential_of(pair[0], X[ROWS], Y[ROWS])
+    there = potential_of(pair[1], jnp.asarray(X), jnp.asarray(Y))
     close(here.value_and_grad(z, {}), there.value_and_grad(z, {"rows": ROWS}))
     close(here.full_value_and_grad(z), there.value_and_grad(z, {"rows": ROWS}))
 
@@ -118,6 +146,7 @@ FLOW = partial(AutoRealNVPNormal, init_from=None)
     ("guide", "loss"),
     [
         (AutoNormal, Trace_ELBO(4)),
+        (AutoNormal, VRELBO(0.0, 4)),
         (AutoNormal, BBAlphaELBO(0.5, 4)),
         pytest.param(FLOW, VRELBO(1.0, 4), marks=pytest.mark.slow),
     ],
@@ -138,13 +167,14 @@ def test_loss_and_gradient_are_those_of_the_same_rows_by_index(loss, guide):
 
 
 @pytest.mark.slow
-def test_a_chain_is_that_of_the_same_rows_by_index():
+@pytest.mark.parametrize("kernel", [SGLD, SGHMC, SGNHT])
+def test_a_chain_is_that_of_the_same_rows_by_index(kernel):
     """With the settings that were found on one batch, and the batches that the other chain draws;
     in a loop that is compiled once."""
-    found = SGHMC(given)
+    found = kernel(given)
     state = found.init(random.key(0), 0, None, BATCH)
     assert not found.settings.problems and not found.settings.control_variate
-    other, args = SGHMC(by_index, **found.settings.arguments), (jnp.asarray(X), jnp.asarray(Y))
+    other, args = kernel(by_index, **found.settings.arguments), (jnp.asarray(X), jnp.asarray(Y))
     first = {"init_params": state.z, "model_args": args}
     other_state = other.init(random.key(0), 0, **first)
     state = found.init(random.key(0), 0, state.z, BATCH)
@@ -160,6 +190,28 @@ def test_a_chain_is_that_of_the_same_rows_by_index():
         state, other_state = both(state, other_state)
         close(state.z, other_state.z, rtol=1e-3)
         close(state.potential_energy, other_state.potential_energy)
+
+
+@pytest.mark.slow
+def test_no_batch_is_traced_anew():
+    traces = []
+
+    def model(x, y):
+        traces.append(len(x))
+        given(x, y)
+
+    kernel = SGLD(model, 1e-4)
+    state = kernel.init(random.key(0), 0, None, BATCH)
+    sample = jax.jit(kernel.sample)
+    svi = SVI(model, AutoNormal(model), optax.adam(0.01), VRELBO(1.0, 2))
+    fit = svi.init(random.key(0), *BATCH)
+    update = jax.jit(svi.update)
+    for k in range(3):
+        batch = X[k * B : (k + 1) * B], Y[k * B : (k + 1) * B]
+        state, (fit, _) = sample(state, batch), update(fit, *batch)
+        if k == 0:
+            traces.clear()
+    assert traces == []
 
 
 @pytest.mark.slow
@@ -231,6 +283,49 @@ def states_of(kernel, state, key, num):
         return state, state
 
     return jax.jit(lambda s, keys: jax.lax.scan(draw, s, keys))(state, random.split(key, num))
+
+
+@pytest.mark.slow
+def test_a_loop_goes_on_where_it_was_killed():
+    kernel = SGHMC(given)
+    state = kernel.init(random.key(0), 10, None, BATCH)
+    state, _ = states_of(kernel, state, random.key(1), 15)
+    saved = pickle.dumps((state, kernel.settings.arguments))
+    _, expected = states_of(kernel, state, random.key(2), 15)
+    state, arguments = pickle.loads(saved)
+    again = SGHMC(given, **arguments)
+    again.init(random.key(3), 10, None, BATCH)  # reads the model
+    _, states = states_of(again, state, random.key(2), 15)
+    np.testing.assert_array_equal(states.z["w"], expected.z["w"])
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_a_loader_has_failed():
+    is_down = False
+
+    def loader():
+        for k in range(N // B):
+            if is_down:
+                raise OSError("no such shard")
+            yield X[k * B : (k + 1) * B], Y[k * B : (k + 1) * B]
+
+    batches, start = Batches(loader, N), {"w": jnp.asarray(W)}
+    mcmc = MCMC(SGLD(of_stream, 1e-9), num_warmup=0, num_samples=5, progress_bar=False)
+    mcmc.run(random.key(0), batches, init_params=start)
+    state = mcmc.post_warmup_state = jax.block_until_ready(mcmc.last_state)
+    is_down = True
+
+    def go_on():
+        mcmc.run(random.key(1), batches)
+        jax.block_until_ready(mcmc.get_samples())
+
+    with pytest.raises(Exception, match=r"batch \d+ of the loader loader .* no such shard"):
+        go_on()
+    is_down = False
+    mcmc.post_warmup_state = state
+    go_on()
+    assert mcmc.last_state.i == 10  # the steps are too short to leave the state that was kept
+    np.testing.assert_allclose(mcmc.get_samples()["w"], jnp.tile(state.z["w"], (5, 1)), atol=1e-3)
 
 
 @pytest.mark.slow

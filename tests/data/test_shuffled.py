@@ -15,6 +15,7 @@ from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.minibatch import block_indices
 from numpyro_ext.data import HostArray, shuffled_copy
 from numpyro_ext.mcmc import SGLD
+from numpyro_ext.objectives import taylor_proxy
 
 N = 1000
 ROWS = {"x": np.arange(2.0 * N).reshape(N, 2), "y": np.arange(N)}
@@ -63,3 +64,19 @@ def test_a_chain_on_blocks_is_right_and_sorted_rows_are_told(kind):
         InferenceWarning, match=r"plate 'rows' are not in random order.*shuffled_copy"
     ):
         SGLD(model, 2e-5, minibatch="block").init(random.key(0), 0, None, (kind(np.sort(x)),))
+
+
+@pytest.mark.slow
+def test_blocks_that_are_the_rows_of_a_plate():
+    """Twenty of fifty rows, a view of the same memory, have the sums of the rows."""
+
+    def on_blocks(x):
+        loc = numpyro.sample("loc", dist.Normal(0, 10))
+        with numpyro.plate("blocks", len(x), subsample_size=2) as i:
+            numpyro.sample("x", dist.Normal(loc, 1.0).expand([50]).to_event(1), obs=x[i])
+
+    x, center = np.random.default_rng(0).normal(2.0, 1.0, N), {"loc": jnp.array(1.9)}
+    by_rows = taylor_proxy(model, HostArray(x), center=center)
+    by_blocks = taylor_proxy(on_blocks, HostArray(x.reshape(-1, 50)), center=center)
+    for name in ("value", "grad", "hessian"):
+        np.testing.assert_allclose(getattr(by_blocks, name), getattr(by_rows, name), rtol=1e-5)

@@ -39,6 +39,16 @@ def centred(x, y):
         numpyro.sample("y", dist.Bernoulli(logits=(x - jnp.mean(x, 0)) @ w), obs=y)
 
 
+def without_plate(x, y):
+    numpyro.sample("y", dist.Bernoulli(logits=x @ coefficients()), obs=y)
+
+
+def of_one_size(x, y):
+    w = coefficients()
+    with numpyro.plate("rows", N):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
 def local(x, y):
     w = coefficients()
     with numpyro.plate("rows", len(x)):
@@ -68,6 +78,8 @@ def test_modes(monkeypatch):
 
 REFUSED = {
     centred: "not a sum over rows",
+    without_plate: r"site 'y', .* lies in no plate",
+    of_one_size: "on 5 rows it says: .*shape",
     local: "its latent site 'z' has a value for each",
 }
 

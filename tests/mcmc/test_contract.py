@@ -37,7 +37,7 @@ KERNELS = {
     "SGLD": partial(SGLD, step_size=1e-3),
     "SGLD, epochs and SVRG": partial(SGLD, step_size=1e-3, gradient=SVRG(3), minibatch="epoch"),
     "SGHMC": partial(SGHMC, step_size=0.01, noise_variance="warmup", resample_every=5),
-    "SGNHT": partial(SGNHT, step_size=0.01),
+    "SGNHT, per site": partial(SGNHT, step_size=0.01, thermostat="per_site"),
     "PSGLD": partial(PSGLD, step_size=0.01),
     "SGRLD": partial(SGRLD, step_size=1e-3, metric=ExpandedMean()),
     "RecipeKernel": partial(RecipeKernel, step_size=1e-3, diffusion=jnp.ones_like, num_auxiliary=1),

@@ -44,7 +44,9 @@ def test_restores_the_temperature_under_unknown_noise():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("thermostat", "thermal_mass"), [("scalar", None), ("per_parameter", 3.0)])
+@pytest.mark.parametrize(
+    ("thermostat", "thermal_mass"), [("scalar", None), ("per_site", 3.0), ("per_parameter", None)]
+)
 def test_thermostat_adds_up_the_excess_temperature(thermostat, thermal_mass, tol):
     """``xi_n - xi_m`` is the sum of ``eps n_g / mass (K - T)``, for any model."""
 
@@ -58,6 +60,7 @@ def test_thermostat_adds_up_the_excess_temperature(thermostat, thermal_mass, tol
     first, total = state.thermostat, 0.0
     groups = {
         "scalar": [slice(0, 15)],
+        "per_site": [slice(0, 1), slice(1, 15)],
         "per_parameter": [slice(k, k + 1) for k in range(15)],
     }[thermostat]
     size = np.array([group.stop - group.start for group in groups])

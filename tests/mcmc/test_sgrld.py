@@ -63,8 +63,8 @@ def varying_dense(z):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("metric", [varying, varying_dense])
-def test_step_is_the_formula(metric, tol):
+@pytest.mark.parametrize(("metric", "own"), [(varying, True), (varying_dense, False)])
+def test_step_is_the_formula(metric, own, tol):
     """``z' - z`` at T = 1 and 4 separates noise and drift."""
     z, eps = jnp.array([0.7, -1.1]), 0.01
     g = 2.0 * z  # of the model below
@@ -74,7 +74,9 @@ def test_step_is_the_formula(metric, tol):
         return jnp.linalg.inv(G if G.ndim == 2 else jnp.diag(G))
 
     Gam, here = jax.jit(lambda z: (recipe_correction(A, None, z), A(z)))(z)
-    at, key = step_at(partial(SGRLD, normal([2.0, 2.0]), eps, metric=metric), z)
+    correction = (lambda x: recipe_correction(A, None, x)) if own else "autodiff"
+    make = partial(SGRLD, normal([2.0, 2.0]), eps, metric=metric, correction=correction)
+    at, key = step_at(make, z)
     moved = [at(T) for T in (0.0, 1.0, 4.0)]
     drift = -eps * here @ g
     np.testing.assert_allclose(moved[0], drift, rtol=0, atol=tol(1e-6, 1e-13))

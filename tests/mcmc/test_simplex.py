@@ -9,12 +9,19 @@ import numpyro.distributions as dist
 from numpyro.handlers import reparam, seed, trace
 import pytest
 
-from numpyro_ext.mcmc import GammaSimplexReparam, simplex_langevin_step
+from numpyro_ext.mcmc import (
+    GammaSimplexReparam,
+    simplex_langevin_step,
+)
 from numpyro_ext.mcmc.geometry import recipe_correction
-from numpyro_ext.mcmc.simplex import _TERMS
+from numpyro_ext.mcmc.simplex import _TERMS, _project
 
 COUNTS, ALPHA = np.array([5.0, 2.0, 0.0]), np.array([6.0, 4.0, 2.5])
 N = (COUNTS + ALPHA).sum()
+
+
+def extended(theta):
+    return jnp.append(theta, 1 - theta.sum())
 
 
 def log_odds(theta):
@@ -24,6 +31,12 @@ def log_odds(theta):
 # The densities in their own coordinates (Dirichlet posterior with the Jacobian, or Gamma priors
 # with the multinomial likelihood), and the matrices of the table.
 REFERENCE = {
+    "reduced-mean": (
+        jnp.array([0.5, 0.2]),
+        extended,
+        lambda t: jnp.sum((COUNTS + ALPHA - 1) * jnp.log(extended(t))),
+        lambda t: (jnp.diag(t) - jnp.outer(t, t)) / N,
+    ),
     "reduced-natural": (
         jnp.array([0.7, -0.4]),
         log_odds,
@@ -35,6 +48,12 @@ REFERENCE = {
         lambda t: t / t.sum(),
         lambda t: jnp.sum((ALPHA - 1) * jnp.log(t) - t + COUNTS * jnp.log(t / t.sum())),
         jnp.diag,
+    ),
+    "expanded-natural": (
+        jnp.array([1.9, 1.1, 0.4]),
+        jax.nn.softmax,
+        lambda t: jnp.sum(ALPHA * t - jnp.exp(t) + COUNTS * jax.nn.log_softmax(t)),
+        lambda t: jnp.diag(jnp.exp(-t)),
     ),
 }
 FORMS = pytest.mark.parametrize("form", list(REFERENCE))
@@ -82,7 +101,15 @@ def moments_of(form, eps, steps):
     return mean.mean(0), mean.std(0) / 800**0.5
 
 
-@pytest.mark.parametrize(("form", "eps"), [("reduced-natural", 0.005), ("expanded-mean", 0.01)])
+@pytest.mark.parametrize(
+    ("form", "eps"),
+    [
+        ("reduced-mean", 0.01),
+        ("reduced-natural", 0.005),
+        ("expanded-mean", 0.01),
+        ("expanded-natural", 0.005),
+    ],
+)
 def test_draws_are_dirichlet(form, eps):
     """Posterior Dirichlet(11, 6, 2.5); a small step leaves 1 % of bias in the moments."""
     got, error = moments_of(form, eps, 1200)
@@ -97,13 +124,21 @@ def test_draws_are_dirichlet(form, eps):
     np.testing.assert_allclose(variance, expected, rtol=0.09)
 
 
+def test_reduced_mean_is_put_back_at_the_nearest_point_of_the_simplex():
+    """The sum constraint alone moves all coordinates alike."""
+    for theta, nearest in (([0.8, 0.7], [0.55, 0.45]), ([1.5, -0.2], [1.0, 0.0])):
+        np.testing.assert_allclose(_project(jnp.array(theta)), nearest, atol=1e-6)
+    np.testing.assert_allclose(_project(jnp.array([0.2, 0.3])), [0.2, 0.3], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
+        ({"parameterization": "softmax"}, "'reduced-mean', 'reduced-natural', 'expanded-mean'"),
         ({"step_size": 0.0}, "step_size is 0.0"),
         ({"alpha": 0.0}, "alpha is 0.0; it must be positive"),
         ({"counts": np.ones(4)}, r"counts has shape \(4,\).*must be 3"),
-        ({"parameterization": "reduced-natural"}, r"counts has shape \(3,\).*must be 4"),
+        ({"parameterization": "reduced-mean"}, r"counts has shape \(3,\).*must be 4"),
     ],
 )
 def test_bad_input(change, match):

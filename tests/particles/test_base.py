@@ -70,12 +70,24 @@ def test_sgd_moves_particles_by_the_velocity_and_parameters_by_the_mean_gradient
 
 
 @pytest.mark.slow
-def test_temperature_divides_the_gradients():
-    svi = SVI(model, five(), optax.sgd(0.1), SVGD(temperature=4.0))
+def test_annealing_counts_steps_and_multiplies_the_gradients_that_temperature_divides():
+    guide = five(count_steps=True)
+    field = SVGD(temperature=4.0, annealing=lambda t: (t + 1.0) / 2.0)
+    svi = SVI(model, guide, optax.sgd(0.1), field)
     state = svi.init(random.key(0), init_params={"auto_particles": STARTS})
-    moved = svi.get_params(step(svi, state)[0])["auto_particles"] - STARTS
-    expected = 0.1 * SVGD().velocity(STARTS, score(STARTS) / 4.0)
-    np.testing.assert_allclose(moved, expected, atol=1e-5)
+    update, velocity = jax.jit(svi.update), jax.jit(SVGD().velocity)
+    for count, gamma in ((1, 0.5), (2, 1.0)):
+        before = svi.get_params(state)
+        g = score(before["auto_particles"], before["shift"], before["width"])
+        state, _ = update(state)
+        moved = svi.get_params(state)["auto_particles"] - before["auto_particles"]
+        expected = 0.1 * velocity(before["auto_particles"], gamma / 4.0 * g)
+        np.testing.assert_allclose(moved, expected, atol=1e-5)
+        assert state.mutable_state == {"auto_step": count}
+    # The value does not depend on the step, so that evaluate works without the counter.
+    assert jax.eval_shape(svi.evaluate, state).shape == ()
+    state = svi.run(random.key(0), 3, progress_bar=False).state
+    assert state.mutable_state["auto_step"] == 3
 
 
 @pytest.mark.slow
@@ -149,6 +161,8 @@ def test_guide_that_draws_its_latents_is_trained_along_the_field():
 
 
 def test_wrong_guides_are_errors():
+    with pytest.raises(ValueError, match="count_steps=True"):
+        loss_of(model, STARTS, SVGD(annealing=lambda t: 1.0))
     with pytest.raises(ValueError, match=r"num_particles is 3.*5 particles"):
         five().sample_latent(random.key(0), {}, 3)
     with pytest.raises(ValueError, match=r"vectors of length 3.*loc, scale take 2"):

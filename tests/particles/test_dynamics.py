@@ -22,17 +22,17 @@ REFERENCE = [
 
 @pytest.mark.x64
 def test_matches_reference_values(tol):
-    dynamics = PSGHMC(0.05, friction=0.4, mass=1.5)
-    x, r = jax.jit(lambda *a: dynamics.step(*a, Blob(RBF(0.9))))(X, R, G)
+    dynamics = PSGHMC(0.05, friction=0.4, mass=1.5, kernel=RBF(0.9))
+    x, r = jax.jit(lambda *a: dynamics.step(*a, Blob()))(X, R, G)
     np.testing.assert_allclose(r, REFERENCE, atol=tol(1e-6, 1e-12))
     np.testing.assert_allclose(x, X + 0.05 * R / 1.5, atol=tol(1e-6, 1e-12))
 
 
 def test_second_flow_moves_by_the_velocities_of_both(tol):
-    field = Blob(RBF(0.7))
-    dynamics = PSGHMC(0.05, flow="fgh", friction=0.4, mass=1.5)
+    field, own = Blob(RBF(0.7)), Blob(RBF(0.9))
+    dynamics = PSGHMC(0.05, flow="fgh", friction=0.4, mass=1.5, kernel=RBF(0.9))
     x, r = dynamics.step(jnp.array(X), jnp.array(R), jnp.array(G), field)
-    v_r = field.velocity(R, -R / 1.5)
+    v_r = own.velocity(R, -R / 1.5)
     np.testing.assert_allclose(x, X - 0.05 * v_r, atol=tol(1e-6, 1e-12))
     expected = R + 0.05 * (field.velocity(X, G) + 0.4 * v_r)
     np.testing.assert_allclose(r, expected, atol=tol(1e-6, 1e-12))

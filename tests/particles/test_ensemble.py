@@ -45,7 +45,7 @@ def ensemble(kernel, *args, num_warmup=None, num_samples=1, num_chains=5, extra_
 @pytest.mark.slow
 @pytest.mark.x64
 def test_takes_the_steps_of_its_field_and_optimiser(tol):
-    field = SVGD(temperature=2.0)
+    field = SVGD(temperature=2.0, annealing=lambda i: (i + 1.0) / 4.0)
     optim = optax.adam(0.1)
     kernel = ParVI(model, field, optim, steps_per_sample=2, init_from=None)
     mcmc = ensemble(
@@ -58,8 +58,8 @@ def test_takes_the_steps_of_its_field_and_optimiser(tol):
     x = STARTS
     state = optim.init(x)
     score = jax.jit(jax.vmap(jax.grad(log_joint)))
-    for _ in range(4):
-        v = SVGD().velocity(x, score(x) / 2.0)
+    for i in range(4):
+        v = SVGD().velocity(x, score(x) * (i + 1.0) / 4.0 / 2.0)
         updates, state = optim.update(-v, state)
         x = x + updates
     atol = tol(1e-5, 1e-12)

@@ -112,6 +112,7 @@ def wide():
     ("model", "options"),
     [
         (plain, {"init_from": None}),
+        (plain, {"init_scale": 0.1}),
         (plain, {"init_loc_fn": init_to_sample}),
         (wide, {}),
     ],
