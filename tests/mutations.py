@@ -29,7 +29,7 @@ diagnostics/weighted_ess.py -> diagnostics/test_weighted_ess.py
 ep/pbp/moments.py -> ep/pbp/test_moments.py
     v - v * v * (dm * dm - 2 * dv)
     v - v * v * (dm * dm - dv)
-ep/sweep.py -> ep/test_ep.py
+ep/state.py -> ep/test_ep.py
     / (power or 1.0) + cavity.gain
     / (power or 1.0) - cavity.gain
 expfam/dirichlet.py -> expfam/test_contract.py

@@ -11,7 +11,7 @@ from tests.spread_fits import fits, rows
 def test_fits_to_rows_on_eight_devices_are_those_of_one(tmp_path):
     path = tmp_path / "fits.npz"
     process = start(8, path, module="tests.spread_fits")
-    expected, _ = fits(rows())
+    expected = fits(rows())
     finish(process)
     with np.load(path) as found:
         assert set(found) == set(expected)

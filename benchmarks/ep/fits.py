@@ -36,7 +36,9 @@ def passes(engine: Any, num_steps: int, *args: Array) -> tuple[Moments, Moments]
     state = engine.init(random.key(0), *args)
     state, shift, precision = _loop(engine, num_steps, state, *args)
     n = num_steps - num_steps // 2
-    return of_natural(shift / n, precision / n), of_natural(state.shift, state.precision)
+    return of_natural(shift / n, precision / n), of_natural(
+        state.total.shift, state.total.precision
+    )
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -47,11 +49,11 @@ def _loop(engine: Any, num_steps: int, state: Any, *args: Array) -> Any:
         late = i >= num_steps // 2
         return (
             state,
-            shift + jnp.where(late, state.shift, 0),
-            precision + jnp.where(late, state.precision, 0),
+            shift + jnp.where(late, state.total.shift, 0),
+            precision + jnp.where(late, state.total.precision, 0),
         ), None
 
-    zero = jnp.zeros_like(state.shift), jnp.zeros_like(state.precision)
+    zero = jnp.zeros_like(state.total.shift), jnp.zeros_like(state.total.precision)
     return lax.scan(step, (state, *zero), jnp.arange(num_steps))[0]
 
 

@@ -448,7 +448,7 @@ def _cost(model: Callable[..., None], X: Array, y: Array) -> list[Any]:
         start = time.perf_counter()
         state, _ = jax.block_until_ready(ep.update(state, X, y))
         sweeps.append(time.perf_counter() - start)
-    numbers = [*state.site_shift, *state.site_precision, *(g.basis for g in state.table.groups)]
+    numbers = [*jax.tree.leaves(state.sites), *(g.basis for g in state.table.groups)]
     size = sum(x.nbytes for x in numbers) / N
     cells = [f"{min(sweeps):.3f}", f"{1e6 * min(sweeps) / N:.1f}", len(result.losses)]
     return [N, *cells, f"{total:.1f}", f"{size:.0f}"]

@@ -19,23 +19,18 @@ from numpyro_ext._model.posterior_as_prior import posterior_as_prior
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.ep.factors import EPPlan, FactorTable, find_table
 from numpyro_ext.ep.guide import guide_of, has_sites, start_guide
-from numpyro_ext.ep.normal import FAMILIES, Family
+from numpyro_ext.ep.normal import moments_of, plus
 from numpyro_ext.ep.projection import Projection
 from numpyro_ext.ep.reading import ModelReading, Prior, Reader, read_prior
 from numpyro_ext.ep.state import (
     EPRunResult,
     EPState,
     Report,
-    is_positive,
+    evidence,
     limit_of,
     on_arguments,
-    on_arguments_once,
     start_state,
-    total_of,
-    transfer_sites,
-    with_forgotten,
 )
-from numpyro_ext.ep.sweep import evidence
 
 FAR = 0.3
 """The residual of sites above which their estimate of the evidence is said to be off."""
@@ -59,9 +54,7 @@ class Engine(ABC):
         """At most ``num_steps`` steps, fewer if the fit converges.
 
         :param args: arguments of the model.
-        :param bool progress_bar: whether to show the loss and the residual.
-        :param init_state: the state to continue; None for a new start. The prior and the factors
-            are read again, and the sites are kept where there are as many factors.
+        :param init_state: the state of a run on these data to continue; None for a new start.
         :return: an :data:`EPRunResult` with ``params``, ``state`` and ``losses``.
         """
         check_count("num_steps", num_steps)
@@ -89,11 +82,10 @@ class Engine(ABC):
         """The states of a run, each with the losses of the steps to it, and a note on it."""
 
     @abstractmethod
-    def get_params(self, state: Any) -> Params:
-        """The parameters of the guide."""
+    def get_params(self, state: Any) -> Params: ...
 
     def warn(self, first: Any, state: Any, num_steps: int) -> None:  # noqa: B027
-        """Warn of a result that is not reliable, after a run that began at the state ``first``."""
+        """Warn of an unreliable result, after a run that began at the state ``first``."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -109,11 +101,8 @@ class EPEngine(Engine):
     exact normal prior; every other batch element of a latent site is a factor. Latent sites inside
     the plate are integrated out of their row: discrete ones by a sum, one continuous coordinate by
     quadrature, and several by importance sampling or NUTS, at power 1. The guide draws them given
-    the others and the data of their row: ``engine.guide.sample_posterior(rng_key, params, *args)``.
-
-    A fit to other data of the same shapes, also by another engine of the same model, compiles
-    nothing. If the model reads other values from globals, closures or attributes, it is compiled
-    anew. A subclass writes :meth:`sweep`.
+    the others and the data of their row. A fit to other data of the same shapes compiles nothing. A
+    subclass writes :meth:`sweep`.
 
     :param model: Python callable with NumPyro primitives, with continuous latent sites.
     :param str family: ``"full"`` or ``"diagonal"``, the precision of q.
@@ -125,10 +114,9 @@ class EPEngine(Engine):
     :param str data_plate: the plate whose rows are the factors, if observed sites are in several.
     :param str prefix: prefix of the names of the guide's parameters.
     :param tuple prior: yesterday's fit, ``(engine, result)``, ``(svi, result)`` or ``(guide,
-        params)`` of a normal guide, whose posterior replaces the priors of its sites: ``model``
-        becomes :func:`~numpyro_ext.guides.posterior_as_prior`. None for the priors of the model.
-    :param float forgetting_factor: the power in (0, 1] of yesterday's posterior, if there is one;
-        1 forgets nothing.
+        params)`` of a normal guide, whose posterior replaces the priors of its sites by
+        :func:`~numpyro_ext.guides.posterior_as_prior`.
+    :param float forgetting_factor: the power in (0, 1] of yesterday's posterior.
     """
 
     model: Model = field(kw_only=False)
@@ -141,31 +129,24 @@ class EPEngine(Engine):
     forgetting_factor: float = 1.0
 
     power: ClassVar[float] = 1.0
-    """The power alpha of the factors of the data."""
     damping: ClassVar[float | None] = None
-    """The d of the first step; None for 1."""
     largest_share: ClassVar[float] = 0.05
     """The share of rows without a low rank above which all are treated in all coordinates."""
-    forgets: ClassVar[bool] = False
-    """Whether the sites of the data are forgotten, so that q is more than prior times sites."""
 
     def __post_init__(self) -> None:
         if self.prior is not None:
             self.model = posterior_as_prior(self.model, self.prior, self.forgetting_factor)
             # The model has the numbers; a day would otherwise hold all days before it.
             self.prior, self.forgetting_factor = None, 1.0
-        check_choice("family", self.family, tuple(FAMILIES))
-        if check_count("max_rank", self.max_rank, minimum=0) > 3:
-            raise ValueError(
-                f"max_rank is {self.max_rank}; quadrature takes at most 3 directions. Use"
-                " projection=ImportanceSampling() for factors of a larger rank."
-            )
+        check_choice("family", self.family, ("full", "diagonal"))
+        check_count("max_rank", self.max_rank, minimum=0)
         self._forget()
 
     def _forget(self) -> None:
         """Take a guide and a reader that have not seen the model."""
         self.guide: Any = guide_of(self.model, self.family, self.prefix)
         self._plan: EPPlan | None = None
+        self._shapes: Any = None
         self._reader = Reader(self.model, self.data_plate)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -173,11 +154,6 @@ class EPEngine(Engine):
         vars(fresh).update(vars(self))
         fresh._forget()  # what reads the model holds closures
         return vars(fresh)
-
-    @property
-    def normals(self) -> Family:
-        """The arithmetic of normal distributions of the family."""
-        return FAMILIES[self.family]
 
     @abstractmethod
     def sweep(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
@@ -190,10 +166,8 @@ class EPEngine(Engine):
     def table_of(
         self, reading: ModelReading, arrays: list[Array], prior: Prior
     ) -> tuple[EPPlan, FactorTable]:
-        """The factors of the model."""
-        rows, power = self.rows_of(reading.factors), float(self.power)
-        how = power, self.projection, self.max_rank, self.largest_share
-        return find_table(reading, arrays, prior, rows, *how)
+        how = float(self.power), self.projection, self.max_rank, self.largest_share
+        return find_table(reading, arrays, prior, self.rows_of(reading.factors), *how)
 
     def init(self, rng_key: Array, *args: Any, **kwargs: Any) -> EPState:
         """The state before the first step on these arguments of the model: q is the prior, or a
@@ -202,6 +176,7 @@ class EPEngine(Engine):
         reading, arrays = self._reader.read(args, kwargs)
         prior = read_prior(reading, arrays, key_prior, self.family == "diagonal")
         self._plan, table = self.table_of(reading, arrays, prior)
+        self._shapes = jax.tree.map(jnp.shape, table)
         locs = reading.factors.info.unravel(prior.center.mean)
         if not has_sites(self.guide, locs):
             self.guide = guide_of(self.model, self.family, self.prefix)
@@ -210,13 +185,13 @@ class EPEngine(Engine):
         projection = rows.projection if rows.local else None
         self.guide.take_fit(reading.factors, projection, self._reader.leading, args, kwargs)
         damping = 1.0 if self.damping is None else float(self.damping)
-        return start_state(self.normals, self._plan, table, prior, damping, key_state)
+        return start_state(self._plan, table, prior, damping, key_state)
 
     def update(self, state: EPState, *args: Any, **kwargs: Any) -> tuple[EPState, Array]:
         """One step: the next state, and the loss. A pure function, once ``init`` was called.
 
-        A state of other data is a start, as in :meth:`run`. Under ``jax.jit`` it cannot be made one
-        where rows depend on other directions: the loss is NaN then, and no factor is updated.
+        The state is one of these data; the numbers of the prior may be others. Rows that depend on
+        other directions are an error, and under ``jax.jit`` make the loss NaN.
         """
         return self.sweep(*self._for_call(state, args, kwargs))
 
@@ -228,10 +203,8 @@ class EPEngine(Engine):
             report: Report = jax.device_get(state.report)
             if report.skipped == report.visited:
                 raise RuntimeError(
-                    f"in step {int(state.i)} none of the {report.visited} factors could be updated"
-                    f" ({report.num_improper} improper cavities, {report.num_skipped} without"
-                    " tilted moments); check the data and the prior, or use"
-                    " projection=ImportanceSampling()."
+                    f"in step {int(state.i)} none of the {report.visited} factors could be updated;"
+                    " check the data and the prior, or use projection=ImportanceSampling()."
                 )
             yield state, loss, f", residual: {report.residual:.1e}"
             if report.converged:
@@ -240,7 +213,7 @@ class EPEngine(Engine):
     def get_params(self, state: EPState) -> Params:
         """The parameters of the guide: ``{prefix}_loc``, and ``{prefix}_scale_tril`` or
         ``{prefix}_scale``."""
-        q = self.normals.moments(state.total)
+        q = moments_of(state.total)
         if self.family == "diagonal":
             return {f"{self.prefix}_loc": q.mean, f"{self.prefix}_scale": jnp.sqrt(q.cov)}
         root = jnp.linalg.cholesky(q.cov)
@@ -256,23 +229,16 @@ class EPEngine(Engine):
             \mathrm E_{\hat p_n} \nabla_\theta l_n
 
         so that scales of a prior, lengths or noise can be chosen by type-II maximum likelihood.
-        Sites that are far from their fixed point for these arguments give a warning. NaN under
-        ``jax.jit`` means that rows depend on other directions than the state knows.
+        Sites that are far from their fixed point for these arguments give a warning.
         """
-        log_z, residual = self.evidence_of(*self._for_call(lax.stop_gradient(state), args, kwargs))
+        log_z, residual = evidence(*self._for_call(lax.stop_gradient(state), args, kwargs))
         if not is_traced((log_z, residual)) and jnp.isfinite(log_z) and not residual < FAR:
             words = (
-                "the sites belong to other arguments: a sweep would change q by"
-                f" {float(residual):.2g} (standard deviations of a mean, or relative of a"
-                " variance), so the estimate of the evidence is off; call"
-                " run(..., init_state=state) with these arguments first."
+                f"the sites belong to other arguments: a sweep would change q by {residual:.2g}"
+                " standard deviations, so the evidence is off; run these arguments first."
             )
             warnings.warn(InferenceWarning(words), stacklevel=2)
         return log_z
-
-    def evidence_of(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[Array, Array]:
-        """The estimate, and the residual of its sites."""
-        return evidence(plan, self.normals, state, arrays)
 
     def evaluate(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
         """Minus :meth:`log_evidence`: the loss at a state."""
@@ -289,7 +255,7 @@ class EPEngine(Engine):
     def convergence(self, state: EPState) -> dict[str, float]:
         """For :func:`~numpyro_ext.diagnostics.diagnose`: parts of the report of a state."""
         report = jax.device_get(state.report)
-        q = self.normals.moments(state.total)
+        q = moments_of(state.total)
         return {
             "residual": float(report.residual),
             "limit": float(limit_of(getattr(self, "tol", 0.0), q)),
@@ -303,19 +269,13 @@ class EPEngine(Engine):
         state = self.init(rng_key, *args, **kwargs)
         assert self._plan is not None
         if init_state is not None:
-            sites = transfer_sites(init_state, state)
-            total = total_of(self.normals, state.prior, state.table, sites)
-            if self.forgets:
-                total = with_forgotten(self.normals, init_state, total)
-            if is_positive(total):
-                state = init_state.with_sites(total, sites, state.prior, table=state.table)
+            _, state, _ = self._for_call(init_state, args, kwargs)
         return self._plan, state, self._reader.split(args, kwargs)[1]
 
     def _for_call(
-        self, state: EPState, args: tuple, kwargs: dict[str, Any], indices: Any = None
+        self, state: EPState, args: tuple, kwargs: dict[str, Any]
     ) -> tuple[EPPlan, EPState, list[Array]]:
-        """The plan, the state on the data of a call, and the arrays among its arguments; under a
-        trace of any of these, also of the indices of rows alone."""
+        """The plan, the state with the prior of a call, and the arrays among its arguments."""
         plan = self._plan
         if plan is None:
             raise ValueError(
@@ -323,18 +283,20 @@ class EPEngine(Engine):
                 " arguments first."
             )
         arguments, arrays = self._reader.split(args, kwargs)
-        traced = is_traced((state, args, kwargs, indices))
-        same_groups = len(state.table.groups) == len(plan.specs)
-        if same_groups and self._reader.serves(plan.reading, arguments, arrays):
-            move = on_arguments if traced else on_arguments_once
-            new, fit = move(plan, self.normals, self.forgets, state, arrays)
-            if traced:
-                new = new._replace(shift=new.shift + jnp.where(fit, 0.0, jnp.nan))
-            if traced or fit:
-                return plan, new, arrays
-        if traced:
+        if not self._reader.serves(plan.reading, arguments, arrays):
             raise ValueError(
-                "the arguments of the model, or what it reads from outside, differ from init"
-                " in more than the numbers of arrays; call init with them first."
+                "the arguments of the model, or what it reads from outside, differ from init in"
+                " more than the numbers of arrays; call init with them first."
             )
-        return self.begin(state.rng_key, state, args, kwargs)
+        fit: Any = self._shapes == jax.tree.map(jnp.shape, state.table)
+        if fit:
+            state, fit = on_arguments(plan, state, arrays)
+        if is_traced(fit):
+            lost = jnp.where(fit, 0.0, jnp.nan)
+            state = state._replace(total=plus(state.total, state.total, lost))
+        elif not fit:
+            raise ValueError(
+                "the state belongs to other data, whose rows depend on other directions of the"
+                " latent sites; start anew, with prior=(engine, result) to keep what it knows."
+            )
+        return plan, state, arrays

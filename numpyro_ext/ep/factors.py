@@ -1,7 +1,7 @@
-"""The factors of a model in groups of one rank, each with its projection."""
+"""The factors of a model, the few directions in which each changes, and their projections."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 import warnings
@@ -11,7 +11,6 @@ from jax import Array, lax, random
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
-from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
 from numpyro_ext._checks import InferenceWarning
@@ -22,9 +21,10 @@ from numpyro_ext.ep.projection import Projection
 from numpyro_ext.ep.quadrature import Quadrature
 from numpyro_ext.ep.reading import ONCE, Center, ModelReading, Prior
 from numpyro_ext.ep.sampling import ImportanceSampling
-from numpyro_ext.ep.subspaces import Subspace, basis_of, find_subspace
-from numpyro_ext.ep.taylor_sites import TaylorSites
 
+_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)
+_TAME = 20.0
+"""The largest change of l, in nats, from the mean to a tame point."""
 _LARGEST = 2**25
 """Numbers that an array over factors and points may hold."""
 QUADRATURE, SAMPLING = Quadrature(), ImportanceSampling()
@@ -33,19 +33,24 @@ SAMPLING_OF_LOCAL = ImportanceSampling(num_samples=2048)
 engines, so that they share what is compiled."""
 
 
+class Subspace(NamedTuple):
+    """The smallest r for which a factor does not change outside r directions, 0 for a constant and
+    -1 above the largest that is allowed; and ``(R, D)`` directions, of which the first r are these,
+    orthonormal in units of the prior's standard deviations."""
+
+    rank: Array
+    directions: Array
+
+
 @dataclass(frozen=True)
 class FactorGroupSpec:
-    """The static part of a group of factors.
+    """The static part of a group of factors, of which ``batch_size`` are computed at a time.
 
     - **names** - the sites whose batch elements they are; None for rows of the data.
-    - **power** - the power alpha at which they are updated.
-    - **projection** - how their tilted moments are found.
-    - **batch_size** - factors that are computed at a time.
     - **local** - coordinates of the local sites that the projection integrates over; 0 if the
       factor does so itself.
     - **rank** - the r of rows whose directions are found at each visit, or D for all coordinates;
       None if the group has the bases.
-    - **blocks** - whether each block of rows has its own factors, which are computed there.
     """
 
     names: tuple[str, ...] | None
@@ -54,10 +59,9 @@ class FactorGroupSpec:
     batch_size: int
     local: int = 0
     rank: int | None = None
-    blocks: bool = False
 
     def log_factor(self, factors: Factors, index: Array, x: Array, z: Array | None = None) -> Array:
-        """l of the factor of this index, at the flat vector x, and at local sites z if given."""
+        """l of a factor at the flat vector x, and at local sites z if given."""
         if self.names is not None:
             return factors.elements(x, self.names)[index]
         if index.size == 1:
@@ -84,11 +88,7 @@ class FactorGroupSpec:
 
 def marginal(factors: Factors, x: Array, n: Array, z: Array | None = None) -> Array:
     """The log likelihood of row ``n`` at ``x``, with a sum over its discrete local sites and an
-    integral over a continuous one of a single coordinate.
-
-    :param z: ``(local_size,)``, values of the continuous local sites, unconstrained and flat, in
-        place of the integral.
-    """
+    integral over a continuous one of a single coordinate, or at continuous ones z."""
     if not factors.states:
         return _in_state(factors, x, n, {}, z)
     each = jax.vmap(lambda state: _in_state(factors, x, n, state, z))(factors.states)
@@ -131,21 +131,19 @@ class FactorGroup(NamedTuple):
 
 
 class FactorTable(NamedTuple):
-    """The factors on given data.
+    """The factors on given data: groups, as many as the plan has specs, the rows of the data first;
+    the log of the normal part of the prior at 0; the scale of the latent vector.
 
-    - **groups** - as many as the plan has specs, the rows of the data first.
-    - **constant** - log of the normal part of the prior at 0.
-    - **center** - the scale of the latent vector.
     - **times** - ``(S,)``, how often q has each of S sites that the rows of the data share; None if
       each factor has its own.
-    - **taylor** - the Taylor sites of all rows; None without a proxy.
+    - **taylor** - the ``TaylorSites`` of all rows; None without a proxy.
     """
 
     groups: tuple[FactorGroup, ...]
     constant: Array
     center: Center
     times: Array | None = None
-    taylor: TaylorSites | None = None
+    taylor: Any = None
 
 
 def map_factors(fn: Callable[..., Any], arrays: Any, batch_size: int) -> Any:
@@ -153,33 +151,6 @@ def map_factors(fn: Callable[..., Any], arrays: Any, batch_size: int) -> Any:
     if len(jax.tree.leaves(arrays)[0]) <= batch_size:
         return jax.vmap(fn)(*arrays)
     return lax.map(lambda xs: fn(*xs), arrays, batch_size=batch_size)
-
-
-def map_rows(
-    fn: Callable[..., Any],
-    factors: Factors,
-    spec: FactorGroupSpec,
-    index: Array,
-    arrays: tuple[Any, ...],
-) -> Any:
-    """``fn(factors, index, *arrays)`` of each factor of a group, where its rows are."""
-
-    def of_block(there: Factors, arrays: tuple[Any, ...]) -> Any:
-        return map_factors(partial(fn, there), arrays, spec.batch_size)
-
-    if not spec.blocks:
-        return of_block(factors, (index, *arrays))
-    inside = jnp.where(index < 0, index, index % (factors.size // factors.blocks))
-    return factors.by_blocks(of_block, (inside, *arrays))
-
-
-def _are_in_blocks(factors: Factors, rows: np.ndarray) -> bool:
-    """Whether each block of rows has the rows of an equal share of the factors, in order."""
-    if factors.blocks == 1 or len(rows) % factors.blocks:
-        return False
-    rows = rows.reshape(factors.blocks, -1)
-    block = np.arange(factors.blocks)[:, None]
-    return bool(np.all((rows < 0) | (rows // (factors.size // factors.blocks) == block)))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=ONCE)
@@ -191,11 +162,11 @@ def _subspaces(
     index: Array,
     center: Center,
 ) -> Subspace:
-    def find(factors: Factors, n: Array) -> Subspace:
-        log_factor = partial(spec.log_factor, factors, n)
+    def find(n: Array) -> Subspace:
+        log_factor = partial(spec.log_factor, reading.factors_of(arrays), n)
         return find_subspace(log_factor, *center, rng_key=random.key(1), max_rank=max_rank)
 
-    return map_rows(find, reading.factors_of(arrays), spec, index, ())
+    return map_factors(find, (index,), spec.batch_size)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -213,119 +184,69 @@ def find_table(
     max_rank: int,
     largest_share: float,
 ) -> tuple[EPPlan, FactorTable]:
-    """The factors in groups of one rank, each with its projection.
+    """The factors, each with its projection; those of the data are these ``rows``, as in
+    :meth:`EPEngine.rows_of`.
 
-    :param rows: ``(n,)`` row of each factor of the data; ``(n, m)`` if a factor has several, with
-        -1 where it has fewer than m.
+    Those of a low rank all have the largest one, since further directions change nothing. The
+    others have all coordinates; all rows do if more than ``largest_share`` are such.
     """
-    factors = reading.factors
+    factors, center, D = reading.factors, Center(*prior.center), len(prior.center.mean)
+    floats = max(D, num_points(factors))  # that one point of a factor needs
     local = factors.local_size if factors.local_size > 1 else 0
     if local:
         _check_local(factors, power, projection, rows.size > len(rows))
-    elements = jnp.arange(len(prior.owners))
-    find = partial(_groups, reading, arrays, prior.center, max_rank)
-    both = [
-        *find(None, jnp.asarray(rows), power, projection, local, largest_share),
-        *find(prior.names, elements, 1.0, None, 0, None),
-    ]
-    constant, center = jnp.asarray(prior.constant, float), Center(*prior.center)
-    table = FactorTable(tuple(group for _, group in both), constant, center)
-    return EPPlan(reading, tuple(spec for spec, _ in both), prior.normal_names), table
+    specs, groups = [], []
+
+    def add(spec: FactorGroupSpec, index: Array, share: float) -> None:
+        """The groups of these factors; ``spec`` has the projection for those of a low rank."""
+        rank, directions = np.full(len(index), -1), jnp.zeros((len(index), 0, D))
+        chosen = spec.projection
+        if max_rank > 0 and not spec.local and not chosen.whole:
+            probe = replace(spec, projection=QUADRATURE, batch_size=_size(2**7 * floats))
+            subspaces = _subspaces(reading, probe, max_rank, arrays, index, center)
+            rank, directions = np.asarray(subspaces.rank), subspaces.directions
+            if np.any(rank < 0) and chosen.max_rank is not None:
+                _warn_of_ranks(spec.names, rank, max_rank)
+        if np.mean(rank < 0) > share:
+            rank = np.full_like(rank, -1)
+        highest = int(max(1, rank.max()))
+        for places, r in ((np.flatnonzero(rank >= 0), highest), (np.flatnonzero(rank < 0), 0)):
+            if len(places) == 0:
+                continue
+            basis = jnp.broadcast_to(jnp.eye(D, dtype=center.mean.dtype), (len(places), D, D))
+            if r:
+                basis = _bases(r, directions[places], center.sd)
+            elif chosen.max_rank is not None:
+                chosen = SAMPLING_OF_LOCAL if spec.local else SAMPLING
+            points = {1: 128, 2: 2**12, 3: 2**17}.get(r, 2**11) if chosen.max_rank else 2**11
+            specs.append(replace(spec, projection=chosen, batch_size=_size(points * floats)))
+            groups.append(FactorGroup(index[places], basis))
+
+    add(FactorGroupSpec(None, power, projection or QUADRATURE, 1, local), rows, largest_share)
+    if prior.names:
+        elements = jnp.arange(len(prior.owners))
+        add(FactorGroupSpec(prior.names, 1.0, QUADRATURE, 1), elements, 1.0)
+    table = FactorTable(tuple(groups), jnp.asarray(prior.constant, float), center)
+    return EPPlan(reading, tuple(specs), prior.normal_names), table
 
 
-def _groups(
-    reading: ModelReading,
-    arrays: list[Array],
-    center: Center,
-    max_rank: int,
-    names: tuple[str, ...] | None,
-    index: Array,
-    power: float,
-    projection: Projection | None,
-    local: int,
-    largest_share: float | None,
-) -> list[tuple[FactorGroupSpec, FactorGroup]]:
-    """The rows of the data, or the elements of the prior, in groups of one rank.
-
-    :param names: the sites of these elements; None for rows, which may have ``local`` coordinates.
-    """
-    factors, D = reading.factors, len(center.mean)
-    floats = max(D, num_points(factors))  # that one point of a factor needs
-    rank, directions = np.full(len(index), -1), jnp.zeros((len(index), 0, D))
-
-    def in_blocks(index: Array) -> bool:
-        return names is None and _are_in_blocks(factors, np.asarray(index))
-
-    whole = local > 0 or (projection is not None and projection.whole)
-    if len(index) and max_rank > 0 and not whole:
-        size = max(1, _LARGEST // (2**7 * floats))
-        probe = FactorGroupSpec(names, power, QUADRATURE, size, blocks=in_blocks(index))
-        subspaces = _subspaces(reading, probe, max_rank, arrays, index, center)
-        rank, directions = np.asarray(subspaces.rank), subspaces.directions
-        if np.any(rank < 0) and (projection is None or projection.max_rank is not None):
-            _warn_of_ranks(names, rank, max_rank)
-    groups = []
-    for places, r in _by_rank(rank, largest_share):
-        if r:
-            of_group = directions if len(places) == len(rank) else directions[places]
-            basis = _bases(r, of_group, center.sd)
-        else:
-            eye = jnp.eye(D, dtype=center.mean.dtype)
-            basis = jnp.broadcast_to(eye, (len(places), D, D))
-        chosen = QUADRATURE if r else SAMPLING_OF_LOCAL if local else SAMPLING
-        if projection is not None and (r or projection.max_rank is None):
-            chosen = projection
-        # A projection that takes the number of a row takes it among all rows.
-        blocks = not chosen.whole and in_blocks(index[places])
-        points = {1: 128, 2: 2**12, 3: 2**17}.get(r, 2**11) if chosen.max_rank else 2**11
-        size = max(1, _LARGEST // (points * floats))
-        spec = FactorGroupSpec(names, power, chosen, size, local, blocks=blocks)
-        group = FactorGroup(index[places], basis)
-        groups.append(
-            (spec, device_put_rows(group, len(places), factors.sharding) if blocks else group)
-        )
-    return groups
+def _size(floats: int) -> int:
+    """The number of factors of so many numbers that are computed at a time."""
+    return max(1, _LARGEST // floats)
 
 
 def _check_local(
     factors: Factors, power: float, projection: Projection | None, several: bool
 ) -> None:
     """An error if the local coordinates of a row, which are several, cannot be integrated out."""
-    problem = ""
-    if projection is not None and not projection.takes_local:
-        problem = f"{type(projection).__name__} integrates over one at most"
-    elif power != 1:
-        problem = f"power is {power:g}, which only their integral has"
-    elif several:
-        problem = "they are too many for factors of several rows"
-    if problem:
+    takes_local = projection is None or projection.takes_local
+    if not takes_local or power != 1 or several:
         raise ValueError(
             f"a row has {factors.local_size} coordinates of the local latent sites"
-            f" {sorted(factors.local)}, and {problem}; use power=1 and ImportanceSampling() or"
-            f" NUTSProjection(), or move them out of the plate '{factors.plate}', as in theta ="
-            " sample(..., dist.Normal(mu, tau).expand([N])) before the plate."
+            f" {sorted(factors.local)}, which takes power=1, a factor for each row, and"
+            " ImportanceSampling() or NUTSProjection(); use these, or move the sites out of the"
+            f" plate '{factors.plate}'."
         )
-
-
-def _by_rank(rank: np.ndarray, largest_share: float | None) -> list[tuple[np.ndarray, int]]:
-    """The places of the factors of each group, and its rank r, which is 0 for all coordinates.
-
-    A factor of a smaller rank has further directions, which change nothing. Rows are one group, so
-    that other data of the same shapes have the same groups.
-
-    :param largest_share: the share of rows without a rank above which all are taken in all
-        coordinates; None for elements of the prior.
-    """
-    if largest_share is not None and np.mean(rank < 0) > largest_share:
-        rank = np.full_like(rank, -1)
-    highest = int(max(1, rank.max(initial=1)))
-    small = highest if largest_share is not None else min(2, highest)
-    groups = [
-        (np.flatnonzero((rank >= 0) & (rank <= small)), small),
-        (np.flatnonzero(rank > small), highest),
-        (np.flatnonzero(rank < 0), 0),
-    ]
-    return [(places, r) for places, r in groups if len(places)]
 
 
 def _warn_of_ranks(names: Any, rank: np.ndarray, max_rank: int) -> None:
@@ -333,20 +254,87 @@ def _warn_of_ranks(names: Any, rank: np.ndarray, max_rank: int) -> None:
     bad = np.flatnonzero(rank < 0)
     words = (
         f"{len(bad)} of {len(rank)} {what} (such as {', '.join(map(str, bad[:3]))}) depend on more"
-        f" than {max_rank} directions of the latent sites, so their moments are found by importance"
-        " sampling; pass projection=ImportanceSampling(num_samples=...) to choose its draws, or"
-        " NUTSProjection()."
+        f" than {max_rank} directions of the latent sites, so their moments are found by"
+        " importance sampling; choose its draws by projection=ImportanceSampling(num_samples=...)."
     )
     warnings.warn(InferenceWarning(words), stacklevel=7)
 
 
-def device_put_rows(tree: Any, size: int, sharding: NamedSharding | None) -> Any:
-    """The arrays of so many rows on their devices, and the others on all of them."""
-    if sharding is None:
-        return tree
-    everywhere = NamedSharding(sharding.mesh, PartitionSpec())
+def find_subspace(
+    log_factor: Callable[[Array], Array], mean: Array, sd: Array, rng_key: Array, max_rank: int
+) -> Subspace:
+    r"""The directions of one factor :math:`l(x)`, with :math:`x = \text{mean} + \text{sd}\, z`.
 
-    def place(x: Any) -> Array:
-        return jax.device_put(x, sharding if jnp.shape(x)[:1] == (size,) else everywhere)
+    It is the rank of the matrix of gradients with respect to z at the mean, and at K random points
+    at their full distance and where l is tame. Steps of length 1 orthogonal to the first r
+    directions confirm it, and raise it until they do not change l.
+    """
+    D = len(mean)
+    x64 = mean.dtype == jnp.float64
+    drop, cutoff = (1e-4, 1e-8) if x64 else (1e-2, 3e-5)
+    key_probes, key_steps = random.split(rng_key)
+    probes = random.normal(key_probes, (2 * max_rank + 6, D), mean.dtype)
 
-    return jax.tree.map(place, tree)
+    def whitened(z: Array) -> Array:
+        return log_factor(mean + sd * z)
+
+    # Each use of l is compiled for itself, so there are three: values, gradients, steps.
+    scales = jnp.asarray(_SCALES, mean.dtype)
+    places = (scales[:, None, None] * probes).reshape(-1, D)
+    values = jax.vmap(whitened)(jnp.concatenate([jnp.zeros((1, D), mean.dtype), places]))
+    at_mean, values = values[0], values[1:].reshape(len(scales), -1)  # (scales, K)
+    tame = jnp.isfinite(values) & (jnp.abs(values - at_mean) < _TAME)
+    first = jnp.where(jnp.any(tame, 0), jnp.argmax(tame, 0), len(_SCALES) - 1)
+    near = scales[first][:, None] * probes
+
+    points = jnp.concatenate([near, probes, jnp.zeros((1, D), mean.dtype)])
+    g = jax.vmap(jax.grad(whitened))(points)
+    largest = jnp.max(jnp.abs(g), 1, keepdims=True)
+    finite = jnp.all(jnp.isfinite(g), 1, keepdims=True) & (largest > 0)
+    # Not the norm itself, whose squares overflow.
+    g = jnp.where(finite, g / jnp.where(finite, largest, 1), 0)
+    length = jnp.linalg.norm(g, axis=1, keepdims=True)
+    size = jnp.where(finite, largest, 0) * length
+    # A saturated gradient is rounding noise.
+    keep = finite & (size > drop * jnp.max(size[: len(near)]))
+    B = jnp.where(keep, g / jnp.where(keep, length, 1), 0)
+    _, s, directions = jnp.linalg.svd(B, full_matrices=False)
+    by_gradients = jnp.sum(s > cutoff * s[0])
+
+    start = near[:4]
+    before = values[first[:4], jnp.arange(4)]
+    step = random.normal(key_steps, start.shape, mean.dtype)
+    R = min(max_rank, D)
+
+    def outside(r: int) -> Array:
+        V = directions[:r]
+        delta = step - (step @ V.T) @ V
+        return delta / jnp.linalg.norm(delta, axis=1, keepdims=True)
+
+    steps = jnp.stack([start + outside(r) for r in range(1, R + 1)])
+    change = jnp.abs(jax.vmap(jax.vmap(whitened))(steps) - before)
+    is_flat = jnp.all(change < 1e-3 * (1 + 0.1 * jnp.abs(before)), 1)
+    # What rounding leaves of a step outside of all D directions is no direction.
+    is_flat |= jnp.arange(1, R + 1) == D
+    rank = jnp.full((), -1)
+    for r in range(R, 0, -1):
+        rank = jnp.where(is_flat[r - 1] & (by_gradients <= r), r, rank)
+    flat = jnp.all(jnp.abs(values - at_mean) <= 1e-6 * (1 + jnp.abs(at_mean)))
+    return Subspace(jnp.where(flat, 0, rank), directions[:R])
+
+
+def basis_of(directions: Array, sd: Array) -> Array:
+    """``(r, D)`` orthonormal rows A, with l a function of ``A x``, of directions of z."""
+    if len(directions) == len(sd):  # a rotation would mix coordinates of any unit
+        return jnp.eye(len(sd), dtype=directions.dtype)
+    # By Gram and Schmidt, twice, and not by reflections, whose errors are relative to the
+    # largest entry: an entry in large units is small.
+    basis: list[Array] = []
+    for row in directions / sd:
+        for _ in range(2):
+            for other in basis:
+                row = row - (other @ row) * other
+            row = row / jnp.max(jnp.abs(row))
+            row = row / jnp.linalg.norm(row)
+        basis.append(row)
+    return jnp.stack(basis)

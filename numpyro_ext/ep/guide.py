@@ -5,7 +5,7 @@ r"""NumPyro's normal guides, with the local sites of the model.
 where z_n are the latent sites inside the plate of the data, which an engine integrates out.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import Array, lax, random
@@ -21,7 +21,7 @@ from numpyro_ext._model.arguments import indexed, is_same, is_traced
 from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.implicit import Implicit, Stated
-from numpyro_ext._model.operations import map_blocks, quick_options
+from numpyro_ext._model.operations import map_blocks
 from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import (
     Site,
@@ -42,39 +42,26 @@ _DRAWS = 64
 """Draws of a posterior that are computed at a time."""
 _POINTS = 2**14
 """Places of rows at which a row is evaluated at a time, for one draw."""
-_FEW = 4 * 10**7
-"""Evaluations of rows, about a second of them, that take as long as the compiler does to optimise
-their program."""
-
-
-class Drawn(NamedTuple):
-    """A draw of all sites.
-
-    - **sites** - the latent sites and the deterministic ones, as in a trace.
-    - **log_q** - ``(N,)``, log density of the local sites of each row, given the others; None
-      without observations, where they are draws of their prior.
-    """
-
-    sites: dict[str, Site]
-    log_q: Array | None
 
 
 class _NormalOfEngine(AutoContinuous):
-    """A guide of the sites outside the plate of the data. It draws local sites, inside the plate,
-    given the others and the data of their row; a row that observes nothing has its prior."""
+    """A guide of the sites outside the plate of the data, in the order of the model. It draws local
+    sites, inside the plate, given the others and the data of their row; a row that observes nothing
+    has its prior.
+
+    - **locs** - the start: unconstrained sites in the order in which the model samples them.
+    - **factors, arguments** - of the last fit; no arguments if they were traced.
+    - **projection** - what draws the local sites of a row, if they have several coordinates.
+    - **leading** - arguments of the factors that come before the model's.
+    - **several** - whether there were fits to other arguments before.
+    """
 
     locs: Sites | None = None
-    """The start: unconstrained sites in the order in which the model samples them."""
     factors: Factors | None = None
-    """The factors of the last fit."""
     projection: Projection | None = None
-    """The projection that draws the local sites of a row, if they have several coordinates."""
     arguments: tuple[tuple, dict[str, Any]] | None = None
-    """Arguments of the last fit; None if they were traced."""
     leading: tuple = ()
-    """Arguments of the factors that come before the model's."""
     several: bool = False
-    """Whether there were fits to other arguments before."""
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         return None if self.locs is None else (random.key(0), self.locs)
@@ -87,7 +74,6 @@ class _NormalOfEngine(AutoContinuous):
         args: tuple,
         kwargs: dict[str, Any],
     ) -> None:
-        """Take the factors and the arguments of a fit."""
         traced = is_traced((args, kwargs))
         if self.factors is not None:
             self.several |= traced or not is_same(self.arguments, (args, kwargs))
@@ -102,20 +88,19 @@ class _NormalOfEngine(AutoContinuous):
         if rng_key is None:
             raise ValueError("the local sites are drawn at random; call seed(guide, rng_key).")
         latent = next(site["value"] for site in latent_sites(trace) if site["name"] not in values)
-        drawn = self._drawn(latent, rng_key, args, kwargs)
-        if drawn.log_q is None:  # the model draws them from their prior
+        sites, log_q = self._drawn(latent, rng_key, args, kwargs)
+        if log_q is None:  # the model draws them from their prior
             return values
         stated = self.projection is None or self.projection.has_normaliser
         kind = Stated if stated else Implicit
-        plate, local = self.factors.plate, [drawn.sites[name] for name in self.factors.axes]
+        plate, local = self.factors.plate, [sites[name] for name in self.factors.axes]
         dim = frames(local[0])[plate]
-        with numpyro.plate(plate, len(drawn.log_q), dim=dim):
+        with numpyro.plate(plate, len(log_q), dim=dim):
             for site in local:
                 fn = kind(site["value"], event_dim=site["fn"].event_dim, support=site["fn"].support)
                 values[site["name"]] = numpyro.sample(site["name"], fn)
             if stated:
-                log_q = drawn.log_q.reshape(-1, *[1] * (-dim - 1))
-                numpyro.factor(f"_{self.prefix}_local", log_q)
+                numpyro.factor(f"_{self.prefix}_local", log_q.reshape(-1, *[1] * (-dim - 1)))
         return values
 
     def sample_posterior(
@@ -126,11 +111,8 @@ class _NormalOfEngine(AutoContinuous):
         sample_shape: tuple[int, ...] = (),
         **kwargs: Any,
     ) -> dict[str, Array]:
-        """Draws of all latent sites, and of the deterministic ones that follow from them.
-
-        :param args: arguments of the model, whose rows the local sites have; none for the arguments
-            of the fit.
-        """
+        """Draws of all latent sites, and of the deterministic ones that follow from them, for the
+        rows of the model's arguments, or of the fit if there are none."""
         if not args and not kwargs:
             if self.factors is not None and self.factors.axes and self.several:
                 raise ValueError(
@@ -145,22 +127,17 @@ class _NormalOfEngine(AutoContinuous):
         flat = latent.reshape(-1, latent.shape[-1])
 
         def draw(xs: tuple[Array, Array]) -> Sites:
-            drawn = self._drawn(*xs, args, kwargs)
-            return {name: site["value"] for name, site in drawn.sites.items()}
+            return {name: site["value"] for name, site in self._drawn(*xs, args, kwargs)[0].items()}
 
-        def run(*xs: Array) -> Sites:
-            return lax.map(draw, xs, batch_size=_DRAWS)
-
-        keys, count = random.split(key_local, len(flat)), len(flat)
-        if not is_traced((flat, keys, args, kwargs)):
-            points = count * self.factors.size * _points_of_row(self.factors)
-            run = jax.jit(run, compiler_options=quick_options(points, _FEW))
-        draws = run(flat, keys)
+        draws = lax.map(draw, (flat, random.split(key_local, len(flat))), batch_size=_DRAWS)
         return {name: x.reshape(sample_shape + x.shape[1:]) for name, x in draws.items()}
 
-    def _drawn(self, x: Array, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> Drawn:
-        """Draws of the local sites of all rows given the global ones at ``x``, and all that
-        follows."""
+    def _drawn(
+        self, x: Array, rng_key: Array, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[dict[str, Site], Array | None]:
+        """Latent and deterministic sites given the global ones at ``x``, and the log density
+        ``(N,)`` of the local ones of each row; None without observations, where they are draws of
+        their prior."""
         assert self.factors is not None
         factors, args = self.factors, (*self.leading, *args)
         with block():
@@ -179,7 +156,7 @@ class _NormalOfEngine(AutoContinuous):
             if name in latent or site["type"] == "deterministic"
         }
         if log_z is None:
-            return Drawn(sites, None)
+            return sites, None
 
         def counts(site: Site) -> bool:
             name = site["name"]
@@ -190,29 +167,27 @@ class _NormalOfEngine(AutoContinuous):
             return site_of_log_det(name, factors.axes) == name
 
         of_values = {name: site for name, site in trace.items() if counts(site)}
-        return Drawn(sites, row_log_lik(of_values, factors.plate) - log_z)
+        return sites, row_log_lik(of_values, factors.plate) - log_z
 
     def median(self, params: Params) -> dict[str, Array]:
-        """Medians of the sites outside the plate of the data."""
         return self._outside(super().median(params))
 
     def quantiles(self, params: Params, quantiles: Any) -> dict[str, Array]:
-        """Quantiles of the sites outside the plate of the data."""
         return self._outside(super().quantiles(params, quantiles))
 
     def _outside(self, values: dict[str, Array]) -> dict[str, Array]:
-        """The values of global sites, if there are local ones."""
+        """The values of sites outside the plate of the data, where there are local ones."""
         if self.factors is None or not self.factors.axes:
             return values
         return {name: values[name] for name in self.factors.info.latents}
 
 
 class FullNormal(_NormalOfEngine, AutoMultivariateNormal, StartGiven):
-    """``AutoMultivariateNormal`` whose latent vector is in the order of the model."""
+    pass
 
 
 class DiagonalNormal(_NormalOfEngine, AutoDiagonalNormal, StartGiven):
-    """``AutoDiagonalNormal`` whose latent vector is in the order of the model."""
+    pass
 
 
 def guide_of(model: Model, family: str, prefix: str) -> Any:
@@ -239,16 +214,9 @@ def start_guide(
     guide.set_up(*indexed(args), **indexed(kwargs))
 
 
-def _points_of_row(factors: Factors) -> int:
-    """About how often a row is evaluated for one draw of its local sites."""
-    return 2048 if factors.local_size > 1 else 4 * num_points(factors)
-
-
 def _on_rows_of(factors: Factors, args: tuple, kwargs: dict[str, Any]) -> Factors | None:
-    """The factors of other arguments, with other rows; None if nothing is observed in a row.
-
-    A site that was observed in the fit and is not here is a prediction, and left out.
-    """
+    """The factors of other arguments, with other rows, without sites that were observed in the fit
+    and are not here, which are predictions; None if nothing is observed in a row."""
     there = factors.on(args, kwargs)
     fn = seed(factors.program.model, random.key(0))
     trace = shape_trace(substitute(fn, substitute_fn=init_to_uniform), args, kwargs)
@@ -305,7 +273,9 @@ def _draw_rows(
         local = {**unravel(jnp.where(lost, jnp.nan, each[k]).reshape(flat.shape)), **state(k)}
         return local, log_z
 
-    keys, most = random.split(rng_key, factors.size), max(1, _POINTS // _points_of_row(factors))
+    keys = random.split(rng_key, factors.size)
+    points = 2048 if size > 1 else 4 * num_points(factors)  # for one draw of a row
+    most = max(1, _POINTS // points)
     values, log_z = map_blocks(lambda n: draw_row(n, keys[n]), factors.size, most)
     return {name: _placed(v, factors.axes[name]) for name, v in values.items()}, log_z
 

@@ -28,9 +28,9 @@ class Projected(NamedTuple):
 
     - **site_shift, site_precision** - v ``(r,)`` and T ``(r, r)``.
     - **log_normaliser** - log Z; NaN if it is not computed. At power 0 it is the mean of l under q.
-    - **ok** - whether the moments are finite, positive definite, and computed where the mass is.
+    - **ok** - whether the moments are finite, positive definite, and computed where the mass is,
+      from weights that are not uneven.
     - **inaccurate** - whether the points of a quadrature do not resolve the factor.
-    - **low_ess** - whether the importance weights are uneven, so that the site is not to be used.
     """
 
     site_shift: Array
@@ -38,7 +38,6 @@ class Projected(NamedTuple):
     log_normaliser: Array
     ok: Array | bool = True
     inaccurate: Array | bool = False
-    low_ess: Array | bool = False
 
 
 class Projection(ABC):
@@ -46,42 +45,34 @@ class Projection(ABC):
 
     A subclass writes :meth:`tilted`, and :meth:`expected` if it can, in coordinates in which the
     cavity is standard normal, or :meth:`project` in the coordinates of the factor.
+
+    - **needs_key, has_normaliser** - whether it takes a random key, and gives a log normaliser.
+    - **whole** - whether a factor is in all the coordinates of the model, and has its ``index``.
+    - **max_rank** - the largest r; None if there is no limit.
+    - **takes_local** - whether it integrates over local sites too, and draws them.
     """
 
     needs_key = False
-    """Whether ``rng_key`` is needed."""
     has_normaliser = True
-    """Whether ``log_normaliser`` is computed."""
     whole = False
-    """Whether a factor is in all the coordinates of the model, and ``index`` is needed."""
     max_rank: int | None = None
-    """The largest r; None if there is no limit."""
     takes_local = False
-    """Whether ``local`` may be positive: it integrates over local sites too, and draws them."""
 
     @abstractmethod
     def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Projected:
-        """The natural parameters that exp(f) adds to N(0, I).
-
-        :param f: the log factor times the power, of r coordinates and of ``local`` ones after them.
-        """
+        """The natural parameters that exp(f) adds to N(0, I), where f is the log factor times the
+        power, of r coordinates and of ``local`` ones after them."""
 
     def expected(self, f: LogFactor, r: int, rng_key: Array | None) -> Projected:
-        """Means under N(0, I): of the gradient of f, of minus its Hessian, and of f, for power 0.
-
-        :param f: the log factor.
-        """
+        """Means under N(0, I) for power 0: of the gradient of f, minus its Hessian, and f."""
         raise ValueError(
-            f"power is 0, and {type(self).__name__} has no expectations under the approximation"
-            " itself; use a power above 0, or projection=Quadrature() or ImportanceSampling()."
+            f"power is 0, and {type(self).__name__} has no expectations under q; use a power above"
+            " 0, or projection=Quadrature() or ImportanceSampling()."
         )
 
     def draw(self, log_density: LogFactor, size: int, rng_key: Array) -> tuple[Array, Array]:
-        """A draw of local sites, and the logarithm of the integral over them, or an estimate whose
-        exponential has no bias; NaN without :attr:`has_normaliser`.
-
-        :param log_density: of ``(size,)`` coordinates, up to a constant.
-        """
+        """A draw of ``size`` local coordinates, and the logarithm of the integral over them, or an
+        estimate whose exponential has no bias; NaN without a normaliser."""
         raise NotImplementedError(f"{type(self).__name__} draws no local sites.")
 
     def project(
@@ -102,12 +93,10 @@ class Projection(ABC):
 
         :param log_factor: ``u -> l(u)``, not multiplied by the power; with local sites
             ``(u, z) -> l(u, z)``, of which the factor is the integral over z.
-        :param mean: ``(r,)``, the mean m of the cavity.
-        :param cov: ``(r, r)``, its covariance S.
+        :param mean, cov: ``(r,)`` and ``(r, r)``, the mean m and covariance S of the cavity.
         :param float power: alpha, at least 0.
-        :param rng_key: random key, where :attr:`needs_key`.
-        :param index: number of the factor, where :attr:`whole`.
-        :param int local: number of the coordinates of z, where :attr:`takes_local`.
+        :param index: number of the factor.
+        :param int local: number of the coordinates of z.
         """
         r, L, scale = mean.shape[0], root(cov), power or 1.0
 
@@ -134,10 +123,9 @@ class ClosedForm(Projection):
     The site is the difference :math:`(\hat S^{-1} - S^{-1}) / \alpha`, a full matrix. A factor that
     is much weaker than its cavity therefore loses digits in single precision.
 
-    :param fn: ``(shift, precision, index, power) -> (mean, cov, log_normaliser)``: the natural
-        parameters :math:`S^{-1} m`, of shape ``(D,)``, and :math:`S^{-1}`, of shape ``(D, D)``, of
-        the cavity, the number of the factor and the power alpha, to the moments of the tilted
-        distribution and log Z. It is traced, with a traced ``index``.
+    :param fn: ``(shift, precision, index, power) -> (mean, cov, log_normaliser)``, from the natural
+        parameters :math:`S^{-1} m` and :math:`S^{-1}` of the cavity, the number of the factor and
+        the power alpha. It is traced, with a traced ``index``.
 
     >>> from numpyro_ext.ep import ClosedForm
     >>> y = jnp.array([1.0, 2.0])                                  # y_n ~ N(theta, 1)
@@ -219,11 +207,8 @@ def from_moments(mean: Array, cov: Array) -> tuple[Array, Array]:
 
 
 def from_scores(g: Array, K: Array) -> tuple[Array, Array]:
-    r"""The same without a difference of nearly equal numbers.
-
-    By parts, the mean is :math:`\bar g = \mathbb E[\alpha \nabla l]` and the covariance I + K with
-    :math:`K = \mathbb E[\alpha \nabla^2 l] + \operatorname{Cov}[\alpha \nabla l]`, under the tilted
-    distribution.
-    """
+    r"""The same without a difference of nearly equal numbers: under the tilted distribution, by
+    parts, the mean is :math:`g = \mathbb E[\alpha \nabla l]` and the covariance I + K with :math:`K
+    = \mathbb E[\alpha \nabla^2 l] + \operatorname{Cov}[\alpha \nabla l]`."""
     P = inverse(jnp.eye(g.shape[-1]) + K)
     return matvec(P, g), -symmetric(matmul(P, K))

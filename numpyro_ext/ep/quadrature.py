@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 import numpy as np
 
-from numpyro_ext._checks import check_count
 from numpyro_ext.ep.projection import (
     LogFactor,
     Projected,
@@ -23,18 +22,13 @@ from numpyro_ext.ep.projection import (
 )
 from numpyro_ext.expfam.linalg import matmul, matvec, outer, symmetric
 
-REACH = 9.0
-"""The nodes are within this many standard deviations of the cavity's mean."""
+REACH = 9.0  # standard deviations of the cavity to the farthest node
 SEARCH, INNER = {1: (40, 4), 2: (18, 3), 3: (12, 3)}, (24, 3)
 """Intervals per axis of a search for the sharpest place, and the number of searches, each in three
 intervals of the last one: by rank, and along an inner axis."""
-STEP = 1e-3
-"""From the sharpest place to where the gradient is compared, in standard deviations."""
-DIFFERENCE = 0.05
-"""The largest change of a moment, in standard deviations or relative, when every second node is
-left out."""
-AGREEMENT = 3e-3
-"""The largest difference of the two forms of the covariance, over the change by the factor."""
+STEP = 1e-3  # standard deviations from the sharpest place to where the gradient is compared
+DIFFERENCE = 0.05  # the largest change of a moment when every second node is left out
+AGREEMENT = 3e-3  # the largest difference of two forms of the covariance, over its change
 
 
 @dataclass(eq=False)
@@ -55,8 +49,8 @@ class Quadrature(Projection):
     the eigenvalue, up to 9 standard deviations of the cavity. A factor with several sharp places
     needs more points; ``inaccurate`` is true if every second node is not enough.
 
-    :param int num_points: number of nodes of a factor of rank 1, at least 11. Each axis of rank 2
-        and 3 has a third of them, and one more.
+    :param int num_points: number of nodes of a factor of rank 1. Each axis of rank 2 and 3 has a
+        third of them, and one more.
 
     **Reference:** *The exponentially convergent trapezoidal rule*, Lloyd N. Trefethen and J. A. C.
     Weideman, SIAM Review 2014.
@@ -72,9 +66,6 @@ class Quadrature(Projection):
 
     num_points: int = 91
     max_rank: ClassVar[int] = 3
-
-    def __post_init__(self) -> None:
-        check_count("num_points", self.num_points, 11)
 
     def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Projected:
         e, log_w, log_f, g = self._at_nodes(f, r)
@@ -116,10 +107,8 @@ class Quadrature(Projection):
         return Projected(mean_g, -H, mean_log, lost < 1e-6, inaccurate)
 
     def _at_nodes(self, f: LogFactor, r: int) -> tuple[Array, Array, Array, Array]:
-        """Nodes e ``(n, r)``, their log weights under N(0, I), and f with its gradient.
-
-        A node at which one of them is not finite has no weight.
-        """
+        """Nodes e ``(n, r)``, their log weights under N(0, I), and f with its gradient; a node at
+        which one of them is not finite has no weight."""
         e, log_w = nodes(f, r, self._per_axis(r), SEARCH[r])
         # Barriers, or each is computed again in all its uses. The normaliser is differentiated as
         # the sum at these nodes.

@@ -47,21 +47,15 @@ class ModelReading:
 
 
 class Reader:
-    """Reads a model, and compares a reading with other arguments.
-
-    :param model: Python callable with NumPyro primitives.
-    :param str data_plate: the plate whose rows are the factors.
-    """
+    """Reads a model, and compares a reading with other arguments."""
 
     def __init__(self, model: Model, data_plate: str | None) -> None:
-        self.leading: tuple = ()
-        """The numbers of a prior, arguments that change with every fit, so that no program holds
-        them."""
+        self.leading: tuple = ()  # the numbers of a prior, which no program is to hold
         if isinstance(model, PosteriorAsPrior):
             self.leading, model = (model.numbers,), model.of_numbers
         self.model = model
         self.data_plate = data_plate
-        self._factors: dict[Any, tuple[str, Factors]] = {}
+        self._factors: dict[Any, Factors] = {}
         self._holds = False  # whether programs hold the data, because the model looks at them
 
     def split(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Arguments, list[Array]]:
@@ -78,14 +72,6 @@ class Reader:
         """The model on these arguments, after checks of their numbers, and the arrays in them."""
         arguments, arrays = self.split(args, kwargs)
         whole = (*self.leading, *args), kwargs
-        shapes = tuple((np.shape(x), jnp.result_type(x)) for x in arrays)
-        spread = [x.sharding for x in arrays if isinstance(x, Array)]
-        shapes = (*shapes, *(x for x in spread if len(x.device_set) > 1))
-        before, factors = self._factors.get((arguments, shapes), (None, None))
-        if factors is None:
-            factors = Factors(self.model, *whole, data_plate=self.data_plate)
-        else:
-            factors.on(*whole).check()
         try:
             now = fingerprint(self.model, arguments, arrays)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
@@ -93,10 +79,13 @@ class Reader:
                 raise
             self._holds = True  # each data set is then compiled for itself
             return self.read(args, kwargs)
-        if before not in (None, now):
+        factors = self._factors.get((arguments, now))
+        if factors is None:
             factors = Factors(self.model, *whole, data_plate=self.data_plate)
+            self._factors[arguments, now] = factors
+        else:
+            factors.on(*whole).check()
         factors.on(*whole).check_masks()
-        self._factors[arguments, shapes] = now, factors
         return ModelReading(self.model, (*factors.key, now), arguments, factors), arrays
 
     def serves(self, reading: ModelReading, arguments: Arguments, arrays: list[Array]) -> bool:
@@ -141,9 +130,8 @@ class Center(NamedTuple):
 class Prior(NamedTuple):
     """The prior in unconstrained space.
 
-    - **normal** - shift and precision of all its terms with a constant Hessian.
-    - **constant** - their log at 0.
-    - **draws** - ``(1024, D)``; **center** - their medians, and interquartile ranges over 1.349.
+    - **normal, constant** - all its terms with a constant Hessian, and their log at 0.
+    - **draws, center** - ``(1024, D)``, their medians, and interquartile ranges over 1.349.
     - **normal_names, names** - the sites of these terms, and of the others.
     - **owners** - for each other term, the places in x of the site's own value, or -1.
     """
@@ -177,13 +165,8 @@ def _terms_of_prior(reading: ModelReading, arrays: list[Array], rng_key: Array) 
     return x, mean, sd, sums(mean), jax.jacrev(sums)(mean), *there
 
 
-def read_prior(
-    reading: ModelReading, arrays: list[Array], rng_key: Array, diagonal: bool = False
-) -> Prior:
-    """The normal part of the prior, and the draws and sites of the rest.
-
-    :param bool diagonal: whether a term must have a diagonal Hessian to be part of it.
-    """
+def read_prior(reading: ModelReading, arrays: list[Array], rng_key: Array, diagonal: bool) -> Prior:
+    """The normal part of the prior, diagonal or not, and the draws and sites of the rest."""
     factors = reading.factors_of(arrays)
     terms = jax.device_get(_terms_of_prior(reading, arrays, rng_key))
     draws, mean, sd, value, grad, values, hessian = terms
@@ -203,7 +186,7 @@ def read_prior(
     zeros = mean.dtype.type(0), np.zeros_like(mean), np.zeros((len(mean),) * 2, mean.dtype)
     parts = [(value[name], grad[name], hessian[name][0]) for name in normal]
     log_p, gradient, curvature = map(sum, zip(zeros, *parts, strict=True))
-    term, constant = _expand(log_p, gradient, curvature, mean)
+    term, constant = _expand(log_p, gradient, curvature, mean, diagonal)
     shapes = jax.eval_shape(factors.terms, mean)
     names = tuple(name for name in shapes if name not in normal)
     places = [factors.owners(name, math.prod(shapes[name].shape)) for name in names]
@@ -215,7 +198,7 @@ def read_prior(
 
 
 def normal_part(
-    reading: ModelReading, names: tuple[str, ...], arrays: list[Array], mean: Array
+    reading: ModelReading, names: tuple[str, ...], arrays: list[Array], mean: Array, diagonal: bool
 ) -> tuple[Site, Array]:
     """The terms of these sites, which are normal, on given arrays, and their log at 0."""
     factors = reading.factors_of(arrays)
@@ -224,11 +207,12 @@ def normal_part(
         terms = factors.terms(x)
         return sum((jnp.sum(terms[name]) for name in names), jnp.zeros((), x.dtype))
 
-    return _expand(*jax.value_and_grad(log_p)(mean), jax.hessian(log_p)(mean), mean)
+    return _expand(*jax.value_and_grad(log_p)(mean), jax.hessian(log_p)(mean), mean, diagonal)
 
 
-def _expand(value: Any, gradient: Any, hessian: Any, mean: Any) -> tuple[Site, Any]:
+def _expand(value: Any, gradient: Any, hessian: Any, mean: Any, diagonal: bool) -> tuple[Site, Any]:
     """The natural parameters of a normal term and its log at 0, by its derivatives at a point."""
     Lam = -(hessian + hessian.T) / 2
     eta = gradient + Lam @ mean
-    return Site(eta, Lam), value - eta @ mean + mean @ Lam @ mean / 2
+    at_zero = value - eta @ mean + mean @ Lam @ mean / 2
+    return Site(eta, Lam.diagonal() if diagonal else Lam), at_zero

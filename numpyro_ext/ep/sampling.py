@@ -13,7 +13,6 @@ from jax.scipy.stats import norm
 import numpy as np
 from numpyro.infer.hmc import hmc
 
-from numpyro_ext._checks import check_count
 from numpyro_ext.ep.projection import (
     LogFactor,
     Projected,
@@ -47,7 +46,7 @@ class ImportanceSampling(Projection):
     shifted at random for each key, with the density h of the cavity. If the effective sample size
     :math:`1 / \sum_i w_i^2` falls below ``min_ess`` times the number of points, h is normal at the
     mode of the tilted distribution, with 1.5 times the covariance of its Laplace approximation. If
-    it is still below, ``low_ess`` is true, and the site is left out. A factor that leaves less than
+    it is still below, ``ok`` is false, and the site is left out. A factor that leaves less than
     half the variance of the cavity in some direction, or of a rank above 50, has the covariance of
     the weighted points. Local sites z of a row are drawn around their mode given e. The error falls
     as about 1 / num_samples, and the result depends on the key.
@@ -71,11 +70,6 @@ class ImportanceSampling(Projection):
 
     needs_key = True
     takes_local = True
-
-    def __post_init__(self) -> None:
-        check_count("num_samples", self.num_samples, 2)
-        if not 0 < self.min_ess < 1:
-            raise ValueError(f"min_ess is {self.min_ess!r}; it must be a number between 0 and 1.")
 
     def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Projected:
         points = self._normal_points(rng_key, r + local)
@@ -106,7 +100,7 @@ class ImportanceSampling(Projection):
             by_scores = partial(jnp.where, smallest(S) > 0.5)
             v, T = jax.tree.map(by_scores, from_scores(gbar, K), (v, T))
         log_normaliser = logsumexp(log_w) - jnp.log(self.num_samples)
-        return Projected(v, T, log_normaliser, low_ess=~(ess(log_w) >= self.min_ess))
+        return Projected(v, T, log_normaliser, ess(log_w) >= self.min_ess)
 
     def expected(self, f: LogFactor, r: int, rng_key: Array | None) -> Projected:
         e = self._normal_points(rng_key, r)
@@ -144,9 +138,7 @@ class NUTSProjection(Projection):
     Sites do not settle below their noise, so a factor should be a part of the data, not one datum.
     There is no log evidence, and no form for power 0.
 
-    :param int num_warmup: steps of each chain that adapt the sampler.
-    :param int num_samples: draws of each chain.
-    :param int num_chains: number of chains, which run together.
+    :param int num_warmup, num_samples: steps of a chain that adapt the sampler, and its draws.
 
     **Reference:** *Expectation propagation as a way of life*, Andrew Gelman et al., JMLR 2020
     (section 4.3).
@@ -161,32 +153,23 @@ class NUTSProjection(Projection):
 
     num_warmup: int = 200
     num_samples: int = 400
-    num_chains: int = 1
 
     needs_key = True
     has_normaliser = False
     takes_local = True
 
-    def __post_init__(self) -> None:
-        check_count("num_warmup", self.num_warmup)
-        check_count("num_samples", self.num_samples, 2)
-        check_count("num_chains", self.num_chains)
-
     def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Projected:
-        S = self.num_samples * self.num_chains
+        S = self.num_samples
         if S <= r + 2:
             raise ValueError(
                 f"NUTSProjection takes {S} draws of {r} coordinates; it needs more than {r + 2}."
             )
         assert rng_key is not None
 
-        def chain(rng_key: Array) -> Array:
-            def log_density(w: Array) -> Array:
-                return f(w) - jnp.sum(w[:r] ** 2) / 2
+        def log_density(w: Array) -> Array:
+            return f(w) - jnp.sum(w[:r] ** 2) / 2
 
-            return self._chain(log_density, r + local, self.num_samples, rng_key)
-
-        draws = jax.vmap(chain)(random.split(rng_key, self.num_chains)).reshape(S, -1)[:, :r]
+        draws = self._chain(log_density, r + local, S, rng_key)[:, :r]
         m, C = weighted_moments(jnp.zeros(S), draws)
         return Projected(*from_moments(m, C * S / (S - r - 2)), jnp.array(jnp.nan))
 

@@ -13,7 +13,7 @@ References: Li, *Approximate inference: new visions* (2018), algorithms 5 to 8.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,39 +24,46 @@ import numpy as np
 
 from numpyro_ext._checks import check_nonnegative, check_rate
 from numpyro_ext._model.factors import Factors
+from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.ep.base import EPEngine
-from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorTable, map_factors
-from numpyro_ext.ep.normal import Family, Site, choose, distance, halved, is_finite, plus
+from numpyro_ext.ep.factors import EPPlan, FactorTable, map_factors
+from numpyro_ext.ep.normal import (
+    Site,
+    choose,
+    distance,
+    expected_log,
+    halved,
+    is_finite,
+    log_partition,
+    moments_of,
+    plus,
+    product_of,
+    site_of_mean,
+    zero_sites,
+)
 from numpyro_ext.ep.reading import ModelReading, Prior
-from numpyro_ext.ep.state import EPState, total_of
-from numpyro_ext.ep.sweep import (
+from numpyro_ext.ep.state import (
+    EPState,
     SweepResult,
     Update,
-    evidence,
     keys_of,
     next_state,
     site_update,
+    total_of,
     update_group,
 )
-from numpyro_ext.ep.taylor_sites import site_of_row
+from numpyro_ext.expfam.linalg import symmetric
 
 _PRIOR_DAMPING = 0.8
 """The d of the factors of the prior, which are updated from one q."""
 
 
 class SharedConfig(NamedTuple):
-    """The static part of a step, beside the plan.
+    """The static part of a step: whether each group is visited from the q that the last one has
+    left; the residual below which a fit has converged; whether a shared site has the mean of the
+    moments of its factors, in place of the mean of their sites; epsilon; and how many factors of
+    each shared site are drawn, or None for all of them."""
 
-    - **serial** - whether each group of factors is visited from the q that the last one has left.
-    - **tol** - the residual below which a fit has converged; 0 where the factors are random.
-    - **moments** - whether a shared site has the mean of the moments of its factors, in place of
-      the mean of their sites.
-    - **step** - epsilon, or a function of the number of the step; None for the share of its factors
-      that a step visits.
-    - **batch_size** - how many factors of each shared site are drawn; None for all of them.
-    """
-
-    family: Family
     serial: bool = False
     tol: float = 0.0
     moments: bool = False
@@ -65,13 +72,8 @@ class SharedConfig(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The factors of the data in G groups that share a site each.
-
-    - **slot** - ``(G,)``, the site s of each group.
-    - **amount** - ``(G,)``, c.
-    - **number** - ``(G,)``, the number of factors in each.
-    - **rows** - ``(G, M)``, these factors, filled up with -1; None for one group of all.
-    """
+    """The factors of the data in G groups: ``(G,)`` the site s that each shares, c, and its number
+    of factors; and ``(G, M)`` these factors, filled up with -1, or None for one group of all."""
 
     slot: np.ndarray
     amount: np.ndarray
@@ -80,9 +82,8 @@ class Parts(NamedTuple):
 
 
 class Items(NamedTuple):
-    """The visits of one step: G cavities, and M factors from each.
+    """The visits of one step: G cavities, as in :class:`Parts`, and M factors from each.
 
-    - **slot, amount** - as in :class:`Parts`.
     - **rate** - ``(G,)``, epsilon over the number of factors that count.
     - **weight** - ``(G,)``, the number of factors for which each of the M counts in the evidence.
     - **index, mask** - ``(G, M)``, the factors, and which of them count.
@@ -99,11 +100,7 @@ class Items(NamedTuple):
 def items_of(
     config: SharedConfig, parts: Parts, size: int, i: Array, rng_key: Any, indices: Any = None
 ) -> Items:
-    """The factors that step i visits.
-
-    :param size: the number of all rows.
-    :param indices: factors to take in place of random ones, or None.
-    """
+    """The factors that step i visits, of ``size`` rows: these ``indices`` or random ones."""
     G, M = len(parts.slot), config.batch_size
     if indices is not None:
         index: Any = jnp.reshape(jnp.asarray(indices), (G, -1))
@@ -122,14 +119,62 @@ def items_of(
     return Items(parts.slot, parts.amount, rate, weight, index * mask, mask)
 
 
+class TaylorSites(NamedTuple):
+    r"""The center c and the mean of the Taylor sites :math:`\tau_n` of all rows there, of which a
+    step on a minibatch adds only the difference.
+
+    .. math:: \tau_n = (g_n - H_n c, \; -H_n), \qquad \bar\tau = \frac1N \sum_n \tau_n, \qquad
+        \frac1M \sum_m \lambda_m \;\text{ becomes }\; \bar\tau + \frac1M \sum_m (\lambda_m - \tau_m)
+
+    with the gradient :math:`g_n` and the Hessian :math:`H_n` of the log likelihood of a row. Both
+    have the same mean over minibatches, and so the same fixed point.
+    """
+
+    center: Array
+    mean: Site
+
+
+def sites_of_proxy(proxy: TaylorProxy, factors: Factors, diagonal: bool) -> TaylorSites:
+    """Those of the rows of a model, in the order of its flat vector, by a proxy of degree 2."""
+    assert proxy.hessian is not None
+    info, shapes = factors.info, dict(proxy.shapes)
+    if (proxy.plate, proxy.size, shapes) != (factors.plate, factors.size, dict(info.shapes)):
+        raise ValueError(
+            "the proxy is one of other rows or sites; use taylor_proxy(model, *args) of this model"
+            " and the arguments of this run."
+        )
+    order = np.asarray(info.ravel(proxy.unravel(jnp.arange(info.size))))
+    c = proxy.location[order]
+    gradient, hessian = proxy.grad[order], proxy.hessian[np.ix_(order, order)]
+    whole = jnp.eye(len(c), dtype=c.dtype)
+    derivatives = gradient / proxy.size, hessian / proxy.size
+    return TaylorSites(c, _taylor(whole, c, *derivatives, diagonal))
+
+
+def site_of_row(factors: Factors, spec: Any, n: Array, A: Array, taylor: TaylorSites) -> Site:
+    """The Taylor site of row n, which depends on A x alone."""
+    center, diagonal = taylor.center, taylor.mean.precision.ndim == 1
+    u = A @ center
+
+    def log_factor(v: Array) -> Array:
+        return spec.log_factor(factors, n, center + (v - u) @ A)
+
+    return _taylor(A, center, jax.grad(log_factor)(u), jax.hessian(log_factor)(u), diagonal)
+
+
+def _taylor(A: Array, center: Array, gradient: Array, hessian: Array, diagonal: bool) -> Site:
+    """The site whose log density has these derivatives at u = A c."""
+    if diagonal:
+        t = -jnp.sum((symmetric(hessian) @ A) * A, 0)
+        return Site(t * center + gradient @ A, t)
+    return Site(gradient - hessian @ (A @ center), symmetric(-hessian))
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class SharedSitesEngine(EPEngine):
     r"""The base of engines whose factors share sites.
 
-    **Evidence.** The estimate of :class:`EP` is stationary at its own sites, and off to first order
-    with a shared site in place of each. ``log_evidence`` therefore visits all rows once, and is
-    EP's estimate with the site :math:`F_n` of each row. The loss of a step is a monitor, and no
-    estimate of the evidence.
+    The loss of a step is a monitor, and no estimate of the evidence.
 
     :param float power: alpha, at least 0.
     :param step: epsilon in (0, 1], or a function of the number of the step; None for the inverse of
@@ -170,11 +215,12 @@ class SharedSitesEngine(EPEngine):
         times = np.bincount(parts.slot, parts.number * parts.amount)
         return plan, table._replace(times=jnp.asarray(times, float))
 
-    def evidence_of(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[Array, Array]:
-        size = plan.reading.factors.size
-        items = items_of(SharedConfig(self.normals), self.parts(size), size, state.i, None)
-        plan, state = with_own_sites(plan, self.normals, state, arrays, items)
-        return evidence(plan, self.normals, state, arrays)
+    def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
+        """None: EP's estimate is off to first order with a shared site in place of each."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no estimate of the evidence; use EP(model).log_evidence, or"
+            " numpyro_ext.diagnostics.evidence_bounds(engine, result, model_args=args)."
+        )
 
 
 def _update_rows(
@@ -186,90 +232,56 @@ def _update_rows(
     shared: Site,
     item: Items,
     rng_key: Array,
-) -> tuple[Site, Array, Update, Array]:
+) -> tuple[Site, Array, Update]:
     """The rows of one item from its cavity, q without a share of the site: the sum of F over the
-    good rows, their number, and the updates and bases of all."""
-    family, spec, group = config.family, plan.specs[0], table.groups[0]
-    q, taylor = family.moments(total), table.taylor
+    good rows, their number, and the updates of all."""
+    spec, group = plan.specs[0], table.groups[0]
+    q, taylor = moments_of(total), table.taylor
     power = spec.power
     left = plus(total, shared, -power * item.amount)
-    cavity = family.moments(left)
+    cavity = moments_of(left)
     proper = is_finite(cavity)
     cavity = choose(proper, cavity, q)
     if power == 0:
         D = q.mean.shape[0]
-        gain = -item.amount * family.expected(q, jnp.eye(D, dtype=q.mean.dtype), shared)
+        gain = -item.amount * expected_log(q, jnp.eye(D, dtype=q.mean.dtype), shared)
     else:
-        gain = (family.log_partition(left) - family.log_partition(total)) / power
+        gain = (log_partition(left) - log_partition(total)) / power
 
     def update(n: Array, key: Array | None, read: Any) -> tuple[Update, Array, Site]:
         number = spec.number(group, n)
         here = factors.with_row(number, read)
         A = spec.basis(here, group, table.center, n)
-        none = jax.tree.map(lambda x: x[0], family.zeros(A[None]))
+        none = jax.tree.map(lambda x: x[0], zero_sites(A[None], q.cov.ndim == 1))
         at_center = none
         if taylor is not None:
-            at_center = site_of_row(family, here, spec, number, A, taylor.center)
-        return site_update(family, spec, cavity, here, number, A, none, key), A, at_center
+            at_center = site_of_row(here, spec, number, A, taylor)
+        return site_update(spec, cavity, here, number, A, none, key), A, at_center
 
     read = factors.read_rows(jnp.asarray(item.index)) if spec.rank is not None else None
     rows = item.index, keys_of(spec, rng_key, len(item.index)), read
     updates, A, at_center = map_factors(update, rows, spec.batch_size)
     mask = item.mask
-    good = mask & proper & ~(updates.improper | updates.skipped | updates.low_ess)
+    good = mask & proper & ~updates.skipped
 
     def of_good(x: Array) -> Array:
         return jnp.where(good.reshape(-1, *[1] * (x.ndim - 1)), x, 0.0)
 
     sites = jax.tree.map(of_good, updates.site)
-    F = family.total(A, sites)
+    F = product_of(A, sites)
     if taylor is not None:
-        F = family.total(A, jax.tree.map(of_good, plus(updates.site, at_center, -1.0)))
+        F = product_of(A, jax.tree.map(of_good, plus(updates.site, at_center, -1.0)))
         F = plus(F, taylor.mean, jnp.sum(good))
     if config.moments and power > 0:  # at power 0 both are the same
         share = good / jnp.maximum(jnp.sum(good), 1)
-        mean = family.site_of_mean(cavity, A, sites, share, power)
+        mean = site_of_mean(cavity, A, sites, share, power)
         F = jax.tree.map(lambda x: jnp.sum(good) * x, mean)
-    names = "skipped", "low_ess", "inaccurate"
     updates = updates._replace(
         log_z=jnp.where(mask, updates.log_z + jnp.where(proper, gain, 0.0), 0.0),
-        improper=mask & (updates.improper | ~proper),
-        **{name: mask & proper & getattr(updates, name) for name in names},
+        skipped=mask & ~good,
+        inaccurate=mask & proper & updates.inaccurate,
     )
-    return F, jnp.sum(good), updates, A
-
-
-def with_own_sites(
-    plan: EPPlan, family: Family, state: EPState, arrays: list[Array], items: Items
-) -> tuple[EPPlan, EPState]:
-    """A state of EP, in which each factor has the site that it has from the shared cavity."""
-    sites, bases = _own_sites(plan, family, lax.stop_gradient(state), arrays, items)
-    some, index = np.flatnonzero(items.mask), items.index
-    if plan.specs[0].rank is None:
-        index = state.table.groups[0].index[index]
-    index, basis, *own = (x.reshape(-1, *x.shape[2:])[some] for x in (index, bases, *sites))
-    plan = replace(plan, specs=(replace(plan.specs[0], rank=None, blocks=False), *plan.specs[1:]))
-    groups = FactorGroup(index, basis), *state.table.groups[1:]
-    table, sites = state.table._replace(groups=groups, times=None), (Site(*own), *state.sites[1:])
-    total = total_of(family, state.prior, table, sites)
-    return plan, state.with_sites(total, sites, table=table)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _own_sites(
-    plan: EPPlan, family: Family, state: EPState, arrays: list[Array], items: Items
-) -> tuple[Site, Array]:
-    """``(G, M, ...)``, the site F of each factor, zero where it is not found, and its basis."""
-    factors = plan.reading.factors_of(lax.stop_gradient(arrays))
-
-    def sites_of(xs: tuple[Items, Array]) -> tuple[Site, Array]:
-        item, key = xs
-        shared = jax.tree.map(lambda x: x[item.slot], state.sites[0])
-        q = SharedConfig(family), factors, state.table, state.total
-        _, _, updates, bases = _update_rows(plan, *q, shared, item, key)
-        return updates.site, bases
-
-    return lax.map(sites_of, (items, random.split(state.rng_key, len(items.slot))))
+    return F, jnp.sum(good), updates
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -281,13 +293,12 @@ def shared_step(
     parts: Parts,
     indices: Any = None,
 ) -> tuple[EPState, Array, Items]:
-    """One step, first of the shared sites and then of the factors of the prior: the state, the loss
-    and the visits."""
+    """One step of the shared sites, then of the factors of the prior: state, loss and visits."""
     key_rows, rng_key = None, state.rng_key
     if config.batch_size is not None:
         key_rows, rng_key = random.split(rng_key)
     items = items_of(config, parts, plan.reading.factors.size, state.i, key_rows, indices)
-    family, factors, table = config.family, plan.reading.factors_of(arrays), state.table
+    factors, table = plan.reading.factors_of(arrays), state.table
     shared, *prior_sites = state.sites
     total, W = state.total, table.times
     assert W is not None
@@ -297,7 +308,7 @@ def shared_step(
     def change_of(shared: Site, total: Site, item: Items, key: Array) -> tuple[Site, Update]:
         site = jax.tree.map(lambda x: x[item.slot], shared)
         rows = plan, config, factors, table, total, site, item, key
-        F, good, updates, _ = _update_rows(*rows)
+        F, good, updates = _update_rows(*rows)
         # The mean over the good rows, with the rate of all of them.
         scale = item.rate * jnp.sum(item.mask) / jnp.maximum(good, 1)
         taken = good * item.amount
@@ -308,39 +319,39 @@ def shared_step(
         item, key = xs
         change, updates = change_of(shared, total, item, key)
         in_q = jax.tree.map(lambda x: W[item.slot] * x, change)
-        d, halvings = halved(family, total, in_q, whole)
+        d = halved(total, in_q, whole)
         total = plus(total, in_q, d)
         shared = jax.tree.map(lambda x, c: x.at[item.slot].add(d * c), shared, change)
-        return (shared, total), (updates, halvings)
+        return (shared, total), updates
 
     each = items, random.split(key_items, len(items.slot))
     if config.serial:
-        (shared, after), (of_rows, halvings) = lax.scan(serial, (shared, total), each)
-        base, halvings = after, jnp.sum(halvings)
+        (shared, after), of_rows = lax.scan(serial, (shared, total), each)
+        base = after
     else:
         change, of_rows = lax.map(lambda xs: change_of(shared, total, *xs), each)
         by_slot = jax.tree.map(lambda x, c: jnp.zeros_like(x).at[items.slot].add(c), shared, change)
         in_q = jax.tree.map(lambda x: jnp.tensordot(W, x, 1), by_slot)
-        d, halvings = halved(family, total, in_q, whole)
+        d = halved(total, in_q, whole)
         shared, after, base = plus(shared, by_slot, d), plus(total, in_q, d), total
     log_z = jnp.sum(items.weight[:, None] * of_rows.log_z)
 
     updates, sites = [of_rows], [shared]
     rest = zip(plan.specs[1:], table.groups[1:], prior_sites, keys, strict=True)
     for spec, group, site, key in rest:
-        update = update_group(family, factors, spec, family.moments(base), group, site, key)
+        update = update_group(factors, spec, moments_of(base), group, site, key)
         change = plus(update.site, site, -1.0)
         change = jax.tree.map(lambda x: _PRIOR_DAMPING * x, change)
-        in_q = family.total(group.basis, change)
-        d, more = halved(family, after, in_q, whole)
-        after, halvings = plus(after, in_q, d), halvings + more
+        in_q = product_of(group.basis, change)
+        d = halved(after, in_q, whole)
+        after = plus(after, in_q, d)
         sites.append(plus(site, change, d))
         updates.append(update)
         log_z = log_z + jnp.sum(update.log_z)
-    log_z = log_z + table.constant + family.log_partition(base)
+    log_z = log_z + table.constant + log_partition(base)
 
-    new = total_of(family, state.prior, table, sites)
-    residual = distance(family.moments(total), family.moments(new))
-    result = SweepResult(tuple(sites), updates, log_z, residual, halvings)
-    state = next_state(plan, family, state, result, config.tol, early=state.i == 0)
+    new = total_of(state.prior, table, sites)
+    residual = distance(moments_of(total), moments_of(new))
+    result = SweepResult(tuple(sites), updates, log_z, residual)
+    state = next_state(state, result, config.tol)
     return state._replace(rng_key=rng_key), -log_z, items

@@ -1,4 +1,4 @@
-"""The state of a fit: q as the product of the prior and the sites, on the data of a call."""
+"""The state of a fit, q as the product of the prior and the sites, and the parts of a step."""
 
 from collections import namedtuple
 from collections.abc import Sequence
@@ -6,21 +6,31 @@ from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array, lax
+from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._model.factors import Factors
-from numpyro_ext.ep.factors import (
-    EPPlan,
-    FactorGroup,
-    FactorGroupSpec,
-    FactorTable,
-    device_put_rows,
-    map_rows,
+from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorGroupSpec, FactorTable, map_factors
+from numpyro_ext.ep.normal import (
+    Moments,
+    Site,
+    cavity_of,
+    choose,
+    distance,
+    expected_log,
+    is_finite,
+    log_partition,
+    marginal_of,
+    moments_of,
+    plus,
+    product_of,
+    site_of,
+    variances,
+    zero_sites,
 )
-from numpyro_ext.ep.normal import Family, Moments, Site, plus, variances
-from numpyro_ext.ep.reading import ONCE, Prior, normal_part
+from numpyro_ext.ep.projection import are_finite
+from numpyro_ext.ep.reading import Prior, normal_part
 from numpyro_ext.expfam.linalg import positive
 
 _OFF = 1e-2
@@ -45,13 +55,9 @@ class Report(NamedTuple):
     - **skipped, visited** - factors that the last step left out, of those that it visited.
     - **converged** - whether the residual is below ``tol``, or what rounding leaves of it, and no
       factor was skipped.
-    - **num_improper** - factors left out because their cavity was improper. The prior's, whose
-      cavities are flat at first, count once there was a step without such.
-    - **num_skipped** - factors left out because the moments were not finite, not positive definite,
-      or not reached by the nodes.
-    - **num_low_ess** - factors left out because the importance weights were uneven.
+    - **num_skipped** - factors left out because their cavity was improper, as of the prior's in a
+      first step, or because the moments were not found.
     - **num_inaccurate** - factors that the nodes of the quadrature do not resolve.
-    - **num_halvings** - how often a step was halved so that q stays a distribution.
     - **noise** - after a run on random rows, the largest standard error of the result: in standard
       deviations for a mean, relative for a standard deviation; NaN elsewhere.
     """
@@ -59,80 +65,41 @@ class Report(NamedTuple):
     residual: Array
     skipped: Array
     converged: Array
-    num_improper: Array
     num_skipped: Array
-    num_low_ess: Array
     num_inaccurate: Array
-    num_halvings: Array
     visited: Array
     noise: Array
 
 
 class EPState(NamedTuple):
-    """A state of an engine, with these entries:
+    """A state of an engine after i steps.
 
-    - **i** - number of steps so far.
-    - **shift, precision** - natural parameters of q in the flat order: ``(D,)`` and ``(D, D)``, or
-      ``(D,)`` for the diagonal family; ``shift = precision @ mean``.
-    - **site_shift, site_precision** - of the sites, by groups of factors, the rows of the data
-      first: ``(n, r)`` and ``(n, r, r)`` in the r coordinates ``basis @ x`` of each factor, or
-      ``(n, D)`` for the diagonal family.
-    - **prior_shift, prior_precision** - of the normal terms of the prior.
+    - **total** - natural parameters of q in the flat order: ``precision`` ``(D, D)``, or ``(D,)``
+      if diagonal, and ``shift`` ``(D,)``, which is ``precision @ mean``.
+    - **sites** - those of the sites, by groups of factors, the rows of the data first: ``(n, r)``
+      and ``(n, r, r)`` in the r coordinates ``basis @ x`` of each factor, or ``(n, D)`` in x.
+    - **prior** - those of the normal terms of the prior.
     - **report** - a :class:`Report`.
     - **log_evidence** - the estimate of the last step.
     - **damping** - the d of the next step.
     - **table** - the factors: ``groups``, each with the ``index`` of its factors and their
       ``basis`` ``(n, r, D)``, and the constant of the prior.
-    - **rng_key** - random number generator seed of the next steps.
     """
 
     i: Array
-    shift: Array
-    precision: Array
-    site_shift: tuple[Array, ...]
-    site_precision: tuple[Array, ...]
-    prior_shift: Array
-    prior_precision: Array
+    total: Site
+    sites: tuple[Site, ...]
+    prior: Site
     report: Report
     log_evidence: Array
     damping: Array
     table: FactorTable
     rng_key: Array
 
-    @property
-    def total(self) -> Site:
-        """Natural parameters of q."""
-        return Site(self.shift, self.precision)
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        return tuple(map(Site, self.site_shift, self.site_precision))
-
-    @property
-    def prior(self) -> Site:
-        return Site(self.prior_shift, self.prior_precision)
-
-    def with_sites(
-        self, total: Site, sites: Sequence[Site], prior: Site | None = None, **others: Any
-    ) -> "EPState":
-        """The state with another q, and the sites and the prior that it is made of."""
-        prior = self.prior if prior is None else prior
-        return self._replace(
-            shift=total.shift,
-            precision=total.precision,
-            site_shift=tuple(site.shift for site in sites),
-            site_precision=tuple(site.precision for site in sites),
-            prior_shift=prior.shift,
-            prior_precision=prior.precision,
-            **others,
-        )
-
 
 def limit_of(tol: float, q: Moments) -> Array:
-    """The residual below which a fit has converged: what rounding leaves of it is more.
-
-    A mean of M standard deviations from 0 is rounded by half of eps M of them.
-    """
+    """The residual below which a fit has converged. Rounding leaves half of eps M standard
+    deviations of a mean that is M of them from 0."""
     if tol == 0:
         return jnp.zeros(())
     sds = jnp.max(jnp.abs(q.mean) / jnp.sqrt(variances(q)))
@@ -140,31 +107,32 @@ def limit_of(tol: float, q: Moments) -> Array:
     return jnp.maximum(jnp.maximum(tol, least), 0.5 * jnp.finfo(q.mean.dtype).eps * sds)
 
 
-def zeros_of(family: Family, table: FactorTable) -> tuple[Site, ...]:
+def zeros_of(table: FactorTable, diagonal: bool) -> tuple[Site, ...]:
     """Sites of zero, in all coordinates if rows share them; with a proxy, its mean Taylor site."""
-    sites = [family.zeros(group.basis) for group in table.groups]
+    sites = [zero_sites(group.basis, diagonal) for group in table.groups]
     if table.times is not None:
         whole = jnp.eye(len(table.center.mean), dtype=table.groups[0].basis.dtype)
-        sites[0] = family.zeros(jnp.broadcast_to(whole, (len(table.times), *whole.shape)))
+        whole = jnp.broadcast_to(whole, (len(table.times), *whole.shape))
+        sites[0] = zero_sites(whole, diagonal)
     if table.taylor is not None:
         sites[0] = jax.tree.map(lambda x: x[None], table.taylor.mean)
     return tuple(sites)
 
 
-@partial(jax.jit, static_argnums=0)
-def total_of(family: Family, prior: Site, table: FactorTable, sites: Sequence[Site]) -> Site:
+@jax.jit
+def total_of(prior: Site, table: FactorTable, sites: Sequence[Site]) -> Site:
     """Natural parameters of the prior and all sites, from scratch."""
     parts = [prior]
     if table.times is not None:
         parts.append(jax.tree.map(partial(jnp.tensordot, table.times, axes=1), sites[0]))
     own = list(zip(table.groups, sites, strict=True))[len(parts) - 1 :]
-    return reduce(plus, parts + [family.total(group.basis, site) for group, site in own])
+    return reduce(plus, parts + [product_of(group.basis, site) for group, site in own])
 
 
-def change_of(family: Family, table: FactorTable, new: Sequence[Site], old: Sequence[Site]) -> Site:
+def change_of(table: FactorTable, new: Sequence[Site], old: Sequence[Site]) -> Site:
     """The change of q's natural parameters by new sites, without a difference of large sums."""
     parts = [
-        family.total(group.basis, plus(a, b, -1.0))
+        product_of(group.basis, plus(a, b, -1.0))
         for group, a, b in zip(table.groups, new, old, strict=True)
     ]
     return reduce(plus, parts)
@@ -177,45 +145,35 @@ def is_positive(total: Site) -> bool:
 
 
 def start_state(
-    family: Family, plan: EPPlan, table: FactorTable, prior: Prior, damping: float, rng_key: Array
+    plan: EPPlan, table: FactorTable, prior: Prior, damping: float, rng_key: Array
 ) -> EPState:
-    """The state before the first step: q is the normal part of the prior.
-
-    Where that is no distribution, each latent site whose prior is not normal has the spread of its
-    draws.
-    """
-    normal, sites = family.from_full(prior.normal), list(zeros_of(family, table))
+    """The state before the first step: q is the normal part of the prior. Where that is no
+    distribution, each latent site whose prior is not normal has the spread of its draws."""
+    normal = prior.normal
+    diagonal = normal.precision.ndim == 1
+    sites = list(zeros_of(table, diagonal))
     if not is_positive(normal):
-        start = _start_full if normal.precision.ndim == 2 else _start_diagonal
-        start = jax.jit(jax.vmap(partial(start, draws=jnp.asarray(prior.draws))))
+        start = partial(_start_of, diagonal=diagonal, draws=jnp.asarray(prior.draws))
+        start = jax.jit(jax.vmap(start))
         for k, (spec, group) in enumerate(zip(plan.specs, table.groups, strict=True)):
             if spec.names is not None:
                 sites[k] = start(group.basis, jnp.asarray(prior.owners)[group.index])
-        if not is_positive(total_of(family, normal, table, sites)):
-            raise ValueError(
-                "some direction of the latent sites has no proper prior; give each latent site a"
-                " proper prior."
-            )
+        if not is_positive(total_of(normal, table, sites)):
+            raise ValueError("some direction of the latent sites has no proper prior.")
     # With their types: a weak one would have the next step compiled anew.
     zero, nan = jnp.zeros((), jnp.int32), jnp.asarray(jnp.nan, float)
-    counts = [zero] * 6
-    state = EPState(
+    counts = [zero] * 3
+    return EPState(
         i=zero,
-        shift=normal.shift,
-        precision=normal.precision,
-        site_shift=(),
-        site_precision=(),
-        prior_shift=normal.shift,
-        prior_precision=normal.precision,
+        total=total_of(normal, table, sites),
+        sites=tuple(sites),
+        prior=normal,
         report=Report(jnp.asarray(jnp.inf, float), zero, jnp.zeros((), bool), *counts, noise=nan),
         log_evidence=nan,
         damping=jnp.asarray(damping, float),
         table=table,
         rng_key=rng_key,
-    ).with_sites(total_of(family, normal, table, sites), sites)
-    # A site is where the rows of its factor are.
-    size = len(table.groups[0].index) if plan.specs[0].blocks else -1
-    return device_put_rows(state, size, plan.reading.factors.sharding)
+    )
 
 
 def _spread(s: Array) -> tuple[Array, Array]:
@@ -225,8 +183,12 @@ def _spread(s: Array) -> tuple[Array, Array]:
     return middle, jnp.where(variance > 0, 1 / jnp.where(variance > 0, variance, 1), 0)
 
 
-def _start_full(A: Array, owners: Array, draws: Array) -> Site:
+def _start_of(A: Array, owners: Array, diagonal: bool, draws: Array) -> Site:
     """The site of a term of the prior: the spread of its value in the directions A."""
+    if diagonal:
+        mean, tau = _spread(draws[:, owners])
+        tau, zero = jnp.where(owners >= 0, tau, 0), jnp.zeros(A.shape[1], A.dtype)
+        return Site(zero.at[owners].add(tau * mean), zero.at[owners].add(tau))
     W = jnp.where(owners >= 0, A[:, owners], 0)  # (r, e)
     length = jnp.sum(W**2, 0)
     visible = length > 1e-4
@@ -236,81 +198,190 @@ def _start_full(A: Array, owners: Array, draws: Array) -> Site:
     return Site(W @ (tau * mean), W * tau @ W.T)
 
 
-def _start_diagonal(A: Array, owners: Array, draws: Array) -> Site:
-    mean, tau = _spread(draws[:, owners])
-    tau = jnp.where(owners >= 0, tau, 0)
-    zero = jnp.zeros(A.shape[1], A.dtype)
-    return Site(zero.at[owners].add(tau * mean), zero.at[owners].add(tau))
-
-
-def on_arguments(
-    plan: EPPlan, family: Family, forgets: bool, state: EPState, arrays: list[Array]
-) -> tuple[EPState, Array]:
+@partial(jax.jit, static_argnums=0)
+def on_arguments(plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
     """The state with the prior of these arguments, and whether its bases fit the data."""
-    prior, constant = normal_part(plan.reading, plan.normal, arrays, state.table.center.mean)
-    prior, table = family.from_full(prior), state.table._replace(constant=constant)
-    total = total_of(family, prior, table, state.sites)
-    if forgets:
-        total = with_forgotten(family, state, total)
-    fit = _bases_fit(plan, family.moments(total), table, lax.stop_gradient(arrays))
-    return state.with_sites(total, state.sites, prior, table=table), fit
-
-
-on_arguments_once = jax.jit(on_arguments, static_argnums=(0, 1, 2), compiler_options=ONCE)
-"""The same for a single call, in which compilation would take nearly all of the time."""
-
-
-def with_forgotten(family: Family, state: EPState, total: Site) -> Site:
-    """A total with what q of a state has beside its own prior and sites."""
-    inside = total_of(family, state.prior, state.table, state.sites)
-    return jax.tree.map(lambda a, q, b: q + (a - b), total, state.total, inside)
+    diagonal = state.prior.precision.ndim == 1
+    center = state.table.center.mean
+    prior, constant = normal_part(plan.reading, plan.normal, arrays, center, diagonal)
+    table = state.table._replace(constant=constant)
+    total = plus(state.total, plus(prior, state.prior, -1.0))
+    fit = _bases_fit(plan, moments_of(total), table, lax.stop_gradient(arrays))
+    return state._replace(total=total, prior=prior, table=table), fit
 
 
 def _bases_fit(plan: EPPlan, q: Moments, table: FactorTable, arrays: list[Array]) -> Array:
     """Whether no factor changes outside its basis, to first order around q."""
-    q = lax.stop_gradient(q)
+    q, factors = lax.stop_gradient(q), plan.reading.factors_of(arrays)
     sd = jnp.sqrt(variances(q))
     moves = np.random.default_rng(0).standard_normal((2, len(sd)))
     points = q.mean + sd * jnp.concatenate([jnp.zeros((1, len(sd))), jnp.asarray(moves, float)])
-
-    def fits(spec: FactorGroupSpec, factors: Factors, index: Array, A: Array) -> Array:
-        """Whether the gradient of a factor at these points is in the rows of A."""
-        g = sd * jax.vmap(jax.grad(partial(spec.log_factor, factors, index)))(points)
-        g = jnp.where(jnp.all(jnp.isfinite(g), -1, keepdims=True), g, 0.0)
-        Q, _ = jnp.linalg.qr((A * sd).T)
-        outside, size = (jnp.max(jnp.linalg.norm(x, axis=-1)) for x in (g - (g @ Q) @ Q.T, g))
-        return outside <= _OFF * size + 1e-5  # in nats by a standard deviation of q
-
     fit = jnp.ones((), bool)
     for spec, group in zip(plan.specs, table.groups, strict=True):
+
+        def fits(index: Array, A: Array, spec: Any = spec) -> Array:
+            """Whether the gradient of a factor at these points is in the rows of A."""
+            g = sd * jax.vmap(jax.grad(partial(spec.log_factor, factors, index)))(points)
+            g = jnp.where(jnp.all(jnp.isfinite(g), -1, keepdims=True), g, 0.0)
+            Q, _ = jnp.linalg.qr((A * sd).T)
+            outside, size = (jnp.max(jnp.linalg.norm(x, axis=-1)) for x in (g - (g @ Q) @ Q.T, g))
+            return outside <= _OFF * size + 1e-5  # in nats by a standard deviation of q
+
         n, r, D = group.basis.shape
         if n > 0 and r < D:
-            rows = group.index, (group.basis,)
-            fit &= jnp.all(
-                map_rows(partial(fits, spec), plan.reading.factors_of(arrays), spec, *rows)
-            )
+            fit &= jnp.all(map_factors(fits, tuple(group), spec.batch_size))
     return fit
 
 
-def transfer_sites(old: EPState, new: EPState) -> tuple[Site, ...]:
-    """The sites of an old state in the bases of a new one; the new sites for other factors."""
-    if len(old.sites) != len(new.sites):
-        return new.sites
-    sites = []
-    groups = zip(old.table.groups, new.table.groups, old.sites, new.sites, strict=True)
-    for k, (a, b, kept, fresh) in enumerate(groups):
-        same = jnp.shape(kept.shift)[:1] == jnp.shape(fresh.shift)[:1]
-        if same and (k > 0 or new.table.times is None):
-            same = np.array_equal(a.index, b.index)
-            kept = _moved(a, b, kept) if same else fresh
-        sites.append(kept if same else fresh)
-    return tuple(sites)
+class Update(NamedTuple):
+    r"""The result for one factor, or for n of them.
+
+    - **site** - its new site; the old one where it could not be computed.
+    - **log_z** - its part of the log evidence,
+      :math:`\frac1\alpha[\log \mathbb E_{cav}\, e^{\alpha l} + \Phi_{cav} - \Phi_q]`, which is
+      :math:`\mathbb E_q[l] - \mathbb E_q[\log f]` at power 0, f being the site. Where the cavity is
+      improper or the moments are not found, l and f are taken at the mean of q, or it is NaN.
+    - **skipped, inaccurate** - what went wrong, if anything.
+    """
+
+    site: Site
+    log_z: Array
+    skipped: Array
+    inaccurate: Array
 
 
-def _moved(a: FactorGroup, b: FactorGroup, site: Site) -> Site:
-    """Sites of group a in the bases of group b: the same sites if both span the same."""
-    if site.precision.ndim == 2:  # diagonal sites are in x
-        return site
-    M = jnp.einsum("nsd,nrd->nsr", b.basis, a.basis)
-    v = jnp.einsum("nsr,nr->ns", M, site.shift)
-    return Site(v, jnp.einsum("nsr,nrq,ntq->nst", M, site.precision, M))
+def site_update(
+    spec: FactorGroupSpec,
+    q: Moments,
+    factors: Factors,
+    index: Array,
+    A: Array,
+    site: Site,
+    rng_key: Array | None,
+) -> Update:
+    """One factor, given q and the site that is in q. l(u) is taken at the mean of x given u, for
+    derivatives by arguments that change the directions A."""
+    power, projection = spec.power, spec.projection
+    cavity = cavity_of(q, A, site, power)
+    m, B = lax.stop_gradient(_lift(cavity.whole, A))
+    mean = lax.stop_gradient(cavity.whole.mean)
+
+    def log_factor(u: Array, z: Array | None = None) -> Array:
+        return spec.log_factor(factors, index, mean + (u - m) @ B, z)
+
+    tilted = projection.project(
+        log_factor, cavity.mean, cavity.cov, power, rng_key, index, spec.local
+    )
+    log_z = tilted.log_normaliser / (power or 1.0) + cavity.gain
+    new = site_of(A, cavity, tilted.site_shift, tilted.site_precision, power)
+    good = cavity.proper & tilted.ok & are_finite(*new)
+    if spec.local or not projection.has_normaliser:
+        at_mean = jnp.full_like(log_z, jnp.nan)
+    else:
+        place = Moments(q.mean, jnp.zeros_like(q.cov))
+        at_mean = log_factor(A @ q.mean) - expected_log(place, A, site)
+        if power > 1:  # there is no evidence without its cavities
+            at_mean = jnp.where(cavity.proper, at_mean, jnp.nan)
+    return Update(
+        choose(good, new, site),
+        jnp.where(good, log_z, at_mean),
+        ~good,
+        cavity.proper & tilted.inaccurate,
+    )
+
+
+def _lift(q: Moments, A: Array) -> tuple[Array, Array]:
+    """The mean of u, and ``(r, D)`` B by which the mean of x given u changes, so that A B^T = I."""
+    m, S = marginal_of(q, A)
+    if A.shape[0] == A.shape[1]:
+        return m, A
+    sd = jnp.sqrt(jnp.diagonal(S))[:, None]
+    C = (A * q.cov if q.cov.ndim == 1 else A @ q.cov) / sd
+    C = (C if len(m) == 1 else jnp.linalg.solve(S / sd.T / sd, C)) / sd
+    # The error of the solution, in units of u. For rows without directions, and nearly dependent
+    # ones, B is A itself.
+    left = jnp.eye(len(m), dtype=S.dtype) - C @ A.T
+    near = jnp.max(jnp.abs(left * sd / sd.T)) < 0.1
+    return m, jnp.where(near, C + left @ C, A)
+
+
+def update_group(
+    factors: Factors,
+    spec: FactorGroupSpec,
+    q: Moments,
+    group: FactorGroup,
+    sites: Site,
+    rng_key: Array,
+) -> Update:
+    """All factors of a group, from one q."""
+    arrays = group.index, group.basis, sites, keys_of(spec, rng_key, len(group.basis))
+    return map_factors(partial(site_update, spec, q, factors), arrays, spec.batch_size)
+
+
+def keys_of(spec: FactorGroupSpec, rng_key: Array, n: int) -> Array | None:
+    """A key for each factor, where the projection takes one."""
+    return random.split(rng_key, n) if spec.projection.needs_key else None
+
+
+def from_one_q(
+    plan: EPPlan, state: EPState, arrays: list[Array]
+) -> tuple[list[Update], Site, Array, Array]:
+    """All factors from one q: their updates, the change of q, the evidence and the residual."""
+    factors, table, total = plan.reading.factors_of(arrays), state.table, state.total
+    q = moments_of(total)
+    # The same draws in every sweep, so that there is a fixed point.
+    keys = random.split(state.rng_key, len(plan.specs))
+    updates = [
+        update_group(factors, spec, q, group, site, key)
+        for spec, group, site, key in zip(plan.specs, table.groups, state.sites, keys, strict=True)
+    ]
+    log_z = table.constant + log_partition(total) + sum(jnp.sum(v.log_z) for v in updates)
+    change = change_of(table, [v.site for v in updates], state.sites)
+    residual = distance(q, moments_of(plus(total, change)), change)
+    return updates, change, log_z, residual
+
+
+@partial(jax.jit, static_argnums=0)
+def evidence(plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[Array, Array]:
+    """The estimate of log p(y) with the sites of a state, and the residual of a sweep from it."""
+    *_, log_z, residual = from_one_q(plan, state, arrays)
+    return log_z, lax.stop_gradient(residual)
+
+
+def mix(d: Array, old: Any, new: Any) -> Any:
+    return jax.tree.map(lambda a, b: (1 - d) * a + d * b, old, new)
+
+
+class SweepResult(NamedTuple):
+    """New sites, the update of each factor, the evidence, the residual, whether the step was not
+    halved away, and what q has beside the sites; None for the prior."""
+
+    sites: tuple[Site, ...]
+    updates: list[Update]
+    log_z: Array
+    residual: Array
+    good: Array | bool = True
+    rest: Site | None = None
+
+
+def next_state(state: EPState, result: SweepResult, tol: float = 0.0) -> EPState:
+    """The state after a step: with its sites, if they are good and their q is a distribution."""
+    report, rest = state.report, state.prior if result.rest is None else result.rest
+    total = total_of(rest, state.table, result.sites)
+    good = result.good & is_finite(moments_of(total))
+    skipped, inaccurate = (
+        sum(jnp.sum(getattr(update, name), dtype=jnp.int32) for update in result.updates)
+        for name in ("skipped", "inaccurate")
+    )
+    limit = limit_of(tol, moments_of(state.total))
+    report = report._replace(
+        residual=result.residual,
+        skipped=skipped,
+        converged=good & (result.residual < limit) & (skipped == 0),
+        num_skipped=report.num_skipped + skipped,
+        num_inaccurate=report.num_inaccurate + inaccurate,
+        visited=jnp.asarray(sum(update.log_z.size for update in result.updates), jnp.int32),
+    )
+    sites, total = choose(good, (result.sites, total), (state.sites, state.total))
+    step = {"report": report, "log_evidence": result.log_z, "i": state.i + 1}
+    return state._replace(total=total, sites=sites, **step)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 import warnings
 
 import jax
@@ -12,16 +12,21 @@ from jax import Array, lax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._checks import InferenceWarning, check_count, check_rate
+from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorTable
-from numpyro_ext.ep.normal import choose, plus, variances
+from numpyro_ext.ep.normal import Site, choose, moments_of, plus, variances
 from numpyro_ext.ep.reading import ModelReading, Prior
-from numpyro_ext.ep.shared_sites import Parts, SharedConfig, SharedSitesEngine, shared_step
-from numpyro_ext.ep.state import EPState, is_positive
-from numpyro_ext.ep.taylor_sites import sites_of_proxy
+from numpyro_ext.ep.shared_sites import (
+    Parts,
+    SharedConfig,
+    SharedSitesEngine,
+    shared_step,
+    sites_of_proxy,
+)
+from numpyro_ext.ep.state import EPState
 
 _LOOKED_AT = 256
 """Rows from which the rank of all is read."""
@@ -33,41 +38,23 @@ _NOISY = 0.1
 """The standard error above which a result is said to be noisy."""
 _STEP = 0.1
 """The rate of a step with a proxy."""
-_LARGEST = 2**30
-"""Bytes of the sites of all rows up to which there is an estimate of the evidence."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RandomRowsEngine(SharedSitesEngine):
-    """The base of engines whose steps take random rows, and whose result is a mean of states.
-
-    :param average: the share of the run, its last part, over which ``run`` averages the sites; 0
-        for the last state; None for 1/2, and for 0 where nothing is random. ``state.report`` has
-        the ``noise`` of the result, estimated from the means over 16 parts of these steps: above
-        0.1 standard deviations an ``InferenceWarning`` says how many steps would be enough.
-    """
-
-    quieter: ClassVar[str] = "a larger batch_size or a step that decreases"
-    """What makes a result less noisy, beside more steps."""
-
-    average: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.average not in (None, 0):
-            check_rate("average", self.average)
+    """The base of engines whose steps take random rows. The result of ``run`` is then the mean over
+    its last half; if its ``noise``, in ``state.report``, is above 0.1 standard deviations, an
+    ``InferenceWarning`` says how many steps would be enough."""
 
     def update(
         self, state: EPState, *args: Any, indices: Any = None, **kwargs: Any
     ) -> tuple[EPState, Array]:
         """One step: the next state, and the loss.
 
-        :param args: arguments of the model.
         :param indices: the rows to take in place of random ones: a batch of any size or, of an
             engine on parts, the row of each part.
-        :param kwargs: keyword arguments of the model.
         """
-        plan, state, arrays = self._for_call(state, args, kwargs, indices)
+        plan, state, arrays = self._for_call(state, args, kwargs)
         if not is_traced(indices) and indices is not None:
             _check_rows(indices, self.parts(plan.reading.factors.size))
         return self.sweep(plan, state, arrays, indices)
@@ -76,13 +63,12 @@ class RandomRowsEngine(SharedSitesEngine):
         self, plan: EPPlan, state: EPState, arrays: list[Array], num_steps: int
     ) -> Iterator[tuple[EPState, Any, str]]:
         """The states after every 256 steps, and the average in place of the last one."""
-        size, share = plan.reading.factors.size, self._share(plan)
-        averaged = max(1, round((share or 0.5) * num_steps))
+        size, averaged = plan.reading.factors.size, max(1, num_steps // 2)
         first = state.i + num_steps - averaged
-        zeros = jax.tree.map(jnp.zeros_like, _parameters(state))
+        zeros = jax.tree.map(jnp.zeros_like, (state.total, state.sites))
         sums = _Sums(
             *(zeros, zeros),
-            jnp.zeros((_PARTS, 2, *state.shift.shape)),
+            jnp.zeros((_PARTS, 2, *state.total.shift.shape)),
             jnp.zeros(_PARTS),
             jnp.zeros(()),
         )
@@ -92,12 +78,11 @@ class RandomRowsEngine(SharedSitesEngine):
                 *(plan, self.config(size), state, arrays, self.parts(size), sums),
                 *(first, jnp.asarray(averaged), n),
             )
-            if done + n == num_steps:
-                if share > 0:
-                    state = state._replace(**plus(sums.first, sums.total, 1 / averaged))
-                if self._is_random(plan):
-                    noise = self._noise(state, sums, averaged, share > 0)
-                    state = state._replace(report=state.report._replace(noise=noise))
+            if done + n == num_steps and self._is_random(plan):
+                total, sites = plus(sums.first, sums.total, 1 / averaged)
+                state = state._replace(total=total, sites=sites)
+                noise = self._noise(state, sums, averaged)
+                state = state._replace(report=state.report._replace(noise=noise))
             yield state, losses[:n], ""
 
     def _is_random(self, plan: EPPlan) -> bool:
@@ -105,47 +90,37 @@ class RandomRowsEngine(SharedSitesEngine):
         draws = np.any(self.parts(size).number > self.config(size).batch_size)
         return bool(draws) or any(spec.projection.needs_key for spec in plan.specs)
 
-    def _share(self, plan: EPPlan) -> float:
-        """The share of the run over which sites are averaged."""
-        if self.average is None:
-            return 0.5 if self._is_random(plan) else 0.0
-        return self.average
-
     def convergence(self, state: EPState) -> dict[str, float]:
         return {**super().convergence(state), "noise": float(state.report.noise)}
 
-    def _noise(self, state: EPState, sums: "_Sums", steps: int, is_mean: bool) -> Array:
+    def _noise(self, state: EPState, sums: "_Sums", steps: int) -> Array:
         """The largest standard error of a result, in standard deviations."""
-        sd = jnp.sqrt(variances(self.normals.moments(state.total)))
+        sd = jnp.sqrt(variances(moments_of(state.total)))
         if steps < _PARTS:
             return jnp.asarray(jnp.inf, sd.dtype)
         means = sums.moments / sums.count[:, None, None]
         scatter = jnp.max(jnp.std(means, 0, ddof=1) / jnp.stack([sd, jnp.full_like(sd, 2)]))
-        scale = scale_of_error(float(sums.rate / steps), steps, _PARTS, is_mean)
+        scale = scale_of_error(float(sums.rate / steps), steps, _PARTS)
         return jnp.asarray(scatter * scale, sd.dtype)
 
     def warn(self, first: EPState, state: EPState, num_steps: int) -> None:
         assert self._plan is not None
         before, report, noise = first.report, state.report, float(state.report.noise)
         if self._is_random(self._plan) and not noise <= _NOISY:
-            remedy = "return the mean over the last half of the run, by average=0.5"
-            if self._share(self._plan) > 0:
-                more = math.ceil((noise / _NOISY) ** 2) if noise < 10 else None
-                times = f"{more} times the steps" if more else "more steps"
-                remedy = f"run it for {times}, or with {self.quieter}"
+            more = math.ceil((noise / _NOISY) ** 2) if noise < 10 else None
+            times = f"{more} times the steps" if more else "more steps"
             words = (
                 f"the result of {num_steps} steps is noisy: its standard error is {noise:.2g}"
-                f" standard deviations of the posterior; {remedy}."
+                f" standard deviations of the posterior; run it for {times}, or with a step that"
+                " decreases or a proxy."
             )
             warnings.warn(InferenceWarning(words), stacklevel=3)
-        names = ("num_improper", "num_skipped", "num_low_ess")
-        left = sum(int(getattr(report, x)) - int(getattr(before, x)) for x in names)
+        left = int(report.num_skipped) - int(before.num_skipped)
         visits = num_steps * int(report.visited)
         if left > 0.01 * visits:
             words = (
                 f"{left} of {visits} visits to factors were left out, because a cavity was improper"
-                " or the moments were not found; use a smaller step, a larger batch_size, or"
-                " projection=ImportanceSampling()."
+                " or the moments were not found; use a smaller step or a larger batch_size."
             )
             warnings.warn(InferenceWarning(words), stacklevel=3)
 
@@ -165,10 +140,10 @@ def _check_rows(indices: Any, parts: Parts) -> None:
         )
 
 
-def scale_of_error(rate: float, steps: int, parts: int, is_mean: bool) -> float:
-    """The standard error of the mean of all steps, or of the last, in units of the standard
-    deviation of the means of their parts: for an autoregression of coefficient 1 - rate, whose mean
-    over n steps of variance 1 has the variance v(n)."""
+def scale_of_error(rate: float, steps: int, parts: int) -> float:
+    """The standard error of the mean of all steps in units of the standard deviation of the means
+    of their parts: for an autoregression of coefficient 1 - rate, whose mean over n steps of
+    variance 1 has the variance v(n)."""
     f = 1 - min(rate, 1.0)
 
     def v(n: float) -> float:
@@ -177,8 +152,7 @@ def scale_of_error(rate: float, steps: int, parts: int, is_mean: bool) -> float:
     if f == 1:
         return np.inf
     of_part, of_all = v(steps / parts), v(steps)
-    of_one = (parts - 1) / parts / max(of_part - of_all, 1e-12)
-    return float(np.sqrt(of_one * (of_all if is_mean else 1.0)))
+    return float(np.sqrt(of_all * (parts - 1) / parts / max(of_part - of_all, 1e-12)))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -196,9 +170,7 @@ class StochasticEP(RandomRowsEngine):
 
     The state has two vectors and two matrices of the size of x, whatever N is. ``batch_size=N``
     takes all rows without drawing them, which is averaged EP. At ``power=0`` it is stochastic
-    variational inference by natural gradients of rate :math:`\epsilon`. ``log_evidence`` alone
-    needs a site of each row, for a moment: 12 numbers with 10 latent numbers. Where these are more
-    than 1 GB, ``evidence_bounds`` takes some of the rows.
+    variational inference by natural gradients of rate :math:`\epsilon`.
 
     **Bias.** The fixed point is that of averaged EP, near that of :class:`EP` where rows are alike
     and many. A constant :math:`\epsilon` leaves noise of order :math:`\epsilon` in
@@ -217,10 +189,8 @@ class StochasticEP(RandomRowsEngine):
         + \frac1M \sum_m (\lambda_m - \tau_m) \Big],
 
     which has the same mean over minibatches, and so the same fixed point. Its noise falls as
-    :math:`1 / N` in units of the plain one, because a site differs from its Taylor site only by
-    what the variance of q adds, times third and fourth derivatives. A run begins at the mean of the
-    Taylor sites, which is the Laplace approximation, with :math:`\epsilon = 0.1`; a few hundred
-    steps do for any number of rows.
+    :math:`1 / N` in units of the plain one. A run begins at the Laplace approximation, with
+    :math:`\epsilon = 0.1`; a few hundred steps do for any number of rows.
 
     :param int batch_size: M, from 1 to N.
     :param step: :math:`\epsilon` in (0, 1], or a function of the number of the step; None for M/N,
@@ -233,15 +203,6 @@ class StochasticEP(RandomRowsEngine):
     limit* (JRSS B 2018), for averaged EP.
 
     >>> from numpyro_ext.ep import StochasticEP
-    >>> from numpyro_ext.targets import normal_mean
-    >>> sep = StochasticEP(normal_mean)
-    >>> x = jnp.array([0.5, -1.0, 2.0])
-    >>> result = sep.run(jax.random.key(0), 4000, x, progress_bar=False)
-    >>> bool(abs(result.params["auto_loc"][0] - 0.375) < 0.1)     # the posterior mean
-    True
-
-    A million rows, with a proxy:
-
     >>> from numpyro_ext.objectives import taylor_proxy
     >>> def model(y):
     ...     logit = numpyro.sample("logit", dist.Normal(0.0, 2.0))
@@ -267,24 +228,12 @@ class StochasticEP(RandomRowsEngine):
         proxy = check_proxy(self.proxy)
         if proxy is not None and proxy.hessian is None:
             raise ValueError(
-                "the proxy is one of degree 1, without the Hessians that its sites need; make it by"
-                " taylor_proxy(model, *args, degree=2)."
+                "the proxy is one of degree 1; make it by taylor_proxy(model, *args, degree=2)."
             )
-
-    @property
-    def quieter(self) -> str:
-        by_proxy = "" if self.proxy is not None else ", or with proxy=taylor_proxy(model, *args)"
-        return f"{super().quieter}{by_proxy}"
 
     def init(self, rng_key: Array, *args: Any, **kwargs: Any) -> EPState:
         self._check_data(args, kwargs)
-        state = super().init(rng_key, *args, **kwargs)
-        if self.proxy is not None and not is_positive(state.total):
-            raise ValueError(
-                "the proxy and the prior make no normal distribution, so its center is far from a"
-                " mode; leave proxy out, or fit a guide and use proxy.at(guide, params)."
-            )
-        return state
+        return super().init(rng_key, *args, **kwargs)
 
     def update(
         self, state: EPState, *args: Any, indices: Any = None, **kwargs: Any
@@ -306,7 +255,7 @@ class StochasticEP(RandomRowsEngine):
         if self.batch_size > factors.size:
             raise ValueError(
                 f"batch_size is {self.batch_size}; it must be at most the number of rows, which is"
-                f" {factors.size}, with which it is averaged EP."
+                f" {factors.size}."
             )
         return jnp.asarray(np.unique(np.linspace(0, factors.size - 1, _LOOKED_AT).astype(int)))
 
@@ -320,42 +269,24 @@ class StochasticEP(RandomRowsEngine):
         groups = (FactorGroup(index[:0], basis[:0]), *table.groups[1:])
         taylor = None
         if self.proxy is not None:
-            taylor = sites_of_proxy(self.normals, self.proxy, reading.factors)
+            taylor = sites_of_proxy(self.proxy, reading.factors, self.family == "diagonal")
         return replace(plan, specs=specs), table._replace(groups=groups, taylor=taylor)
-
-    def evidence_of(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[Array, Array]:
-        rows, rank, D = plan.reading.factors.size, plan.specs[0].rank or 0, len(state.shift)
-        num_bytes = state.shift.dtype.itemsize * rows * rank * (D + rank + 1)
-        if num_bytes > _LARGEST:
-            raise ValueError(
-                f"the estimate has a site and directions of its own for each of {rows:,} rows,"
-                f" {num_bytes / 1e9:.1f} GB; use"
-                " numpyro_ext.diagnostics.evidence_bounds(engine, result, model_args=args), which"
-                " takes some of the rows."
-            )
-        return super().evidence_of(plan, state, arrays)
 
     def parts(self, size: int) -> Parts:
         return Parts(np.zeros(1, int), np.ones(1), np.full(1, size), None)
 
     def config(self, size: int) -> SharedConfig:
         step = _STEP if self.step is None and self.proxy is not None else self.step
-        return SharedConfig(self.normals, step=step, batch_size=self.batch_size)
-
-
-def _parameters(state: EPState) -> dict[str, Any]:
-    names = ("shift", "precision", "site_shift", "site_precision")
-    return {name: getattr(state, name) for name in names}
+        return SharedConfig(step=step, batch_size=self.batch_size)
 
 
 class _Sums(NamedTuple):
     """The parameters after the first of the averaged steps, and sums over these: of the parameters,
-    less the first ones, since rounding would take their differences; of mean and log variance of q
-    in each part, ``(parts, 2, D)``, with the number of steps; of the share by which a step
-    forgets."""
+    less the first ones; of mean and log variance of q in each part, ``(parts, 2, D)``, with the
+    number of steps; of the share by which a step forgets."""
 
-    first: dict[str, Any]
-    total: dict[str, Any]
+    first: tuple[Site, tuple[Site, ...]]
+    total: tuple[Site, tuple[Site, ...]]
     moments: Array
     count: Array
     rate: Array
@@ -374,15 +305,14 @@ def _many(
     n: Array,
 ) -> tuple[EPState, _Sums, Array]:
     """``n`` steps, their losses, and the sums over those of the ``averaged`` after ``first``."""
-    family = config.family
 
     def body(k: Array, carry: Any) -> Any:
         state, sums, losses = carry
         state, loss, items = shared_step(plan, config, state, arrays, parts)
-        counts, parameters = state.i > first, _parameters(state)
+        counts, parameters = state.i > first, (state.total, state.sites)
         start = choose(state.i == first + 1, parameters, sums.first)
         part = jnp.clip((state.i - first - 1) * _PARTS // averaged, 0, _PARTS - 1)
-        q = family.moments(state.total)
+        q = moments_of(state.total)
         moments = jnp.stack([q.mean, jnp.log(variances(q))])
         sums = _Sums(
             start,

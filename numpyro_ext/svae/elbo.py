@@ -3,19 +3,17 @@
 from collections.abc import Callable, Mapping
 import copy
 from functools import partial
-import sys
 from typing import Any, cast
-import warnings
 
 import jax
 from jax import Array, random
 import jax.numpy as jnp
 from numpyro.handlers import replay, seed, substitute
-from numpyro.infer import ELBO, SVI
+from numpyro.infer import ELBO
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 
-from numpyro_ext._checks import InferenceWarning, check_choice
+from numpyro_ext._checks import check_choice
 from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.density import log_prob, scaled
 from numpyro_ext._model.handlers import (
@@ -59,10 +57,10 @@ class SVAEELBO(ELBO):
         \tau_0 + \frac NB \sum_n \mathrm{E}\, t_n - \tau
         + \nabla_\mu \Big[\frac NB \sum_n (\ldots)\Big]_{\text{through local inference}},
 
-    so that :func:`natural_gradient` of step 1 is the conjugate update. The last term vanishes where
-    local inference has found a stationary point of the bound. ``"explicit_only"`` leaves it out: a
-    step then never leaves the domain, and training is more robust. All other parameters have
-    ordinary gradients. An ``SVI`` whose optimiser has no :func:`natural_gradient` is warned of.
+    so that :func:`natural_gradient` of step 1 is the conjugate update; give no other optimiser
+    these parameters. The last term vanishes where local inference has found a stationary point of
+    the bound. ``"explicit_only"`` leaves it out: a step then never leaves the domain, and training
+    is more robust. All other parameters have ordinary gradients.
 
     A ``numpyro.handlers.scale`` of latent sites must be the same in the model and in the guide, and
     one for all global and one for all local sites; scales that are traced and differ make the loss
@@ -111,7 +109,6 @@ class SVAEELBO(ELBO):
             return self._estimate(rng_key, params, model, guide, args, kwargs)
 
         loss, state = finite_step(estimate, param_map)
-        _warn_of_other_steps(guide, param_map)
         return {"loss": loss, "mutable_state": state or None}
 
     def _estimate(
@@ -191,7 +188,7 @@ class SVAEELBO(ELBO):
                 ours, theirs = ("the guide", "the model")[:: 1 if name in drawn else -1]
                 raise ValueError(
                     f"{ours} has the latent site '{name}', but {theirs} has only"
-                    f" {sorted(latents if name in drawn else drawn)}; give site_names to SVAEGuide."
+                    f" {sorted(latents if name in drawn else drawn)}; use the names of the rule."
                 )
             _check_plates(trace, drawn)
             check_scales(trace, drawn)
@@ -246,32 +243,6 @@ def _common_scale(names: list[str], guide_trace: Trace, scales: dict[str, Array]
     ours = [scale_of(guide_trace[name]) for name in names]
     same = [jnp.all(jnp.isclose(x, scale)) for x in [*ours, *(scales[name] for name in names)]]
     return jnp.where(jnp.stack(same).all(), scale, jnp.nan)
-
-
-def _warn_of_other_steps(guide: Any, params: Params) -> None:
-    """A warning if an ``SVI`` is about to step natural parameters as if they were ordinary ones.
-
-    Neither guide nor loss has the optimiser, so the running update is looked for among the callers.
-    """
-    import optax  # not imported by NumPyro itself
-
-    while not isinstance(guide, SVAEGuide):
-        guide = guide.fn
-    frame = sys._getframe(1)
-    while frame and frame.f_code.co_name not in ("update", "stable_update"):
-        frame = frame.f_back
-    svi = frame.f_locals.get("self") if frame else None
-    if not guide.prior or not isinstance(svi, SVI):
-        return
-    state = jax.eval_shape(svi.optim.init, params)
-    # A field of the state of natural_gradient.
-    if not optax.tree_utils.tree_get_all_with_path(state, "num_rejected"):
-        message = (
-            f"SVAEELBO gives natural gradients of '{guide.prefix}_natural', but the optimiser has"
-            ' no natural_gradient; use optax.multi_transform({"natural": natural_gradient(0.1,'
-            ' guide.domain), "network": optax.adam(1e-3)}, guide.param_labels).'
-        )
-        warnings.warn(InferenceWarning(message), stacklevel=2)
 
 
 def _natural_terms(

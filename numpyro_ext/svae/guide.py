@@ -7,20 +7,21 @@ from typing import Any, NamedTuple, cast
 import jax
 from jax import Array, random
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from numpyro.handlers import block, seed, substitute
 
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.expfam import multiply
 from numpyro_ext.svae.checks import (
     certain,
-    check_data,
     check_factor_rows,
     check_model,
     check_naturals,
 )
-from numpyro_ext.svae.judgement import Judgement, judge, narrowest
+from numpyro_ext.svae.judgement import judge, narrowest
 from numpyro_ext.svae.local_inference.base import (
     LocalInference,
     LocalPosterior,
@@ -30,14 +31,12 @@ from numpyro_ext.svae.missing import MissingNetwork
 
 
 class GlobalTerms(NamedTuple):
-    """The contribution of the global factors to a run of the guide."""
+    """Expected statistics of each global factor, for the divergence of the local variables and for
+    local inference, and the divergence of all factors from their priors."""
 
     mean: dict[str, Any]
-    """Expected statistics of each factor, for the divergence of the local variables."""
     inner: dict[str, Any]
-    """The same numbers, for local inference."""
     kl: Array
-    """The divergence of all factors from their priors."""
 
     @classmethod
     def exact(
@@ -52,16 +51,13 @@ class GlobalTerms(NamedTuple):
 
 
 class GuideRun(NamedTuple):
-    """The result of one run of the guide."""
+    """A run of the guide: latent sites, the names of continuous local ones, whose draws carry the
+    gradient of the likelihood, and the divergences from the prior, ``()`` and ``(B,)``."""
 
     sites: Sites
-    """Values of the latent sites."""
     vectors: tuple[str, ...]
-    """Names of the continuous local sites, whose draws carry the gradient of the likelihood."""
     kl_global: Array
-    """The divergence of q of the global variables from their prior, ``()``."""
     kl_local: Array
-    """The expected divergence of q of the local variables from their prior, ``(B,)``."""
 
 
 class SVAEGuide:
@@ -73,9 +69,9 @@ class SVAEGuide:
         \psi(x; y_n, \phi)).
 
     It pairs with a model of conjugate global variables, local latents x (and z), and a likelihood
-    of x alone. With :class:`SVAEELBO` the natural parameters :math:`\tau` have natural gradients;
-    with other losses ordinary ones. Potentials enter q alone, so that the bound holds whatever the
-    network returns.
+    of x alone, whose first argument are the data y, with rows first. With :class:`SVAEELBO` the
+    natural parameters :math:`\tau` have natural gradients; with other losses ordinary ones.
+    Potentials enter q alone, so that the bound holds whatever the network returns.
 
     **Bias.** Global variables are independent of local ones under q, and z of x. So the standard
     deviations of global variables are too small wherever the data leave local ones open, as for
@@ -95,48 +91,31 @@ class SVAEGuide:
         is slow to learn small noise: ``(lambda key, shape: (shape, {}), lambda params, y:
         GaussianPotential.from_diagonal(precision * y, precision))`` is exact.
     :param local_inference: a rule, such as :class:`GMMEP`.
-    :param data: ``data(*args, **kwargs)`` picks the data y, with rows first, from the arguments of
-        the model; the first argument by default.
     :param create_plates: ``create_plates(*args, **kwargs)`` returns the data plate;
         ``numpyro.plate("data", len(y))`` by default. If y has as many rows as the plate, it is
         indexed by the minibatch; if it has ``subsample_size`` rows, it is the minibatch.
     :param str prefix: prefix of the names of the guide's own sites.
     :param init_natural: where natural parameters start: a dict, or ``rng_key -> dict``; by
         default the rule's.
-    :param dict site_names: other names of the model's sites, as ``{"Sigma": "cov"}``.
 
     References: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016),
     algorithm 1.
 
-    >>> from numpyro_ext.expfam import NIW, Dirichlet
-    >>> from numpyro_ext.optim import natural_gradient
+    >>> from numpyro_ext.expfam import Gaussian
     >>> from numpyro_ext.svae import (
-    ...     GMMEP, SVAEELBO, SVAEGuide, decoder_network, recognition_network)
+    ...     FixedGaussian, SVAEELBO, SVAEGuide, decoder_network, recognition_network)
     >>> def model(y):
-    ...     pi = numpyro.sample("pi", dist.Dirichlet(jnp.ones(2)))
-    ...     with numpyro.plate("components", 2):
-    ...         wishart = dist.InverseWishart(3.0, scale_matrix=jnp.eye(1))
-    ...         Sigma = numpyro.sample("Sigma", wishart)
-    ...         mu = numpyro.sample("mu", dist.MultivariateNormal(jnp.zeros(1), Sigma / 0.1))
     ...     decode = numpyro.module("decoder", decoder_network(2, hidden=(8,)), (1,))
     ...     with numpyro.plate("data", len(y)):
-    ...         z = numpyro.sample("z", dist.Categorical(pi))
-    ...         x = numpyro.sample("x", dist.MultivariateNormal(mu[z], Sigma[z]))
+    ...         x = numpyro.sample("x", dist.MultivariateNormal(jnp.zeros(1), jnp.eye(1)))
     ...         numpyro.sample("y", dist.Normal(*decode(x)).to_event(1), obs=y)
-    >>> niw = {"loc": jnp.zeros((2, 1)), "kappa": 0.1, "df": 3.0, "scale_matrix": jnp.eye(1)}
-    >>> prior = {
-    ...     "pi": Dirichlet.from_standard(concentration=jnp.ones(2)),
-    ...     "components": NIW.from_standard(**niw)}
-    >>> guide = SVAEGuide(prior, recognition_network(1, hidden=(8,)), GMMEP())
-    >>> optim = optax.multi_transform(
-    ...     {"natural": natural_gradient(0.1, guide.domain), "network": optax.adam(1e-2)},
-    ...     guide.param_labels)
+    >>> rule = FixedGaussian(Gaussian.from_standard(jnp.zeros(1), jnp.eye(1)))
+    >>> guide = SVAEGuide({}, recognition_network(1, hidden=(8,)), rule)
     >>> y = jnp.array([[-3.0, 3.0], [-3.1, 2.9], [3.0, -3.0], [2.9, -3.1]])
-    >>> svi = SVI(model, guide, optim, SVAEELBO("explicit_only"))
+    >>> svi = SVI(model, guide, optax.adam(1e-2), SVAEELBO())
     >>> result = svi.run(jax.random.key(0), 100, y, progress_bar=False)
-    >>> r = guide.local_posterior(result.params, y).mean["z"].probs
-    >>> bool(r[0].argmax() == r[1].argmax() != r[2].argmax() == r[3].argmax())
-    True
+    >>> guide.local_posterior(result.params, y).mean["x"].x.shape
+    (4, 1)
     """
 
     def __init__(
@@ -145,33 +124,27 @@ class SVAEGuide:
         recognition: Network,
         local_inference: LocalInference,
         *,
-        data: Callable[..., Any] | None = None,
         create_plates: Callable[..., Any] | None = None,
         prefix: str = "svae",
         init_natural: Any = None,
-        site_names: Mapping[str, str] | None = None,
     ) -> None:
         check_naturals("prior", prior, local_inference)
         self.prior = dict(prior)
         self.recognition = as_pair(recognition, "recognition")
         self.local_inference = local_inference
-        self.data = data
         self.create_plates = create_plates
         self.prefix = prefix
         self.start = init_natural
-        self.site_names = _renamed(local_inference.site_names, site_names or {})
+        self.site_names = dict(local_inference.site_names)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sites:
         return self.run(GlobalTerms.exact, *args, **kwargs).sites
 
     def run(self, terms: Callable[..., GlobalTerms], /, *args: Any, **kwargs: Any) -> GuideRun:
-        """One run of the guide, with the gradients that ``terms`` gives the global factors.
-
-        :param terms: ``terms(families, natural, prior)`` returns ``GlobalTerms``. A call of
-            the guide takes their ordinary gradients, and :class:`SVAEELBO` natural ones.
-        :param args: arguments of the model.
-        """
-        y = self._data(args, kwargs)
+        """One run of the guide, with the gradients that ``terms(families, natural, prior)`` gives
+        the global factors: ordinary ones in a call of the guide, natural ones in
+        :class:`SVAEELBO`."""
+        y = self._checked(args[0])
         name = f"{self.prefix}_natural"
         natural: Any = numpyro.param(name, self._init_natural) if self.prior else {}
         mean, inner, kl_global = terms(self.local_inference.families, natural, self.prior)
@@ -202,17 +175,13 @@ class SVAEGuide:
                     vectors.append(site)
         return GuideRun(sites, tuple(vectors), kl_global, kl_local)
 
-    def _data(self, args: tuple, kwargs: dict[str, Any]) -> Array:
-        if self.data is None and not args:
-            raise ValueError(
-                "the data are the first positional argument of the guide, and it has the keywords"
-                f" {sorted(kwargs)} alone; give SVAEGuide data=lambda **kwargs: kwargs['y']."
-            )
-        return self._checked(args[0] if self.data is None else self.data(*args, **kwargs))
-
     def _checked(self, y: Any) -> Array:
-        if not isinstance(self.recognition, MissingNetwork):
-            check_data(y)
+        allowed = is_traced(y) or isinstance(self.recognition, MissingNetwork)
+        if not allowed and np.isnan(np.asarray(y, float)).any():
+            raise ValueError(
+                "the data of the guide have NaN; drop these rows, or give SVAEGuide"
+                " allow_missing(recognition)."
+            )
         return jnp.asarray(y)
 
     def _init_natural(self, rng_key: Array) -> dict[str, Any]:
@@ -238,20 +207,16 @@ class SVAEGuide:
         return sites
 
     def global_natural(self, params: Params) -> dict[str, Any]:
-        """Natural parameters of the global factors by name, from ``svi.get_params``."""
+        """Natural parameters of the global factors by name."""
         return params[f"{self.prefix}_natural"] if self.prior else {}
 
     def global_mean(self, params: Params) -> dict[str, Any]:
-        """Expected statistics of the global factors by name, from ``svi.get_params``."""
+        """Expected statistics of the global factors by name."""
         families = self.local_inference.families
         return {name: families[name].mean(n) for name, n in self.global_natural(params).items()}
 
     def local_posterior(self, params: Params, y: Array) -> LocalPosterior:
-        """q of the local variables of any data, such as ``.mean["z"].probs``.
-
-        :param dict params: the guide's parameters, from ``svi.get_params``.
-        :param y: rows of data, ``(B, ...)``.
-        """
+        """q of the local variables of any data ``(B, ...)``, such as ``.mean["z"].probs``."""
         _, apply = self.recognition
         y = self._checked(y)
         factor = apply(params[f"{self.prefix}_recognition$params"], y)
@@ -266,12 +231,8 @@ class SVAEGuide:
         sample_shape: tuple[int, ...] = (),
         **kwargs: Any,
     ) -> Sites:
-        """Draws of the global sites, and of the local ones for the data in the arguments.
-
-        :param dict params: the guide's parameters, from ``svi.get_params``.
-        :param args: arguments of the model; the rows of a minibatch differ between draws.
-        :param sample_shape: shape that is put in front.
-        """
+        """Draws of the global sites, and of the local ones for the data in the arguments; the rows
+        of a minibatch differ between draws."""
 
         def draw(key: Array) -> Sites:
             with block():
@@ -284,13 +245,8 @@ class SVAEGuide:
         return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
 
     def sample_globals(self, rng_key: Array, sites: Sites) -> Sites:
-        """A draw of the global sites given local ones: their exact posterior, by conjugacy.
-
-        With local sites drawn from q it is one step of Gibbs sampling, after which ``diagnose``
-        compares the global sites with q, in their widths.
-
-        :param dict sites: values of the local sites for all data.
-        """
+        """A draw of the global sites given local ones for all data: their exact posterior. With
+        local sites drawn from q it is one step of Gibbs sampling."""
         rule = self.local_inference
         mean = {name: family.mean(self.prior[name]) for name, family in rule.families.items()}
         values = {name: sites[self.site_names[name][0]] for name in rule.local_families}
@@ -299,27 +255,8 @@ class SVAEGuide:
         with block(), seed(rng_seed=rng_key):
             return self._sample_globals(naturals)
 
-    def judge_local(
-        self,
-        rng_key: Array,
-        model: Model,
-        params: list[Params],
-        draws: dict[str, Any],
-        args: tuple,
-        kwargs: dict[str, Any],
-    ) -> list[Judgement]:
-        """For ``diagnose``: did message passing come to rest, and are states in use?
-
-        :param model: the model on all data.
-        :param list params: the parameters of each restart.
-        :param dict draws: ``{site: (restart, draw, *site)}`` of this guide.
-        """
-        return judge(self, model, params, draws, args, kwargs, rng_key)
-
-    def narrowest_global(self, rng_key: Array, draws: dict[str, Any]) -> tuple[float, str] | None:
-        """The least ratio of the width of a global site to that after :meth:`sample_globals`, and
-        the name of the site."""
-        return narrowest(self, draws, rng_key)
+    judge_local = judge
+    narrowest_global = narrowest
 
     def param_labels(self, params: Params) -> dict[str, str]:
         """``"natural"`` or ``"network"`` for each parameter, for ``optax.multi_transform``."""
@@ -337,11 +274,8 @@ class SVAEGuide:
 
         The model's log density at random values is compared with ``prior``, and with the p(x, z |
         theta) of the rule of local inference. A few rows are enough, and of sequences a few steps:
-        float32 loses the density of random dynamics that grow over many. Scales of latent sites are
-        compared too: leave out a ``numpyro.handlers.scale`` around both model and guide.
-
-        :param args: arguments of model and guide.
-        :raises ValueError: the two differ.
+        float32 loses the density of random dynamics that grow over many. Leave out a
+        ``numpyro.handlers.scale`` around both model and guide.
         """
         check_model(self, model, rng_key, args, kwargs)
 
@@ -358,14 +292,3 @@ def _is_batch(y: Array, plate: Any) -> bool:
         f"the data have {rows} rows, but the plate '{plate.name}' takes {taken}; pass all rows or a"
         " minibatch, or give SVAEGuide the model's plate by create_plates."
     )
-
-
-def _renamed(
-    names: Mapping[str, tuple[str, ...]], other: Mapping[str, str]
-) -> dict[str, tuple[str, ...]]:
-    sites = {site for group in names.values() for site in group}
-    if not set(other) <= sites:
-        raise ValueError(
-            f"site_names renames {sorted(set(other) - sites)}, but the sites are {sorted(sites)}."
-        )
-    return {key: tuple(other.get(site, site) for site in sites) for key, sites in names.items()}

@@ -29,19 +29,15 @@ class Judgement(NamedTuple):
 
 def judge(
     guide: Any,
+    rng_key: Array,
     model: Model,
     params: list[Params],
     draws: dict[str, np.ndarray],
     args: tuple,
     kwargs: dict[str, Any],
-    rng_key: Array,
 ) -> list[Judgement]:
     """Whether message passing came to rest, and whether as many states hold data as in draws of the
-    prior: local optima leave some empty.
-
-    :param params: the parameters of each restart.
-    :param draws: ``{site: (restart, draw, *site)}``.
-    """
+    prior: local optima leave some empty. Of each restart there are parameters and draws."""
     seeded: Any = seed(guide, random.key(0))
     sites = shape_trace(substitute(seeded, data=params[0]), args, kwargs)
     reports = [name for name in sites if name.endswith("_converged")]
@@ -84,11 +80,8 @@ def _count(z: np.ndarray, *, vector: bool) -> int:
 
 
 def states_in_use(name: str, z: np.ndarray, prior: np.ndarray, *, vector: bool) -> Judgement:
-    """The number of states of a site that hold data, in the restart where it is least, beside the
-    number of which 95 % of the draws of the prior have more.
-
-    :param z: ``(restart, draw, *site)``, and ``prior`` is ``(draw, *site)``.
-    """
+    """The states of a site ``(restart, draw, *site)`` that hold data, in the restart where
+    it is least, beside the number of which 95 % of the draws of the prior have more."""
     in_use = [np.mean([_count(draw, vector=vector) for draw in chain[:_DRAWS]]) for chain in z]
     value, of_prior = float(min(in_use)), [_count(draw, vector=vector) for draw in prior]
     least = int(np.quantile(of_prior, 0.05, method="lower"))
@@ -97,19 +90,17 @@ def states_in_use(name: str, z: np.ndarray, prior: np.ndarray, *, vector: bool) 
     if not ok:
         verdict = (
             f"fewer states of '{name}' hold data than in 95 % of the draws of the prior, as at a"
-            " local optimum that has merged some; start from other keys or another init_natural and"
-            " keep the best loss, or lower the concentrations if so few are right."
+            " local optimum that has merged some; start from other keys and keep the best loss."
         )
     return Judgement("states in use", value, f"{least}", ok, verdict)
 
 
-def narrowest(guide: Any, draws: dict[str, Any], rng_key: Array) -> tuple[float, str] | None:
+def narrowest(guide: Any, rng_key: Array, draws: dict[str, Any]) -> tuple[float, str] | None:
     r"""The least width of a global site over that after a step of Gibbs sampling, and its name.
 
-    If q is a product, a global number has its variance given the local ones. The step adds what
-    their variance contributes, and makes it 1 + R times as large; in the posterior it is
-    1 / (1 - R) times as large, which is exact for normals. So a ratio of 0.86 after the step means
-    that the right one is 0.8. A quarter of the numbers of a site have a smaller ratio.
+    If q is a product, a global number has its variance given the local ones. The step makes it
+    1 + R times as large; in the posterior it is 1 / (1 - R) times as large, which is exact for
+    normals. A quarter of the numbers of a site have a smaller ratio.
     """
 
     @jax.jit

@@ -47,9 +47,8 @@ def allow_missing(recognition: Network) -> MissingNetwork:
     many data there are; a model of ``seen`` given y is needed then.
 
     :param recognition: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, that
-        returns a potential of batch shape ``y.shape[:-1]``, such as :func:`recognition_network`. It
-        pickles if the network does.
-    :return: the same kind of pair, for :class:`SVAEGuide`.
+        returns a potential of batch shape ``y.shape[:-1]``, such as :func:`recognition_network`.
+    :return: a stax pair, for :class:`SVAEGuide`.
 
     References: Little and Rubin, *Statistical Analysis with Missing Data* (Wiley, 1987), chapter 5.
 
@@ -62,16 +61,10 @@ def allow_missing(recognition: Network) -> MissingNetwork:
     (True, [0.0, 0.0])
     """
     init, apply = as_pair(recognition, "recognition")
-    # Not closures, which do not pickle.
-    return MissingNetwork(partial(_init, init), partial(_apply, apply))
+    return MissingNetwork(partial(_init, init), partial(_apply, apply))  # closures do not pickle
 
 
 def _init(init: Callable[..., Any], rng_key: Array, input_shape: tuple[int, ...]) -> Any:
-    if not input_shape:
-        raise ValueError(
-            "allow_missing requires columns on the last axis; give data of one column the shape"
-            " (B, 1)."
-        )
     return init(rng_key, (*input_shape[:-1], 2 * input_shape[-1]))
 
 

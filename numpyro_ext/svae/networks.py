@@ -90,8 +90,6 @@ def decoder_network(
     :return: a pair ``(init_fn, apply_fn)`` for ``numpyro.module``; ``apply_fn(params, x)`` is
         ``(loc, scale)``.
 
-    References: Johnson et al. (NIPS 2016), section 5 and its code.
-
     >>> from numpyro_ext.svae import decoder_network
     >>> init, apply = decoder_network(3)
     >>> _, params = init(jax.random.key(0), (2,))

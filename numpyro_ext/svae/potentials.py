@@ -1,7 +1,7 @@
 """The factors by which recognition networks multiply the density of a latent vector."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import jax
 from jax import Array
@@ -71,11 +71,7 @@ class GaussianPotential(_Factor):
 
     @classmethod
     def from_diagonal(cls, h: Array, precision: Array) -> "GaussianPotential":
-        """The potential of independent coordinates.
-
-        :param h: precision times mean, ``(*batch, d)``.
-        :param precision: ``(*batch, d)``.
-        """
+        """The potential of independent coordinates, with h precision times mean."""
         return cls(h, -precision[..., None] * jnp.eye(h.shape[-1], dtype=h.dtype) / 2)
 
     def log_partition_ratio(self, eta: GaussianNatural) -> Array:
@@ -90,18 +86,15 @@ class GaussianPotential(_Factor):
 class MixturePotential(_Factor):
     r"""The factor :math:`\psi(x) = \sum_c w_c\, \psi_c(x)` of Gaussian components.
 
-    .. math::
-        \psi_c(x) = N(x \mid r_c) \quad\text{or}\quad \exp(h_c^\top x + x^\top W_c x),
+    .. math:: \psi_c(x) = N(x \mid r_c),
 
-    the first with ``normalized=True``, where :math:`r_c = (h_c, W_c)` must be the natural
-    parameter of a density. The weights need not sum to one. Integrals of normalized components
-    leave out the factor :math:`(2\pi)^{-d/2}`. A component of h = 0 and W = 0, which stands for no
-    observation, is the factor one in both forms.
+    where :math:`r_c = (h_c, W_c)` must be the natural parameter of a density. The weights need not
+    sum to one. Integrals leave out the factor :math:`(2\pi)^{-d/2}`. A component of h = 0 and
+    W = 0, which stands for no observation, is the factor one.
 
     :param log_weights: ``(*batch, C)``.
     :param h: ``(*batch, C, d)``.
     :param W: ``(*batch, C, d, d)``, minus half a precision; only its symmetric part counts.
-    :param bool normalized: which of the two forms.
 
     References: So, *EP Structured Variational Auto-Encoders* (2018).
 
@@ -117,7 +110,6 @@ class MixturePotential(_Factor):
     log_weights: Array
     h: Array
     W: Array
-    normalized: bool = field(default=True, metadata={"static": True})
 
     def log_partition_ratio(self, eta: GaussianNatural) -> Array:
         return logsumexp(self._components(eta)[0], axis=-1)
@@ -133,7 +125,7 @@ class MixturePotential(_Factor):
         h = self.h.reshape(*batch, *ones, *self.h.shape[-2:])
         W = self.W.reshape(*batch, *ones, *self.W.shape[-3:])
         inner = GaussianNatural(eta.h[..., None, :], eta.W[..., None, :, :])
-        log_ratio, normals = _tilt(h, W, inner, normalized=self.normalized)
+        log_ratio, normals = _tilt(h, W, inner, normalized=True)
         return log_ratio + self.log_weights.reshape(*batch, *ones, -1), normals
 
 

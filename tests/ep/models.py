@@ -81,24 +81,6 @@ def schools(y, sd):
         numpyro.sample("y", dist.Normal(theta[idx], sd[idx]), obs=y[idx])
 
 
-def exact_schools():
-    """Means and standard deviations of (mu, log tau, theta), on a grid of (mu, log tau)."""
-    y, sd = (np.asarray(x, float) for x in SCHOOLS)
-    mu, s = np.meshgrid(np.linspace(-25, 35, 401), np.linspace(-9, 5, 701), indexing="ij")
-    tau = np.exp(s)
-    log_p = -(mu**2) / 50 + np.log(2 / (np.pi * 5 * (1 + tau**2 / 25))) + s
-    marginal = tau[..., None] ** 2 + sd**2
-    log_p += np.sum(-((y - mu[..., None]) ** 2) / 2 / marginal - np.log(marginal) / 2, -1)
-    w = np.exp(log_p - log_p.max())
-    w /= w.sum()
-    shrink = tau[..., None] ** 2 / marginal
-    theta = mu[..., None] + shrink * (y - mu[..., None])
-    first = np.concatenate([np.stack([mu, s], -1), theta], -1)
-    extra = np.concatenate([np.zeros((*mu.shape, 2)), shrink * sd**2], -1)
-    mean = np.sum(w[..., None] * first, (0, 1))
-    return mean, np.sqrt(np.sum(w[..., None] * ((first - mean) ** 2 + extra), (0, 1)))
-
-
 def linear(X, y):
     """A normal likelihood: every approximation is exact."""
     w = numpyro.sample("w", dist.Normal(jnp.array([0.4, -1.0]), jnp.array([1.5, 0.7])).to_event(1))

@@ -10,22 +10,19 @@ import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.ep import ADF, EP
-from numpyro_ext.ep.normal import FAMILIES, Site
+from numpyro_ext.ep.normal import Site, plus, product_of
 from tests.ep.models import (
     LOGISTIC,
     PROBIT,
-    SCHOOLS,
     X_LINEAR,
     Y_LINEAR,
     Y_SCALE,
     exact_linear,
-    exact_schools,
     fit,
     linear,
     logistic,
     mixture,
     probit,
-    schools,
     unknown_scale,
 )
 
@@ -41,7 +38,7 @@ def moments_of(params):
 
 
 # What the moment equations give in double precision, by quadrature on fine grids: the mean, the
-# entries (11, 12, 22) of the covariance or the variances, and log Z.
+# entries (11, 12, 22) of the covariance, and log Z.
 A, B, C, D = (probit, *PROBIT), (mixture,), (logistic, *LOGISTIC), (unknown_scale, Y_SCALE)
 D_HALF = (unknown_scale, Y_SCALE, True)
 FIXED_POINTS = {
@@ -99,9 +96,7 @@ def test_fixed_points(name, needs_x64):
     np.testing.assert_allclose(m, mean, rtol=3e-8, atol=1e-7)
     np.testing.assert_allclose(V, second, rtol=3e-7, atol=1e-7)
     report = result.state.report
-    assert report.converged
-    assert report.num_improper == report.num_skipped == report.num_low_ess == 0
-    assert report.num_halvings == 0
+    assert report.converged and report.skipped == 0
     # On the way, rounding decides where nodes are placed, and so whether they resolve a factor.
     assert ep.update(result.state, *args)[0].report.num_inaccurate == report.num_inaccurate
     if log_z is not None:
@@ -144,26 +139,11 @@ def test_normal_rows_are_exact_after_one_sweep(options, tol):
     np.testing.assert_allclose(-loss, log_z, rtol=tol(3e-5, 1e-8))
 
 
-def test_adf_counts_normal_rows_as_often_as_it_passes():
-    adf = ADF(linear)
-    result = fit(adf, X_LINEAR, Y_LINEAR, num_steps=3)
-    m, cov = moments_of(result.params)
-    mean, V, _ = exact_linear(times=3)
-    np.testing.assert_allclose(m, mean, atol=3e-5)
-    np.testing.assert_allclose(cov, V, atol=3e-5)
-    np.testing.assert_allclose(adf.log_evidence(result.state), exact_linear()[2], rtol=3e-5)
-
-
 def with_sites(ep, state, shift, precision):
     """The state with these sites of the rows."""
-    family = FAMILIES["full"]
-    total = family.total(state.table.groups[0].basis, Site(shift, precision))
-    return state._replace(
-        shift=state.prior_shift + total.shift,
-        precision=state.prior_precision + total.precision,
-        site_shift=(shift, *state.site_shift[1:]),
-        site_precision=(precision, *state.site_precision[1:]),
-    )
+    total = product_of(state.table.groups[0].basis, Site(shift, precision))
+    sites = Site(shift, precision), *state.sites[1:]
+    return state._replace(total=plus(state.prior, total), sites=sites)
 
 
 @pytest.mark.x64
@@ -171,13 +151,13 @@ def test_the_evidence_is_stationary_at_a_fixed_point(needs_x64):
     """Central differences in all 16 numbers of the sites, at power .6; and a saddle."""
     ep = EP(probit, power=0.6, schedule="parallel", tol=1e-11)
     state = fit(ep, *PROBIT, num_steps=200).state
-    shape = state.site_shift[0].shape
+    shape = state.sites[0].shift.shape
 
     def evidence(x):
         shift, precision = x[:8].reshape(shape), x[8:].reshape(*shape, 1)
         return ep.log_evidence(with_sites(ep, state, shift, precision), *PROBIT)
 
-    at = jnp.concatenate([state.site_shift[0].ravel(), state.site_precision[0].ravel()])
+    at = jnp.concatenate([state.sites[0].shift.ravel(), state.sites[0].precision.ravel()])
     h = 1e-4 * jnp.eye(16)
     each = jax.jit(jax.vmap(evidence))
     up, down, middle = each(at + h), each(at - h), evidence(at)
@@ -241,20 +221,6 @@ def test_a_mean_far_from_zero_settles_at_what_rounding_leaves():
     assert limit == pytest.approx(0.5 * 2**-23 * 1000 / sd, rel=0.01)
     loc = float(result.params["auto_loc"][0])
     assert abs(loc - y.mean()) < 0.05 * sd
-
-
-@pytest.mark.nightly
-def test_centred_eight_schools():
-    """Each effect's prior is a factor of rank 2, of theta_j - mu and log tau."""
-    result = fit(EP(schools), *SCHOOLS, num_steps=40)
-    m, V = moments_of(result.params)
-    mean, sd = exact_schools()
-    assert result.state.report.converged
-    assert np.all(np.abs(m - mean) < 0.15 * sd)
-    ratio = np.sqrt(np.diag(V)) / sd
-    # Of log tau, whose density falls slowly to the left, a normal one has too small a spread.
-    assert 0.7 < ratio[1] < 1
-    assert np.all((np.delete(ratio, 1) > 0.97) & (np.delete(ratio, 1) < 1.1)), ratio
 
 
 def test_a_saved_state_goes_on():

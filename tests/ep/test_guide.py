@@ -103,24 +103,6 @@ def test_rows_without_observations_have_their_prior():
     np.testing.assert_allclose(predicted["y"].var(0), scale**2 + 2.25 + 0.36, rtol=0.12)
 
 
-@pytest.mark.nightly
-def test_values_that_are_not_observed_are_imputed():
-    """They and log Z follow from the rows that are observed, 0 and 2; the numbers in their place do
-    not matter."""
-    seen = jnp.array([True, False, True, False])
-    ep = EP(observed, schedule="parallel")
-    args = jnp.where(seen, RANDOM, 99.0), seen
-    fit = ep.run(random.key(0), 20, *args, progress_bar=False)
-    draws = ep.guide.sample_posterior(random.key(1), fit.params, sample_shape=(4000,))
-    mean, cov = exact(RANDOM[jnp.array([0, 2])])
-    z = joined(draws, "theta", "z")
-    assert_draws(z[:, [0, 1, 3]], mean, cov)
-    np.testing.assert_allclose(draws["y"][:, 0], RANDOM[0])
-    sd = np.sqrt(cov[0, 0] + 2.25 + 0.36)
-    assert np.all(np.abs(draws["y"][:, 1].mean() - mean[0]) < 0.08 * sd)
-    np.testing.assert_allclose(draws["y"][:, 1].std(), sd, rtol=0.06)
-
-
 COUNTS = jnp.array([0, 2, 1, 14, 3, 1, 9, 2])
 
 
@@ -181,13 +163,3 @@ def test_several_coordinates_are_drawn_together(projection):
     np.testing.assert_allclose(np.corrcoef(z.T)[0, 1], 0.6 / sd.prod(), atol=0.1)
     if projection.has_normaliser:
         np.testing.assert_allclose(log_z, 1.3, atol=0.2)
-
-
-@pytest.mark.slow
-def test_uneven_weights_draw_nothing():
-    def draw(rng_key):
-        return ImportanceSampling(256).draw(
-            lambda z: -1e4 * jnp.abs(jnp.linalg.norm(z) - 3.0), 2, rng_key
-        )
-
-    assert jnp.isnan(draw(random.key(0))[0]).all()

@@ -59,24 +59,13 @@ def test_sampling_is_right_within_its_error(sampled):
             jnp.mean(values, 0), truth, atol=5 * float(jnp.max(error)) + 1e-5
         )
         assert jnp.max(jnp.std(values, 0)) < 0.3
-    assert jnp.all(computed.ok) and not jnp.any(computed.low_ess)
-
-
-@pytest.mark.nightly
-def test_second_proposal_finds_a_narrow_factor(sampled):
-    """Of the first 1024 points, one or two have all the weight."""
-    computed = sampled["narrow"]
-    expected = np.eye(2) / 0.03**2
-    np.testing.assert_allclose(
-        computed.site_precision * 0.03**2, expected * 0.03**2 + np.zeros((8, 2, 2)), atol=0.05
-    )
-    assert jnp.all(computed.ok) and not jnp.any(computed.low_ess)
+    assert jnp.all(computed.ok)
 
 
 @pytest.mark.parametrize("name", ["cusp", "growing", "nowhere"])
 def test_uneven_weights_are_reported(name, sampled):
     """Of what the points reach: a part that they miss, such as the rest of a ring, is not seen."""
-    assert jnp.all(sampled[name].low_ess)
+    assert not jnp.any(sampled[name].ok)
 
 
 @pytest.mark.slow
@@ -109,7 +98,7 @@ def test_exclusive_sampling_matches_quadrature():
 def test_nuts_has_the_precision_of_a_normal_on_average():
     """32 keys of 200 draws: the relative standard error of an entry is 1.8 %."""
     T, v = jnp.array([[3.0, 0.5], [0.5, 1.0]]), jnp.array([1.0, -2.0])
-    projection = NUTSProjection(num_warmup=100, num_samples=100, num_chains=2)
+    projection = NUTSProjection(num_warmup=100, num_samples=200)
     computed = jax.jit(
         jax.vmap(
             lambda key: projection.project(lambda u: v @ u - u @ T @ u / 2, MEAN, COV, 0.5, key)
@@ -127,18 +116,3 @@ def test_no_expectations_under_q(projection):
     name = type(projection).__name__
     with pytest.raises(ValueError, match=f"power is 0, and {name} has no expectations"):
         projection.project(narrow, MEAN, COV, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: ImportanceSampling(min_ess=1.0), "min_ess is 1.0; .* between 0 and 1"),
-        (
-            lambda: NUTSProjection(num_samples=4).project(narrow, MEAN, COV, 1.0, random.key(0)),
-            "4 draws of 2 coordinates; it needs more than 4",
-        ),
-    ],
-)
-def test_bad_arguments(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()

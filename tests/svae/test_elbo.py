@@ -204,18 +204,6 @@ def test_exact_potential_is_tight_in_trace_elbo(needs_x64):
     np.testing.assert_allclose(svi.evaluate(state, y), 1.871671087258755, atol=1e-8)
 
 
-@pytest.mark.slow
-def test_a_scale_around_model_and_guide_multiplies_the_loss():
-    """Global and local divergences and the likelihood, on a minibatch."""
-    model, guide, loss = mixture, guide_of(GMMEP()), SVAEELBO(num_particles=2)
-    evaluate = partial(loss.loss, random.key(5), params_of("mixture"))
-    half = handlers.scale(model, 0.5), handlers.scale(guide, 0.5)
-    once, half = jax.jit(
-        lambda: [evaluate(*programs, Y, B) for programs in ((model, guide), half)]
-    )()
-    np.testing.assert_allclose(half, 0.5 * once, rtol=1e-5)
-
-
 def tempered(beta):
     """A model of x alone whose likelihood is a constant, and its guide, both with x to beta."""
 
@@ -260,14 +248,6 @@ def test_a_scale_of_local_sites_multiplies_their_divergence():
         guide.check(model, random.key(0), y)
     with pytest.raises(ValueError, match="the model masks the latent site 'x'"):
         guide.check(handlers.mask(tempered(1.0)[0], mask=jnp.array([True])), random.key(0), y)
-
-
-def test_an_ordinary_optimiser_of_natural_parameters_gives_a_warning():
-    svi = SVI(mixture, guide_of(GMMEP()), optax.adam(1e-3), SVAEELBO())
-    state = jax.eval_shape(svi.init, random.key(0), Y)
-    jax.eval_shape(svi.evaluate, state, Y)
-    with pytest.warns(InferenceWarning, match="'svae_natural', but the optimiser has no natural_g"):
-        jax.eval_shape(svi.update, state, Y)
 
 
 def test_a_step_that_is_not_finite_leaves_the_parameters():

@@ -46,13 +46,13 @@ def test_globals_given_a_chain_have_the_conjugate_posterior():
         "initial": NIW.from_standard(**initial),
         "dynamics": MNIW.from_standard(weight=M, precision=precision, df=df, scale_matrix=S),
     }
-    guide = SVAEGuide(prior, recognition_network(1), LDS(), site_names={"A": "weight"})
+    guide = SVAEGuide(prior, recognition_network(1), LDS())
     x = jnp.array([[1.0, 2.0, 1.5, 0.3, -0.4], [0.2, 0.1, 0.9, 1.1, 1.0]])
     keys = random.split(random.key(1), DRAWS)
     draws = jax.jit(jax.vmap(guide.sample_globals, (0, None)))(keys, {"x": x[..., None]})
     before, to = x[:, :-1].ravel(), x[:, 1:].ravel()
     K_n, B = 3 + before @ before, 3 * 0.7 + to @ before
-    close(draws["weight"][:, 0, 0], B / K_n)
+    close(draws["A"][:, 0, 0], B / K_n)
     close(draws["Q"][:, 0, 0], (9 + 3 * 0.49 + to @ to - B**2 / K_n) / (df + len(to) - 2))
     close(draws["mu_1"][:, 0], (2 * 1 + x[:, 0].sum()) / 4)
 
@@ -79,7 +79,7 @@ def test_narrow_globals_of_a_normal_hierarchy_are_found():
         theta = random.normal(key_theta, (1, 20_000)) / (1 + n) ** 0.5
         x = random.normal(key_x, (1, 20_000, n)) * variance**0.5
         draws = {"theta": np.asarray(theta), "x": np.asarray(x)}
-        value, name = narrowest(Hierarchy(), draws, random.key(3))
+        value, name = narrowest(Hierarchy(), random.key(3), draws)
         ratio = (1 + n * variance / (1 + n)) ** -0.5
         np.testing.assert_allclose(value, ratio, atol=0.03)
         assert (value >= NARROW) is ok and name == "theta"

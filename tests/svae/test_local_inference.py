@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.expfam import NIW, Beta, Dirichlet, Gaussian
+from numpyro_ext.expfam import NIW, Beta, Dirichlet
 from numpyro_ext.svae import (
     GMMEP,
     CycleEP,
@@ -17,7 +17,6 @@ from numpyro_ext.svae import (
     FixedGaussian,
     GaussianPotential,
     GMMMeanField,
-    MixturePotential,
     cycle_bp,
     surrogate_elbo,
 )
@@ -83,23 +82,6 @@ def test_mixture_reference_values(tol):
     close(mf.mean["x"].xx[0, 0, 0] - mf.mean["x"].x[0, 0] ** 2, 0.2544503197)
     close(bound, [-1.7599510763])
     assert mf.info.num_iter[0] > 3 and mf.info.converged[0]
-
-
-def test_mean_field_refuses_mixture_potentials():
-    r = Gaussian.from_standard(jnp.array([[[-0.5], [1.5]]]), jnp.array([[[[0.4]], [[0.8]]]]))
-    psi = MixturePotential(jnp.log(jnp.array([[0.25, 0.75]])), *r)
-    for rule in (GMMMeanField(), CycleMeanField()):
-        with pytest.raises(TypeError, match=f"{type(rule).__name__} requires .* use (GMM|Cycle)EP"):
-            rule.infer(uncertain(rule)[0], psi)
-
-
-@pytest.mark.slow
-def test_sweeps_of_mean_field_raise_the_surrogate_bound():
-    rule = CycleMeanField
-    mean, psi = uncertain(rule())
-    (first, before), (last, after) = (inferred(rule(max_iter=n), mean, psi) for n in (1, 50))
-    assert bool(jnp.all(after - before > -1e-4))
-    assert not first.info.converged.any() and last.info.converged.all()
 
 
 @pytest.mark.slow
@@ -230,21 +212,6 @@ def test_cycle_reference_values(tol):
     mf, bound = inferred(CycleMeanField(), mean, psi)
     np.testing.assert_allclose(mf.mean["z"].prob, [[0, 0, 1]], atol=1e-4)
     np.testing.assert_allclose(bound, [-1.6297292584482], atol=tol(1e-4, 1e-8))
-
-
-@pytest.mark.slow
-def test_cycle_moments_come_from_the_beliefs():
-    """q(x_i) has the moments of the exact mixture over pairs, with the beliefs as weights."""
-    mean, psi = crosshair()
-    ep, _ = inferred(CycleEP(), mean, psi)
-    eta = plug_in(mean["components"])
-    odds = mean["pi"].log_p - mean["pi"].log_1mp
-    pair = cycle_bp(odds, psi.log_partition_ratio(eta)[0]).pair
-    moments = psi.tilted_moments(eta)
-    expected = jnp.einsum("ilr,ilrd->id", pair, moments.x[0])
-    np.testing.assert_allclose(ep.mean["x"].x[0], expected, atol=1e-5)
-    second = jnp.einsum("ilr,ilrde->ide", pair, moments.xx[0])
-    np.testing.assert_allclose(ep.mean["x"].xx[0], second, atol=1e-5)
 
 
 def short_cycle():

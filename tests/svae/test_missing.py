@@ -66,16 +66,15 @@ def test_the_network_is_given_zeros_and_what_is_missing(num_components):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("normalized", [True, False])
-def test_a_zero_component_is_the_factor_one(normalized):
+def test_a_zero_component_is_the_factor_one():
     """Beside a component that says something: the sum of their integrals."""
     eta = Gaussian.from_standard(jnp.array([1.0, -2.0]), jnp.array([[2.0, 0.5], [0.5, 1.0]]))
     h, W = jnp.array([0.7, 1.0]), -jnp.array([[1.0, 0.2], [0.2, 0.6]])
     log_weights = jnp.log(jnp.array([0.3, 0.7]))
     psi = MixturePotential(
-        log_weights, jnp.stack([jnp.zeros(2), h]), jnp.stack([jnp.zeros((2, 2)), W]), normalized
+        log_weights, jnp.stack([jnp.zeros(2), h]), jnp.stack([jnp.zeros((2, 2)), W])
     )
-    one = MixturePotential(jnp.zeros(1), h[None], W[None], normalized)
+    one = MixturePotential(jnp.zeros(1), h[None], W[None])
     log_ratio = jax.jit(lambda psi: psi.log_partition_ratio(eta))
     expected = jnp.log(0.3 + 0.7 * jnp.exp(log_ratio(one)))
     np.testing.assert_allclose(log_ratio(psi), expected, rtol=1e-5)
@@ -117,8 +116,6 @@ def test_the_bound_has_the_entries_that_were_seen():
 
 def test_it_pickles_and_refuses_what_is_no_pair():
     wrapped = allow_missing((np.add, np.multiply))
-    assert pickle.loads(pickle.dumps(wrapped)).apply.args == (np.multiply,)
+    assert pickle.loads(pickle.dumps(wrapped))[1].args == (np.multiply,)
     with pytest.raises(TypeError, match=r"recognition is <function holes.* a pair \(init_fn"):
         allow_missing(holes)
-    with pytest.raises(ValueError, match=r"columns on the last axis.*shape \(B, 1\)"):
-        allow_missing(NETWORK).init(random.key(0), ())

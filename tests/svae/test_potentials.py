@@ -56,18 +56,6 @@ def test_mixture_potential_reference_values(tol):
     np.testing.assert_allclose(log_z, -0.6704216085, atol=tol(1e-5, 1e-9))
 
 
-@pytest.mark.slow
-def test_equal_components_are_a_gaussian():
-    psi, other = spread((4,), 2), spread((3,), 2)
-    eta = GaussianNatural(other.h, other.W)
-    h, W = (jnp.stack([leaf, leaf], axis=1) for leaf in (psi.h, psi.W))
-    log_weights = jnp.log(jnp.array([[0.3, 0.7]] * 4))
-    mixture = MixturePotential(log_weights, h, W, normalized=False)
-    for name in ("log_partition_ratio", "tilted_moments"):
-        result, expected = getattr(mixture, name)(eta), getattr(psi, name)(eta)
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), result, expected)
-
-
 def test_a_zero_potential_says_nothing():
     eta = Gaussian.from_standard(**ETA)
     psi = GaussianPotential(jnp.zeros(1), jnp.zeros((1, 1)))
@@ -121,8 +109,3 @@ def test_networks_are_their_formula():
     precision = jax.nn.softplus(out[:2]) + jax.nn.softplus(params["precision"])
     np.testing.assert_allclose(psi.h, h, rtol=1e-5)
     np.testing.assert_allclose(psi.W, -jnp.diag(precision) / 2, rtol=1e-5)
-
-
-def test_a_wrong_residual_is_refused():
-    with pytest.raises(ValueError, match="residual is 'linear'"):
-        decoder_network(2, residual="linear")[0](random.key(0), (2,))

@@ -216,7 +216,6 @@ SEEN = {
         jnp.log(jnp.array([[0.2, 0.8], [0.5, 0.5], [0.9, 0.1]])),
         jnp.array([[[0.8], [-2.0]], [[1.0], [0.1]], [[-1.0], [3.0]]]),
         -jnp.array([[1.0, 0.4], [0.3, 2.0], [0.6, 0.9]])[..., None, None],
-        normalized=False,
     ),
 }
 
@@ -227,7 +226,9 @@ def tilted(components, psi):
     if isinstance(psi, GaussianPotential):
         log_psi = h * GRID + W[..., 0] * GRID**2
     else:
-        parts = np.asarray(psi.log_weights)[..., None] + h * GRID + W[..., 0] * GRID**2
+        R = -2 * W[..., 0]
+        log_w = np.asarray(psi.log_weights)[..., None] + np.log(R) / 2
+        parts = log_w - R * (GRID - h / R) ** 2 / 2
         log_psi = np.logaddexp.reduce(parts, axis=1)
     J, slope = (np.asarray(x, float) for x in (components[0], components[1]))
     J, slope = -2 * J[:, 0], slope
@@ -283,3 +284,14 @@ def _check_marginals(local, r, mean, second):
     np.testing.assert_allclose(x.x[..., 0], (r * mean).sum(1), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(x.xx[..., 0, 0], (r * second).sum(1), rtol=1e-4)
     assert np.all(np.isfinite(Gaussian.entropy(local.natural["x"])))
+
+
+def test_states_and_starts_of_the_wrong_shape_are_refused():
+    mean, psi = means_of(HMMEP())[0], potential_of(HMMEP())
+    flat = {**mean, "transition": mean["initial"]}
+    with pytest.raises(ValueError, match=r"'transition' has batch shape \(\); it must be \(3,\)"):
+        HMMEP().infer(flat, psi)
+    with pytest.raises(ValueError, match=r"must be \(3, 3\) or \(3, 3, 3\)"):
+        HMMMeanField(np.ones(2)).infer(mean, psi)
+    with pytest.raises(ValueError, match="init is 'potential'; it must be 'prior', or an array"):
+        SLDSMeanField("potential")

@@ -43,34 +43,16 @@ class PriorSites(NamedTuple):
     weight: Gamma
 
 
-class Counts(NamedTuple):
-    """The updates that were left out, over all epochs.
-
-    - **data** - rows whose cavity was improper.
-    - **entries** - weights whose variance an update by a row would have made negative.
-    - **noise** - updates of the noise precision that gave no Gamma with a mean variance.
-    - **prior** - updates of a weight by its prior.
-    """
-
-    data: Array
-    entries: Array
-    noise: Array
-    prior: Array
-
-
 class PBPState(NamedTuple):
-    """The state of :class:`~numpyro_ext.ep.PBP`.
+    """The state of :class:`~numpyro_ext.ep.PBP` after i epochs.
 
-    - **i** - number of epochs so far.
     - **q** - means, variances and noise of q, in standardised units.
     - **weight** - Gamma of the weight precision; None if it is known.
-    - **prior** - the sites of the weights' priors; None if the prior is not refined.
+    - **prior** - the sites of the weights' priors; None if it is known.
     - **site** - of the data: None for ADF, ``(N, ...)`` arrays for EP, their sum for SEP.
     - **scaling** - mean and standard deviation of X and y.
-    - **counts** - updates that were left out: data, entries, noise, prior.
-    - **skipped** - rows that the last epoch left out, wholly or for the noise precision.
-    - **num_data** - N.
-    - **rng_key** - random number generator seed of the next epochs.
+    - **skipped** - rows that the last epoch left out, because their cavity was improper, or for the
+      noise precision, because it would have had no mean variance.
     """
 
     i: Array
@@ -79,17 +61,8 @@ class PBPState(NamedTuple):
     prior: PriorSites | None
     site: Site | None
     scaling: dict[str, Array]
-    counts: Counts
     skipped: Array
-    num_data: Array
     rng_key: Array
-
-
-class Constants(NamedTuple):
-    """Numbers that stay; None is static in the compiled program."""
-
-    noise_precision: Array | None
-    damping: Array | None
 
 
 def start_sites(method: str, q: Belief, num_data: int) -> Site | None:
@@ -123,12 +96,14 @@ def _cavity(q: Belief, site: Site) -> tuple[Belief, Array]:
     return _standard(rest), proper
 
 
-def _absorb(q: Belief, constants: Constants, x: Array, y: Array) -> tuple[Belief, Belief, Array]:
+def _absorb(
+    q: Belief, known_noise: Array | None, x: Array, y: Array
+) -> tuple[Belief, Belief, Array]:
     """q after a row; a tree of the same form, true where an entry is sound; and log Z."""
     if q.noise is not None:
         noise_variance = q.noise.rate / (q.noise.shape - 1)
     else:
-        noise_variance = 1 / jnp.asarray(constants.noise_precision)
+        noise_variance = 1 / jnp.asarray(known_noise)
     means, variances, log_z, r2, s2 = normal_update(q.means, q.variances, noise_variance, x, y)
     sound = [
         jnp.isfinite(m) & jnp.isfinite(v) & (v > 0) for m, v in zip(means, variances, strict=True)
@@ -142,72 +117,57 @@ def _absorb(q: Belief, constants: Constants, x: Array, y: Array) -> tuple[Belief
 
 
 def _update(
-    q: Belief, constants: Constants, site: Site | None, x: Array, y: Array
-) -> tuple[Belief, Site | None, Array, Counts]:
-    """One row in the context of q without its site: new q, the change of the site, log Z, counts.
-
-    With damping d the site goes from f to f + d (g - f), where g = new / cavity, and q by as much.
-    Without a site, in ADF, q itself is the context.
-    """
+    q: Belief, known_noise: Array | None, site: Site | None, x: Array, y: Array
+) -> tuple[Belief, Site | None, Array, Array]:
+    """One row in the context of q without its site: new q, the change of the site, log Z, and
+    whether the row was left out. Without a site, in ADF, q itself is the context."""
     cavity, proper = (q, jnp.array(True)) if site is None else _cavity(q, site)
-    new, sound, log_z = _absorb(cavity, constants, x, y)
-
-    def number(bad: Array) -> Array:
-        return jnp.sum(bad & proper, dtype=jnp.int32)
-
-    entries = sum((number(~x) for x in sound.variances), jnp.int32(0))
-    noise = jnp.int32(0) if sound.noise is None else number(~sound.noise.shape)
-    counts = Counts((~proper).astype(jnp.int32), entries, noise, jnp.int32(0))
+    new, sound, log_z = _absorb(cavity, known_noise, x, y)
+    left = ~proper if sound.noise is None else ~(proper & sound.noise.shape)
     log_z = jnp.where(proper, log_z, 0.0)
     taken = jax.tree.map(lambda x: x & proper, sound)
     # Entries that are not sound have to be numbers before natural parameters are taken.
     new = jax.tree.map(jnp.where, sound, new, cavity)
     moved = jax.tree.map(jnp.where, taken, new, q)
     if site is None:
-        return moved, None, log_z, counts
+        return moved, None, log_z, left
     target = plus(_natural(new), _natural(cavity), -1.0)
     mask = Site(taken.variances, taken.variances, taken.noise)
     change = jax.tree.map(lambda m, g, f: jnp.where(m, g - f, 0), mask, target, site)
-    if constants.damping is not None:
-        change = jax.tree.map(lambda x: constants.damping * x, change)
-        moved = _standard(plus(_natural(q), change))
-    return moved, change, log_z, counts
+    return moved, change, log_z, left
 
 
 def _pass(
     method: str,
-    constants: Constants,
-    q: Belief,
-    sites: Site | None,
+    known_noise: Array | None,
+    state: PBPState,
     order: Array,
     X: Array,
     y: Array,
-) -> tuple[Belief, Site | None, Array, Counts]:
-    """All rows in this order: new q and sites, the sum of log Z, and the updates left out.
-
-    A row has its own site (EP), one of N equal parts of the shared site (SEP), or none (ADF).
-    """
-    shared, own = (sites, None) if method == "sep" else (None, sites)
+) -> tuple[Belief, Site | None, Array, Array]:
+    """All rows in this order: new q and sites, the sum of log Z, and the number of rows left out. A
+    row has its own site (EP), one of N equal parts of the shared site (SEP), or none (ADF)."""
+    shared, own = (state.site, None) if method == "sep" else (None, state.site)
 
     def visit(carry: Any, row: Any) -> Any:
         q, shared = carry
         *datum, own = row
         site = own if shared is None else jax.tree.map(lambda x: x / len(X), shared)
-        q, change, log_z, counts = _update(q, constants, site, *datum)
+        q, change, log_z, left = _update(q, known_noise, site, *datum)
         if shared is None:
             own = plus(own, change)
         else:
             shared = plus(shared, change)
-        return (q, shared), (log_z, counts, own)
+        return (q, shared), (log_z, left, own)
 
     rows = X[order], y[order], jax.tree.map(lambda x: x[order], own)
-    (q, shared), (log_z, counts, own_in_order) = lax.scan(visit, (q, shared), rows)
+    (q, shared), (log_z, left, own_in_order) = lax.scan(visit, (state.q, shared), rows)
     own = jax.tree.map(lambda x, new: x.at[order].set(new), own, own_in_order)
-    counts = jax.tree.map(partial(jnp.sum, dtype=jnp.int32), counts)
-    return q, shared if own is None else own, jnp.sum(log_z), counts
+    left = jnp.sum(left, dtype=jnp.int32)
+    return q, shared if own is None else own, jnp.sum(log_z), left
 
 
-def _refine(q: Belief, weight: Gamma, prior: PriorSites) -> tuple[Belief, Gamma, PriorSites, Array]:
+def _refine(q: Belief, weight: Gamma, prior: PriorSites) -> tuple[Belief, Gamma, PriorSites]:
     """One sweep over the priors of the weights, in the flat order: EP, whose sites have mean 0."""
 
     def visit(weight: Gamma, xs: Any) -> Any:
@@ -222,17 +182,16 @@ def _refine(q: Belief, weight: Gamma, prior: PriorSites) -> tuple[Belief, Gamma,
         m, v, precision = choose(good, (m_new, v_new, (a - 1) / b), (m, v, precision))
         weight = choose(moved, Gamma(a_new, b_new), weight)
         site = choose(moved, Gamma(a_new - a, b_new - b), site)
-        return weight, (m, v, PriorSites(precision, site), ~good)
+        return weight, (m, v, PriorSites(precision, site))
 
     (means, layers), (variances, _) = ravel_pytree(q.means), ravel_pytree(q.variances)
-    weight, (m, v, prior, left) = lax.scan(visit, weight, (means, variances, prior))
-    q = Belief(layers(m), layers(v), q.noise)
-    return q, weight, prior, jnp.sum(left, dtype=jnp.int32)
+    weight, (m, v, prior) = lax.scan(visit, weight, (means, variances, prior))
+    return Belief(layers(m), layers(v), q.noise), weight, prior
 
 
 @partial(jax.jit, static_argnums=0)
 def epoch(
-    method: str, constants: Constants, state: PBPState, X: Array, y: Array
+    method: str, known_noise: Array | None, state: PBPState, X: Array, y: Array
 ) -> tuple[PBPState, Array]:
     """One pass over the data in random order, and the prior: state and loss."""
     scaling = state.scaling
@@ -240,19 +199,17 @@ def epoch(
     y = (y - scaling["y_mean"]) / scaling["y_sd"]
     key, rng_key = random.split(state.rng_key)
     order = random.permutation(key, len(X))
-    q, site, log_z, counts = _pass(method, constants, state.q, state.site, order, X, y)
+    q, site, log_z, left = _pass(method, known_noise, state, order, X, y)
     weight, prior = state.weight, state.prior
     if weight is not None and prior is not None:
-        q, weight, prior, left = _refine(q, weight, prior)
-        counts = counts._replace(prior=left)
+        q, weight, prior = _refine(q, weight, prior)
     state = state._replace(
         i=state.i + 1,
         q=q,
         weight=weight,
         prior=prior,
         site=site,
-        counts=jax.tree.map(jnp.add, state.counts, counts),
-        skipped=counts.data + counts.noise,
+        skipped=left,
         rng_key=rng_key,
     )
     return state, -log_z

@@ -28,11 +28,7 @@ def _normals(mean: Array, var: Array) -> tuple[Array, Array, Array, Array]:
 
 @jax.custom_jvp
 def rectified_normal_moments(mean: Array, var: Array) -> tuple[Array, Array]:
-    """Mean and variance of max(0, x) for x ~ N(mean, var), of any equal shapes.
-
-    Far below zero (mean / sd under -10) single precision knows the variance to some percent only,
-    where it is less than 1e-20 of the variance of x.
-    """
+    """Mean and variance of max(0, x) for x ~ N(mean, var), of any equal shapes."""
     s, al, cdf, _ = _normals(mean, var)
     safe = jnp.maximum(al, _SERIES)
     far = jnp.minimum(al, _SERIES)
@@ -63,10 +59,6 @@ def forward_moments(means: Layers, variances: Layers, x: Array) -> tuple[Array, 
 
     in a layer of d inputs, the constant among them, and the exact moments of the rectifier between
     layers, with the units of every layer treated as independent normal.
-
-    :param means: a matrix of means for each layer; the last has one row.
-    :param variances: matrices of the same shapes.
-    :param x: ``(inputs,)``.
     """
     bias = means[0].shape[1] - x.shape[0]
     constant = jnp.ones(bias, x.dtype)
@@ -115,10 +107,7 @@ def gamma_update(a: Array, b: Array, r2: Array, s2: Array) -> tuple[Array, Array
 
 
 def prior_update(m: Array, v: Array, a: Array, b: Array) -> tuple[Array, Array, Array, Array]:
-    """N(m, v) and Gamma(a, b) after the factor N(w; 0, 1 / precision) of one weight.
-
-    :return: the new m, v, a and b.
-    """
+    """N(m, v) and Gamma(a, b) after the factor N(w; 0, 1 / precision) of one weight."""
     c = b / (a - 1)
     a_new, b_new = gamma_update(a, b, m * m, v)
     return m * c / (v + c), v * c / (v + c), a_new, b_new
@@ -127,12 +116,9 @@ def prior_update(m: Array, v: Array, a: Array, b: Array) -> tuple[Array, Array, 
 def normal_update(
     means: Layers, variances: Layers, noise_variance: Array, x: Array, y: Array
 ) -> tuple[list[Array], list[Array], Array, Array, Array]:
-    """The weights after one datum of known noise variance.
-
-    :return: new means and variances, the log evidence log N(y; mean, variance + noise variance),
-        the squared residual, and the variance of the network's output before. New variances may
-        be negative.
-    """
+    """The weights after one datum of known noise variance: new means and variances, which may be
+    negative, the log evidence log N(y; mean, variance + noise variance), the squared residual, and
+    the variance of the network's output before."""
 
     def log_evidence(means: Layers, variances: Layers) -> tuple[Array, tuple[Array, Array]]:
         mean, var = forward_moments(means, variances, x)

@@ -40,12 +40,11 @@ class LocalInfo(NamedTuple):
 
 
 class LocalPosterior(NamedTuple):
-    """The factors of q of a batch, by the names of local latent variables."""
+    """The factors of q of a batch, by the names of local latent variables: natural parameters and
+    expected statistics, with leaves ``(B, ...)``."""
 
     natural: dict[str, Any]
-    """Natural parameters, leaves ``(B, ...)``."""
     mean: dict[str, Any]
-    """Expected statistics, leaves ``(B, ...)``."""
     info: LocalInfo
 
 
@@ -61,8 +60,13 @@ class LocalInference(Protocol):
         - \mathrm{E}_{q(\theta) q_n} \log p(x, z \mid \theta)
 
     has to be affine in :math:`\mu` for a given q, which is how natural gradients of the global
-    variables come about. Everything is a pure function and works under ``jax.jit``; the result of a
-    datum never depends on the others of its batch.
+    variables come about. Everything is a pure function, and the result of a datum never depends on
+    the others of its batch.
+
+    - **families, local_families** - the family of each global factor, and of each local latent
+      variable, by name.
+    - **site_names** - the model's sites of both. A family of pairs, such as NIW, has two: the
+      covariance, and the mean given it.
 
     >>> from numpyro_ext.svae import GMMEP, LocalInference
     >>> isinstance(GMMEP(), LocalInference)
@@ -70,29 +74,17 @@ class LocalInference(Protocol):
     """
 
     @property
-    def families(self) -> Mapping[str, Any]:
-        """The family of each global factor by name; its batch shape is the rule's own."""
-        ...
+    def families(self) -> Mapping[str, Any]: ...
 
     @property
-    def local_families(self) -> Mapping[str, Any]:
-        """The family of each local latent variable by name."""
-        ...
+    def local_families(self) -> Mapping[str, Any]: ...
 
     @property
-    def site_names(self) -> Mapping[str, tuple[str, ...]]:
-        """The model's sample sites of each global factor and of each local latent variable.
-
-        A family of pairs, such as NIW, has two: the covariance, and the mean given it.
-        """
-        ...
+    def site_names(self) -> Mapping[str, tuple[str, ...]]: ...
 
     def infer(self, global_mean: Means, potential: Any) -> LocalPosterior:
-        """q for each datum of a batch.
-
-        :param global_mean: expected statistics of each global factor.
-        :param potential: of batch shape ``(B,)``.
-        """
+        """q for each datum of a batch, given expected statistics of each global factor, and a
+        potential of batch shape ``(B,)``."""
         ...
 
     def local_kl(self, global_mean: Means, local: LocalPosterior) -> Array:
@@ -109,21 +101,23 @@ class LocalInference(Protocol):
 
 
 class Rule:
-    """The base of the rules of this package."""
+    """The base of the rules of this package.
+
+    - **global_sites** - the model's sites of each global factor; a local latent variable has a site
+      of its name.
+    - **batch** - the batch axes of a potential.
+    - **x_factor** - the global factor with the size of x.
+    - **by_state** - a Dirichlet over states, and the global factors with one element for each.
+    - **mixture_rule** - the rule that takes mixture potentials; None if this one does.
+    """
 
     families: ClassVar[Mapping[str, Any]]
     local_families: ClassVar[Mapping[str, Any]]
     global_sites: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """The model's sites of each global factor; a local latent variable has a site of its name."""
-
     batch: ClassVar[str] = "B"
-    """The batch axes of a potential."""
     x_factor: ClassVar[str] = "components"
-    """The global factor with the size of x."""
     by_state: ClassVar[tuple[str, ...]] = ()
-    """A Dirichlet over states, and the global factors that have one element for each."""
     mixture_rule: ClassVar[str | None] = None
-    """The rule that takes mixture potentials; None if this one does."""
 
     @property
     def site_names(self) -> dict[str, tuple[str, ...]]:
@@ -163,10 +157,10 @@ class Rule:
 
 @dataclass(eq=False, repr=False)
 class CoordinateAscent(Rule):
-    """The base of rules that sweep to a fixed point, with their arguments."""
+    """The base of rules that sweep to a fixed point; ``starts`` are the allowed values of ``init``
+    beside an array of probabilities."""
 
     starts: ClassVar[tuple[str | None, ...]] = ("potential", "prior")
-    """The allowed values of ``init`` beside an array of probabilities."""
 
     init: Any = "potential"
     tol: float | None = None
@@ -202,12 +196,8 @@ def surrogate_elbo(
 ) -> Array:
     r"""The objective of local inference, :math:`\mathrm{E}_q \log \psi - KL_n(\mu, q)`, ``(B,)``.
 
-    It is at most the log integral of prior times potential. For chains, the potential is summed
-    over time.
-
-    :param rule: the rule that made ``local``, which is q.
-    :param global_mean: expected statistics of each global factor.
-    :param potential: a Gaussian potential; with a mixture there is no closed form.
+    It is at most the log integral of prior times potential, which is summed over time for chains.
+    With a mixture there is no closed form.
 
     References: Johnson et al. (NIPS 2016), equation 5.
 
@@ -234,9 +224,6 @@ def global_statistics(
 
     They are natural parameters: the conjugate update of a factor is its prior plus N / B times
     these.
-
-    :param rule: the rule that made ``local``, which is q.
-    :param global_mean: expected statistics of each global factor.
 
     References: Hoffman et al., *Stochastic variational inference* (JMLR 2013), equation 22.
 

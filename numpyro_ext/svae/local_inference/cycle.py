@@ -145,9 +145,7 @@ class CycleMeanField(CoordinateAscent, _Cycle):
 
     :param init: where q(z = 1) starts: None is 1/2, with the potential's own moments of x; or an
         array ``(K,)`` or ``(B, K)`` of probabilities.
-    :param float tol: sweeps end when q(z) and the moments of x move by less; None as for
-        ``fixed_point``.
-    :param int max_iter: at most so many sweeps.
+    :param tol, max_iter: of the sweeps, as for ``fixed_point``.
 
     References: So, *EP Structured Variational Auto-Encoders* (2018).
 

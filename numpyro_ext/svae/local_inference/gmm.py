@@ -13,13 +13,7 @@ from numpyro_ext.svae.local_inference.states import OnePassEP, States, StatesMea
 
 
 class _GMM(States):
-    r"""The model of both rules.
-
-    .. math::
-        z \sim Cat(\pi), \qquad x \mid z \sim N(\mu_z, \Sigma_z), \qquad
-        KL_n = \sum_k r_k (\log r_k - \mathrm{E} \log \pi_k) - \tfrac12 \log |V| - \tfrac d2
-        - \sum_k r_k \mathrm{E} T_k(x).
-    """
+    r"""The model of both rules: :math:`z \sim Cat(\pi), x \mid z \sim N(\mu_z, \Sigma_z)`."""
 
     families: ClassVar[Mapping[str, Any]] = {"pi": Dirichlet, "components": NIW}
     local_families: ClassVar[Mapping[str, Any]] = {"z": Categorical, "x": Gaussian}
@@ -86,8 +80,7 @@ class GMMMeanField(StatesMeanField, _GMM):
     :param init: where r starts: ``"potential"`` is one step from the potential's own moments,
         ``"prior"`` is :math:`\exp \mathrm{E} \log \pi`, and an array ``(K,)`` or ``(B, K)`` holds
         probabilities.
-    :param float tol: sweeps end when r moves by less; None as for ``fixed_point``.
-    :param int max_iter: at most so many sweeps.
+    :param tol, max_iter: of the sweeps, as for ``fixed_point``.
 
     References: Johnson et al. (NIPS 2016), section 4.
 

@@ -30,12 +30,8 @@ class ChainOfStates(States):
 
 
 class _HMM(ChainOfStates):
-    r"""The model of both rules.
-
-    .. math::
-        z_1 \sim Cat(\pi), \qquad z_{t+1} \mid z_t \sim Cat(P_{z_t}), \qquad
-        x_t \mid z_t \sim N(\mu_{z_t}, \Sigma_{z_t}).
-    """
+    r"""The model of both rules: :math:`z_1 \sim Cat(\pi), z_{t+1} \mid z_t \sim Cat(P_{z_t}),
+    x_t \mid z_t \sim N(\mu_{z_t}, \Sigma_{z_t})`."""
 
     families: ClassVar[Mapping[str, Any]] = {
         "initial": Dirichlet,
@@ -100,8 +96,7 @@ class HMMMeanField(StatesMeanField, _HMM):
     :param init: where the probabilities of states start: ``"potential"`` is one pass with the
         potentials' own moments, ``"prior"`` one without data, and an array ``(T, K)`` or
         ``(B, T, K)`` holds them.
-    :param float tol: sweeps end when probabilities move by less; None as for ``fixed_point``.
-    :param int max_iter: at most so many sweeps.
+    :param tol, max_iter: of the sweeps, as for ``fixed_point``.
 
     References: Johnson et al. (NIPS 2016), section 4.
 

@@ -45,10 +45,10 @@ class LDS(Rule):
     ...)`` and potentials batch ``(B, T)``; a zero potential is a step that was not observed, and
     the steps after the last observation are a forecast.
 
-    **The prior and the start.** The precision K of the dynamics is in units of Q: an entry of A has
-    the prior variance Q / K, and K = I beside a small Q pulls A to zero. A starts at 0.9 I, which a
-    fit can be slow to leave if the data have fewer columns than x; where cycles are likely, give
-    :class:`SVAEGuide` an ``init_natural`` with a rotation, as ``examples/svae_sunspots.py`` does.
+    **The prior and the start.** An entry of A has the prior variance Q / K, so that K = I beside a
+    small Q pulls A to zero. A starts at 0.9 I, which a fit can be slow to leave; where cycles are
+    likely, give :class:`SVAEGuide` an ``init_natural`` with a rotation, as
+    ``examples/svae_sunspots.py`` does.
 
     References: Johnson et al. (NIPS 2016), section 4 and appendix B.
 
@@ -102,13 +102,8 @@ def _one_system(global_mean: Means) -> tuple[Any, Any]:
 def chain_given(
     initial: NIWMean, dynamics: MNIWMean, potential: GaussianPotential, r: Array
 ) -> GaussianChainNatural:
-    """The chain of expected natural parameters, averaged over which of K systems moves each step.
-
-    Because dynamics are uncertain, this is the chain of no normalised linear system.
-
-    :param potential: of batch ``(*batch, T)``; the factors of the systems have batch ``(K,)``.
-    :param r: ``(*batch, T, K)``, the weight of each system at each step.
-    """
+    """The chain of expected natural parameters, averaged over which of K systems moves each step,
+    with the weights r ``(*batch, T, K)`` of each system at each step."""
     h = jnp.einsum("...k,ki->...i", r[..., 0, :], initial.precision_loc)
     first = jnp.einsum("...k,kij->...ij", r[..., 0, :], initial.neg_half_precision)
     later = r[..., 1:, :]

@@ -49,8 +49,7 @@ class SLDSMeanField(StatesMeanField, ChainOfStates):
 
     :param init: where the probabilities of states start: ``"prior"`` is the chain without data, an
         array ``(T, K)`` or ``(B, T, K)`` holds them.
-    :param float tol: sweeps end when probabilities move by less; None as for ``fixed_point``.
-    :param int max_iter: at most so many sweeps.
+    :param tol, max_iter: of the sweeps, as for ``fixed_point``.
 
     References: Johnson et al. (NIPS 2016), section 4 and appendix B.
 
