@@ -110,8 +110,8 @@ def simplex_langevin_step(
 
     Biased at a fixed step. ``"expanded-mean"`` returns :math:`|\theta'|`; ``"reduced-mean"`` can
     leave the simplex and is then put back at its nearest point, another bias. Both natural forms
-    take unbounded steps where a probability is near 0: use them with small steps and counts well
-    above 0. For T other than 1 each draws from :math:`p^{1/T}` in its own coordinates.
+    take unbounded steps where a probability is near 0. For T other than 1 each draws from
+    :math:`p^{1/T}` in its own coordinates.
 
     :param rng_key: random number generator key.
     :param theta: ``(..., K)`` or, reduced, ``(..., K-1)``.

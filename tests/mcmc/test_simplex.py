@@ -9,10 +9,7 @@ import numpyro.distributions as dist
 from numpyro.handlers import reparam, seed, trace
 import pytest
 
-from numpyro_ext.mcmc import (
-    GammaSimplexReparam,
-    simplex_langevin_step,
-)
+from numpyro_ext.mcmc import GammaSimplexReparam, simplex_langevin_step
 from numpyro_ext.mcmc.geometry import recipe_correction
 from numpyro_ext.mcmc.simplex import _TERMS, _project
 
@@ -134,7 +131,6 @@ def test_reduced_mean_is_put_back_at_the_nearest_point_of_the_simplex():
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"parameterization": "softmax"}, "'reduced-mean', 'reduced-natural', 'expanded-mean'"),
         ({"step_size": 0.0}, "step_size is 0.0"),
         ({"alpha": 0.0}, "alpha is 0.0; it must be positive"),
         ({"counts": np.ones(4)}, r"counts has shape \(4,\).*must be 3"),
