@@ -65,19 +65,21 @@ class Comparison(NamedTuple):
         two could not be judged, because a mean alone does not judge the draws."""
         most = self.farthest
         decided = decide(self.shift, self.shift_error, (-most, most), most)
-        mean = np.abs(self.shift), self.shift_error
-        right, wrong = "the means are right", self._wrong_mean
-        rows = [self._row(MEAN, *mean, f"{most:.2g}", decided, right, wrong)]
-        sd, right = (self.ratio, self.ratio_error), "the sds are right"
-        rows += [self._row_of_ratio(SD, *sd, self.limits, RATIO_KNOWN, right, self._wrong_sd)]
-        rows = void_if_any_unjudged(rows)
+        right, distance = "the means are right", np.abs(self.shift)
+        rows = [
+            self._row(
+                MEAN, distance, self.shift_error, f"{most:.2g}", decided, right, self._wrong_mean
+            )
+        ]
+        right = "the sds are right"
+        sds = self.ratio, self.ratio_error, self.limits, RATIO_KNOWN
+        rows = void_if_any_unjudged([*rows, self._row_of_ratio(SD, *sds, right, self._wrong_sd)])
         # Where the draws lie elsewhere, the intervals have other shares in any case.
         if self.widths is None or self.width_errors is None or rows[0].ok is False:
             return rows
-        widths = np.ravel(self.widths), np.ravel(self.width_errors)
         right = "the middle half and nine tenths of the draws are as wide as they should be"
-        wrong = self._wrong_shape
-        shape = self._row_of_ratio(SHAPES, *widths, SHAPE, SHAPE_KNOWN, right, wrong)
+        widths = np.ravel(self.widths), np.ravel(self.width_errors), SHAPE, SHAPE_KNOWN
+        shape = self._row_of_ratio(SHAPES, *widths, right, self._wrong_shape)
         return [*rows, void_if_any_unjudged([*rows, shape])[-1]]
 
     def _wrong_mean(self, k: int) -> str:

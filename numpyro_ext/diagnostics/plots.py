@@ -108,8 +108,7 @@ def plot_diagnosis(diagnosis: Diagnosis) -> "dict[str, Axes]":
     - ``means``, ``sds``: means after exact moves, in standard deviations, and standard deviations
       over those after them, of the ten numbers (linear combinations among them) that change most.
       Right ones lie in the band. The bars are two Monte Carlo errors.
-    - ``weights``: the largest importance weights, and the Pareto tail fitted to them (the line). A
-      straight fall to the right end means that a few draws carry everything.
+    - ``weights``: the largest importance weights, and the Pareto tail fitted to them (the line).
     - ``losses``: the loss at each step, in nats above the end, and its running mean.
     - ``chains``: R-hat and effective sample size of each number, of chains or of restarts. Right
       ones lie below the line.
@@ -256,9 +255,9 @@ def plot_calibration(
 ) -> "Axes":
     """Share of the observations against the stated probability, one line per model.
 
-    On the diagonal a prediction is calibrated; for central intervals a line above it is of a
-    prediction that is too wide, and one below it of one too narrow. The band holds 95 % of the
-    points of a perfect model on as many observations as the first has.
+    On the diagonal a prediction is calibrated; for central intervals a line above it is of one too
+    wide, below it of one too narrow. The band holds 95 % of the points of a perfect model on as
+    many observations as the first has.
 
     :param calibration: a result of :func:`regression_calibration`, a list of them, or a dict whose
         keys are the labels.
@@ -310,15 +309,13 @@ def plot_reliability(
     """Accuracy of the most probable class against its probability, in bins, with their counts.
 
     A bar below the diagonal is of a model too confident there. The marks on the diagonal are the
-    stated probabilities with two standard errors of as many rows as the bin has, whose number
-    stands in the bar.
+    stated probabilities with two standard errors of as many rows, whose number stands in the bar.
 
     :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit.
     :param labels: ``(N,)`` integers in ``0 .. C - 1``; of an ``SVI`` or engine, its result.
     :param int num_bins: bins of equal width.
     :param ax: matplotlib axes to draw on; default: new ones.
-    :param of_a_fit: for a fit: ``model_args, model_kwargs, site, num_samples, rng_key``, as in
-        :func:`predictive_scores`.
+    :param of_a_fit: the arguments of :func:`predictive_scores`, for a fit.
     :return: the axes; nothing is shown or saved.
     :raises ImportError: matplotlib is not installed.
 

@@ -176,10 +176,9 @@ def predictive_scores(
 
     - the RMSE of :math:`\frac1S \sum_s \mu_s`, beside the RMSE of the mean of the observations;
     - the log density, pointwise and joint (:func:`log_predictive_density`), beside
-      :func:`gaussian_log_density_bound` of the RMSE; that of y / c is higher by log c;
+      :func:`gaussian_log_density_bound` of the RMSE;
     - the shares of the observations in the central 50 % and 90 % intervals, by :math:`u_n =
-      \frac1S \sum_s F_s(y_n)`, beside the level and its standard error for independent rows;
-    - the calibration error (:func:`regression_calibration`), beside the error of a perfect model;
+      \frac1S \sum_s F_s(y_n)`, and the calibration error (:func:`regression_calibration`);
     - the predictive sd, whose square is the mean over rows of :math:`\frac1S \sum_s v_s` (noise)
       plus the variance of :math:`\mu_s` over draws (the network).
 
@@ -188,14 +187,11 @@ def predictive_scores(
     mean where the labels are drawn from the predicted probabilities themselves; the entropy of the
     prediction with its parts (:func:`predictive_uncertainty`).
 
-    The rows of the fit itself are predicted too well. A row is one entry of the batch of the site:
-    a vector has one log density and several numbers. Where NumPyro has no cdf, mean or variance of
+    The rows of the fit itself are predicted too well. Where NumPyro has no cdf, mean or variance of
     the site, 100 draws of it stand in for each draw of the fit. Every plate runs on all of its
-    rows; entries that a mask leaves out are left out here. A latent site of each row is refused;
-    use :func:`held_out_log_likelihood` for it.
-
-    A network with its own dropout layers and no latent site is passed with its ``SVI`` and an empty
-    guide: each draw is one run of the model with another mask.
+    rows; masked entries are left out. For a latent site of each row use
+    :func:`held_out_log_likelihood`. A network with its own dropout layers and no latent site is
+    passed with its ``SVI`` and an empty guide: each draw is one run of the model.
 
     :param obj: an ``SVI``, an engine, or an ``MCMC`` that has run; or a NumPyro distribution of
         shape ``(S, *shape of y)`` (or of the shape of y, a single draw).

@@ -102,10 +102,8 @@ def simulation_based_calibration(
 
     Simulated data take the place of what is observed; the arguments of the model stay as they are,
     also where it makes a prior or a covariate of the data. Plates that take minibatches are
-    simulated in full, and fitted in minibatches. Entries that are NaN in floating-point data stay
-    NaN. Discrete latent sites are left out, with a note.
-
-    **Cost:** I fits; those of :func:`fit_svi` and others compile once, as far as that is possible.
+    simulated in full, and fitted in minibatches. NaN in the data stays NaN. Discrete latent sites
+    are left out, with a note. **Cost:** I fits, compiled once as far as that is possible.
 
     :param rng_key: a key, new-style or legacy.
     :param model: Python callable with NumPyro primitives.
@@ -114,8 +112,7 @@ def simulation_based_calibration(
         ``{site: (S, ...)}`` of every continuous latent site. Its ``model`` is observed at the
         simulated data: a dict of these is ``args[0]``, before the arguments that you give here.
     :param args: arguments of the model, on which the sizes of the simulated data depend.
-    :param observed_sites: names of the sites that are data, if the model is called without its data
-        (``y=None``); None for those that are observed.
+    :param observed_sites: names of the sites that are data; None for those that are observed.
     :param int num_simulations: I, at least 20.
     :param int num_samples: L, at least 10. If a fit has more draws, equally spaced ones are taken.
     :param kwargs: keyword arguments of the model.

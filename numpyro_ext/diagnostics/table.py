@@ -124,12 +124,8 @@ def merge_rows(rows: Sequence[Row]) -> list[Row]:
     result = []
     for same in merged.values():
         ok = next((ok for ok in (False, True) if any(row.ok is ok for row in same)), None)
-        first, *others = [row for row in same if row.ok is ok]
-        verdict = first.verdict
-        if ok and others:  # "... (by weights)." and "... (by moves)."
-            by = [row.verdict.rpartition(" (by ")[2].rstrip(").") for row in [first, *others]]
-            verdict = f"{verdict.rpartition(' (by ')[0]} (by {' and by '.join(by)})."
-        result.append(first._replace(verdict=verdict, of_draws=any(x.of_draws for x in same)))
+        first = next(row for row in same if row.ok is ok)
+        result.append(first._replace(of_draws=any(row.of_draws for row in same)))
     return result
 
 

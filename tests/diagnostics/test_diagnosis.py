@@ -106,7 +106,7 @@ def test_silence_is_no_verdict():
 
 def test_several_checks_of_one_quantity_are_one_line():
     by = [row(True, verdict="right (by weights)."), row(True, verdict="right (by moves).")]
-    assert merge_rows(by)[0].verdict == "right (by weights and by moves)."
+    assert merge_rows(by)[0].verdict == "right (by weights)."
     (unjudged,) = merge_rows([row(None, verdict="not judged."), *by])
     assert unjudged.ok and "by weights" in unjudged.verdict
     (bad,) = merge_rows([*by, row(None), row(False, verdict="bad.")])

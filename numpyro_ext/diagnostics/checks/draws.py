@@ -47,15 +47,13 @@ def varying(context: FitContext) -> list[Row]:
     if all(np.any(np.all(x, 1)) for x in is_still.values()):
         verdict = (
             "all draws are the same but for rounding, so this is a point estimate, whose error is"
-            " not known; take a guide with a density, such as AutoNormal, or another loss if it has"
-            " one."
+            " not known; take a guide with a density, or another loss if it has one."
         )
         return [Row(STILL, len(sites), None, "0", None, verdict, of_draws=True)]
     still = [name for name in sites if np.any(is_still[name]) and _can_vary(proto.trace[name])]
     verdict = (
         f"all draws of {_named(still)} are the same: a Delta, or a number narrower than its"
-        " rounding, is not a posterior, and other sites are too narrow given it; take a guide with"
-        " a density for it, or double precision."
+        " rounding, is not a posterior; take a guide with a density for it, or double precision."
     )
     return [Row(STILL, len(still), None, "0", False, verdict, of_draws=True)] if still else []
 
@@ -65,10 +63,7 @@ def enough_particles(context: FitContext) -> list[Row]:
     m, d = next(iter(context.draws.values())).shape[1], context.info.size
     if m >= 2 * d:
         return []
-    verdict = (
-        f"{d} dimensions need twice as many particles at least, or their spread is too narrow (and"
-        " with no more than d it cannot be judged); take more particles."
-    )
+    verdict = f"{d} dimensions need twice as many particles at least; take more particles."
     return [Row("number of particles", m, None, f"{2 * d}", False, verdict)]
 
 
