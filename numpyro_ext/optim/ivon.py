@@ -9,6 +9,11 @@ from numpyro_ext._checks import check_positive, check_share
 from numpyro_ext.optim.heavy_ball import check_learning_rate, rate_at
 from numpyro_ext.optim.mean_field import Gradient, mean_field_optimiser, retract
 
+STEEPEST = 30.0
+"""Limit of a gradient by a mean, in nats a standard deviation."""
+LARGEST = 10.0
+"""Limit of what a step adds to a precision, over the precision."""
+
 
 def ivon(
     rate: optax.ScalarOrSchedule = 0.05,
@@ -32,9 +37,13 @@ def ivon(
             \pm P_t^{-1/2}\Big).
 
     **What differs from the paper.** G is the gradient of the whole loss, so that the momentum
-    averages the gradient of the prior too; both have the same fixed points. And a step of a mean is
-    at most one standard deviation, since the draws know the curvature no farther out; a published
-    start with a precision of the order of the number of rows serves the same end.
+    averages the gradient of the prior too; both have the same fixed points. A step of a mean is at
+    most one standard deviation, since the draws know the curvature no farther out; a published
+    start with a precision of the order of the number of rows serves the same end. And G is limited
+    to 30 nats a standard deviation, :math:`\pm 30 P^{1/2}`, and :math:`p\,C` to
+    :math:`\pm 10 P`. A draw at which a row is all but impossible, as it may be where a network
+    predicts the logarithm of a scale, has a gradient of millions: without the limits the mean would
+    follow it for a hundred steps, and the precision would end at infinity.
 
     The last term of the first line keeps each precision above half of the one before. G and C come
     from the gradients of the two leaves, so that NumPyro's ``Trace_ELBO`` is enough.
@@ -44,9 +53,8 @@ def ivon(
     with ``init_scale=0.02``, and draw four or more particles a step.
 
     **When it fails.** If the rate is too large for parameters whose curvature is correlated, the
-    loss grows; take a smaller or a falling rate. A network that also has a head for the logarithm
-    of a scale may end far off, or in NaN; take Adam there. Standard deviations are too small where
-    parameters are correlated, as in every mean-field normal.
+    loss grows; take a smaller or a falling rate. Standard deviations are too small where parameters
+    are correlated, as in every mean-field normal.
 
     :param rate: r, positive, or a schedule of the number of steps.
     :param float b1: share of the averaged gradient that is kept, in [0, 1).
@@ -80,8 +88,10 @@ def ivon(
         return jnp.zeros_like(mean)
 
     def rule(count: Array, g: Gradient, momentum: Array) -> tuple[Array, Array, Array]:
-        precision = retract(g.precision, precision_rate * g.of_precision)
-        momentum = b1 * momentum + (1 - b1) * g.of_mean
+        steepest, largest = STEEPEST * g.precision**0.5, LARGEST * g.precision
+        added = jnp.clip(precision_rate * g.of_precision, -largest, largest)
+        precision = retract(g.precision, added)
+        momentum = b1 * momentum + (1 - b1) * jnp.clip(g.of_mean, -steepest, steepest)
         unbiased, sd = momentum / (1 - b1 ** (count + 1.0)), precision**-0.5
         step = jnp.clip(rate_at(rate, count) * unbiased / precision, -sd, sd)
         return g.mean - step, precision, momentum

@@ -140,6 +140,22 @@ def test_exact_gradients_lead_to_the_best_mean_field_normal(optim, tol):
     assert state.num_rejected == 0
 
 
+@pytest.mark.parametrize("size", [1e6, 1e19, np.inf])
+def test_ivon_limits_a_gradient_of_any_size(size):
+    """To 30 nats a sd, of which all steps after it make 30 r sd, and to 10 times the precision:
+    1 + 10 + 10^2 / 2 = 61 of it, or 1 - 10 + 10^2 / 2 = 41."""
+    optim, signs = ivon(0.01, scale_transform=ExpTransform()), jnp.array([1.0, -1.0])
+    params = params_of([0.0, 0.0], [0.1, 3.0])
+    state = optim.init(params)._replace(count=jnp.asarray(1000))
+    after, state = step(optim, {"w_loc": size * signs, "w_scale": size * signs}, state, params)
+    ratio = (normal_of(params)[1] / normal_of(after)[1]) ** 2
+    np.testing.assert_allclose(ratio, [61, 41], rtol=1e-5)
+    for _ in range(200):
+        after, state = step(optim, gradient_of([0.0, 0.0], 0.0, [1.0, 1.0]), state, after)
+    moved = normal_of(after)[0] / normal_of(params)[1] * ratio
+    np.testing.assert_allclose(moved, -0.3 * signs, rtol=1e-4)
+
+
 @pytest.mark.parametrize("rate", [0.3, 1.0, 30.0])
 def test_the_retraction_keeps_half_of_a_precision_at_least(rate):
     params = params_of(jnp.zeros(3), [0.1, 1.0, 10.0])
