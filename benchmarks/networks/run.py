@@ -131,8 +131,7 @@ def one_mode(of: Callable[..., None], steps: int) -> SVI:
 
 
 def dropout(of: partial[None], steps: int) -> SVI:
-    convolutions = {f"net/{layer}.kernel": -2 for layer in ("first", "second")}
-    in_axis = convolutions if of.args[0] is Images else None
+    in_axis = -2 if of.args[0] is Images else None  # convolutions do not say it by their shape
     guide = AutoDropout(of, keep_prob=0.95, in_axis=in_axis, init_loc_fn=START)
     return SVI(of, guide, optax.adam(falling(0.01, steps)), Trace_ELBO(4))
 

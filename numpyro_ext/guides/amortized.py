@@ -8,7 +8,7 @@ import math
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array, lax, random
+from jax import Array, random
 import jax.numpy as jnp
 import numpyro
 from numpyro.distributions import biject_to, constraints
@@ -21,13 +21,7 @@ from numpyro_ext._model.handlers import every_row, first_rows, valid_plates
 from numpyro_ext._model.read import continuous_latents, frames, shape_trace, trace_of
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Model, Params, Sites
-from numpyro_ext.guides.base import (
-    NUM_QUANTILE_DRAWS,
-    check_model,
-    check_params,
-    draws_of,
-    levels_of,
-)
+from numpyro_ext.guides.base import check_model, check_params, draws_of
 
 
 class LocalSite(NamedTuple):
@@ -57,15 +51,14 @@ class AmortizedGuide(AutoGuide):
     network: Network = field(kw_only=False)
     plate: str
     features: Callable[..., Array]
-    global_guide: Any = None
+    global_guide: Callable[[Model], Any] = AutoNormal
     prefix: str = "auto"
 
     def __post_init__(self) -> None:
         check_model(type(self), self.model)
         self.network = as_pair(self.network)
         self.local: dict[str, LocalSite] = {}
-        self.supports: dict[str, constraints.Constraint] = {}
-        self.dim = -1
+        self.dim, self.outside = -1, None
         super().__init__(self.model, prefix=self.prefix)
 
     @property
@@ -84,14 +77,7 @@ class AmortizedGuide(AutoGuide):
     def __call__(self, *args: Any, **kwargs: Any) -> Sites:
         if self.prototype_trace is None:
             self._set_up(args, kwargs)
-        outside: Any = self.global_guide
-        values: Sites = {} if outside is None else {**outside(*args, **kwargs)}
-        for name in self.local:
-            if name in values:
-                raise ValueError(
-                    f"the global_guide draws '{name}', which lies in the plate '{self.plate}'; give"
-                    " the class, such as AutoNormal, or a guide without this site."
-                )
+        values: Sites = {} if self.outside is None else {**self.outside(*args, **kwargs)}
         with self.rows(args, kwargs) as x:
             latent, start = self.draw_local(x), 0
             for name, site in self.local.items():
@@ -138,26 +124,6 @@ class AmortizedGuide(AutoGuide):
 
         return draws_of(draw, rng_key, sample_shape) if sample_shape else draw(rng_key)
 
-    def median(self, params: Params, *args: Any, **kwargs: Any) -> Sites:
-        """The 0.5 quantiles, see :meth:`quantiles`."""
-        return self.quantiles(params, 0.5, *args, **kwargs)
-
-    def quantiles(self, params: Params, quantiles: Any, *args: Any, **kwargs: Any) -> Sites:
-        """As :meth:`AutoJoint.quantiles`, for the rows of the model's arguments."""
-        key, shape = random.key(0), (NUM_QUANTILE_DRAWS,)
-        draws = self.sample_posterior(key, params, *args, sample_shape=shape, **kwargs)
-        q = levels_of(quantiles)
-        values = {}
-        for name, support in self.supports.items():
-            T = biject_to(support)
-            values[name] = T(jnp.quantile(T.inv(draws[name]), q, axis=0))
-
-        def deterministic(values: Sites) -> Sites:
-            return self._deterministic(values, params, args, kwargs)
-
-        derived = lax.map(deterministic, values) if q.ndim else deterministic(values)
-        return {**values, **derived}
-
     def _deterministic(self, values: Sites, params: Params, args: tuple, kwargs: Any) -> Sites:
         model = seed(every_row(self.model), random.key(0))
         with block():
@@ -170,7 +136,6 @@ class AmortizedGuide(AutoGuide):
             trace = trace_of(substitute(seeded, substitute_fn=init_to_uniform), args, kwargs)
         latents = continuous_latents(trace)
         for name, site in latents.items():
-            self.supports[name] = site["fn"].support
             if self.plate in frames(site):
                 self.local[name] = self._local_site(name, site)
         if not self.local:
@@ -180,12 +145,8 @@ class AmortizedGuide(AutoGuide):
                 f" {plates}, and its latent sites {list(latents)}."
             )
         self.dim = frames(latents[next(iter(self.local))])[self.plate]
-        if len(self.local) == len(latents):
-            self.global_guide = None
-        elif self.global_guide is None or not isinstance(self.global_guide, AutoGuide):
-            make = AutoNormal if self.global_guide is None else self.global_guide
-            is_factory = isinstance(make, type) or hasattr(make, "func")
-            self.global_guide = make(_Global(self.model, self.plate)) if is_factory else make
+        has_global = len(self.local) < len(latents)
+        self.outside = self.global_guide(_Global(self.model, self.plate)) if has_global else None
         self.prototype_trace = {}
 
     def _local_site(self, name: str, site: dict[str, Any]) -> LocalSite:

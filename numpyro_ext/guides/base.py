@@ -43,7 +43,7 @@ class AutoJoint(ContinuousGuide):
     """Base of the guides over all latent sites together, as one vector in unconstrained space.
 
     A subclass writes ``latent_distribution()``, the distribution of the ``(latent_dim,)`` vector,
-    whose parameters it registers by ``numpyro.param``; ``{prefix}_loc`` is one of them. It is a
+    with its parameters by ``numpyro.param``; ``{prefix}_loc`` is one of them. It is a
     transformation of ``get_base_dist()``, by default standard normal.
 
     :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
@@ -51,10 +51,6 @@ class AutoJoint(ContinuousGuide):
     :param float init_scale: the initial standard deviation of every unconstrained coordinate.
     :param str prefix: the first part of the names of the guide's own sites.
     :param init_loc_fn: a per-site initialization function, for ``loc``.
-    :param create_plates: ``create_plates(*args, **kwargs)``, which returns a ``numpyro.plate`` or
-        several, as in ``AutoNormal``: the model then takes the rows that these plates draw.
-    :param bool forward_mode_differentiation: whether the guide is set up by derivatives in forward
-        mode, as ``AutoNormal`` is, for a model with a loop whose length depends on its values.
     """
 
     __signature__ = OwnArgumentsFirst()
@@ -63,30 +59,19 @@ class AutoJoint(ContinuousGuide):
     init_scale: float = 0.1
     prefix: str = "auto"
     init_loc_fn: Callable[..., Any] = init_to_uniform
-    create_plates: Callable[..., Any] | None = None
-    forward_mode_differentiation: bool = False
 
     def __post_init__(self) -> None:
         check_model(type(self), self.model)
         check_positive("init_scale", self.init_scale)
-        plates = self.create_plates
         super().__init__(self.model, prefix=self.prefix, init_loc_fn=self.init_loc_fn)
-        self.create_plates = plates
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.record_plates(*args, **kwargs)
         values = super().__call__(*args, **kwargs)
         record_filled(f"_{self.prefix}", self, values, args, kwargs)
         return values
 
-    def record_plates(self, *args: Any, **kwargs: Any) -> None:
-        """Make the plates of ``create_plates``, which are then sites with rows as their values."""
-        if self.create_plates is not None:
-            self.create_plates(*args, **kwargs)
-
     def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
         """The latent sites of the model; an error if one is local to a subsampled plate."""
-        # With a key apart, so that the draws keep the keys of AutoDiagonalNormal.
         because = f"{type(self).__name__} is one distribution over all latents together"
         return read_global(self.model, args, kwargs, because=because)
 
@@ -130,9 +115,7 @@ class AutoJoint(ContinuousGuide):
     ) -> Array:
         """The ``(num_samples, latent_dim)`` draws of :meth:`sample_posterior` before constraining,
         differentiable in ``params``."""
-        check_count("num_samples", num_samples)
-        assert num_samples is not None
-        return self.draw(rng_key, params, (num_samples,))
+        return self.draw(rng_key, params, (check_count("num_samples", num_samples),))
 
     def sample_posterior(
         self,
@@ -144,8 +127,6 @@ class AutoJoint(ContinuousGuide):
     ) -> Sites:
         """Draws of the latent sites, constrained, with the model's deterministic sites.
 
-        :param rng_key: random key.
-        :param dict params: the parameters of guide and model, from ``svi.get_params``.
         :param args: the model's arguments, for deterministic sites that depend on them; without
             any, the arguments of the first call are used (NumPyro's own guides always use these).
         :param tuple sample_shape: the leading axes of every site.
@@ -161,11 +142,9 @@ class AutoJoint(ContinuousGuide):
     def quantiles(self, params: Params, quantiles: Any) -> Sites:
         """Quantiles of every unconstrained coordinate, constrained, from 10,000 draws of one key.
 
-        For sites whose bijection acts on each coordinate alone these are the marginal quantiles;
-        for others (a simplex) the result satisfies the constraint, which elementwise quantiles of
-        the constrained draws would not. Deterministic sites are evaluated there.
+        Where the bijection acts on each coordinate alone these are the marginal quantiles.
+        Deterministic sites are evaluated there.
 
-        :param dict params: the parameters of guide and model, from ``svi.get_params``.
         :param quantiles: a number or a list of numbers between 0 and 1, whose axis is the first.
         """
         q = levels_of(quantiles)
@@ -176,6 +155,7 @@ class AutoJoint(ContinuousGuide):
 @dataclass(kw_only=True, eq=False, repr=False)
 class AutoAtModes(AutoJoint):
     r"""Base of the guides that begin at the modes of their posterior.
+
     At ``svi.init`` the guide searches for the modes of the posterior on the arguments of that call,
     by :func:`~numpyro_ext.optim.find_modes`. Its last layer is the fixed map :math:`z = c + A x` of
     the heaviest one, with the parameters ``{prefix}_center`` and ``{prefix}_root``, which have no
@@ -184,15 +164,12 @@ class AutoAtModes(AutoJoint):
     parameters; mask it where there is weight decay.
 
     It begins at N(init_loc, init_scale^2 I) instead, as NumPyro's guides do, if ``init_loc_fn`` or
-    ``init_scale`` is given or ``init_from`` is None; under ``forward_mode_differentiation``; for
-    models of more than 512 latent dimensions and models with networks; and, with a warning, where
-    the arguments are traced or the search fails.
+    ``init_scale`` is given or ``init_from`` is None; for models of more than 512 latent dimensions
+    and models with networks; and, with a warning, where the arguments are traced or the search
+    fails.
 
     :param init_from: ``"search"``; or a result of ``find_modes``, ``(guide, params)`` of a fitted
-        normal guide of NumPyro on the same model, or a ``taylor_proxy`` of it at its mode, in place
-        of the search; or None.
-
-    The other arguments are described in :class:`AutoJoint`.
+        normal guide of NumPyro on the same model, or a ``taylor_proxy`` of it at its mode; or None.
     """
 
     init_from: InitFrom = SEARCH
@@ -213,7 +190,6 @@ class AutoAtModes(AutoJoint):
         self.start_modes = self.modes_given
         """The modes at which the guide began, once it has."""
         self.searches = self.searches and isinstance(self.init_from, str)
-        self.searches = self.searches and not self.forward_mode_differentiation
         self.init_from = SEARCH if self.searches else None  # a fitted guide may not pickle
         self.find_modes: Callable[[], Modes | None] | None = None
         super().__post_init__()
@@ -284,8 +260,8 @@ class AutoAtModes(AutoJoint):
         return lax.stop_gradient((center, root))
 
     def begin(self) -> tuple[Array, Array, list[Transform], Mode | None]:
-        """The start of what is trained, a location and standard deviations ``(latent_dim,)``; the
-        fixed map after it, if there is one; and its mode, if that was found in this call."""
+        """The location and standard deviations ``(latent_dim,)`` at the start; the fixed map after
+        them, if there is one; and its mode, if that was found in this call."""
         d = self.latent_dim
         usual = self.init_latent, jnp.full(d, self.init_scale)
         if not self.is_mapped:
@@ -361,13 +337,11 @@ def inverse_fixed_map(z: Array, fixed: Sequence[Transform]) -> Array:
 
 
 def check_model(guide: type, model: Any) -> None:
-    """An error unless ``model`` can be a model: most of all if ``SVI`` was given a class."""
-    name = guide.__name__
+    """An error unless ``model`` can be a model: ``SVI`` was given the class of a guide, mostly."""
     if not callable(model):
         raise TypeError(
-            f"{name} was given {type(model).__name__} for its model, a function with numpyro.sample"
-            f" sites; if this comes from SVI, pass it a guide and not its class:"
-            f" SVI(model, {name}(model), ...)."
+            f"{guide.__name__} was given {type(model).__name__} for its model, which must be a"
+            " function; if this comes from SVI, pass it a guide and not its class."
         )
 
 
@@ -387,10 +361,8 @@ def draws_of[T](
     sample_shape: tuple[int, ...],
     batch_size: int | None = None,
 ) -> T:
-    """``draw(key)`` for a key of each draw, with the sample shape in front of every array.
-
-    :param batch_size: draws that are made at a time, at most; one after the other if None.
-    """
+    """``draw(key)`` for a key of each draw, with the sample shape in front of every array, at most
+    ``batch_size`` at a time."""
     keys = random.split(rng_key, math.prod(sample_shape))
     if batch_size is not None:
         batch_size = min(batch_size, len(keys))

@@ -30,25 +30,20 @@ def with_critic(
     r"""A guide that carries a critic: a network for the losses that train one.
 
     The result is called like ``guide`` and registers one parameter more, ``{name}$params``, the
-    weights of the network. Everything else, such as ``sample_posterior``, it takes from ``guide``,
-    an Auto guide or one written by hand.
+    weights of the network. Everything else, such as ``sample_posterior``, it takes from ``guide``.
 
     ``DensityRatioELBO`` trains one output, a log ratio of densities; the minimax form of
     ``FisherDivergence`` trains a vector field, with ``output_dim`` the number of unconstrained
     latent numbers. A critic has to keep up with the guide: give it a larger rate, as in the
     example, and let both rates fall.
 
-    :param guide: the guide whose draws the critic is to judge.
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from the
         latents (and features) to ``output_dim`` numbers. The default is an MLP of ``hidden_dims``
         (ELU) that starts at 0.
-    :param str name: the first part of the parameter's name.
-    :param hidden_dims: widths of the hidden layers of the default network.
     :param int output_dim: the number of outputs of the critic for a point.
     :param features: for a guide that reads its data: a function of the model's arguments that gives
-        ``(M, f)`` numbers, one row for each datum of the minibatch, inside the plates of the
-        guide's sites. The critic then judges the latents of one datum beside its features. The
-        default is ``guide.features``, if there is one.
+        ``(M, f)`` numbers, one row for each datum of the minibatch; the critic then judges the
+        latents of one datum beside them. The default is ``guide.features``, if there is one.
 
     **Reference:** *Adversarial variational Bayes*, section 3, Mescheder, Nowozin and Geiger (ICML
     2017)

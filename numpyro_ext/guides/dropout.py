@@ -1,32 +1,29 @@
 """Dropout as a guide: whole inputs of each weight matrix are left out at random."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 import warnings
 
 import jax
-from jax import Array, lax, random
+from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.distributions import biject_to
+from numpyro.distributions import biject_to, constraints
 from numpyro.handlers import block, seed, substitute
 from numpyro.infer import init_to_uniform
 from numpyro.infer.util import constrain_fn
-from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.arguments import split_arguments
 from numpyro_ext._model.checks import read_global
 from numpyro_ext._model.handlers import first_rows
-from numpyro_ext._model.potential import Program
-from numpyro_ext._model.read import ModelInfo, latent_sites, layers, shape_trace
+from numpyro_ext._model.read import ModelInfo, latent_sites, layers, trace_of
 from numpyro_ext._model.start import draw_params, guide_start
 from numpyro_ext._numpyro import StartGiven
 from numpyro_ext._typing import Model, Params, Sites, Trace
-from numpyro_ext.guides.base import check_model, check_params, draws_of, levels_of
+from numpyro_ext.guides.base import check_model, check_params, draws_of
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
 
 
@@ -51,8 +48,8 @@ class AutoDropout(StartGiven):
 
     one draw of the masks e for all rows of the data. ``M``, the parameter
     ``{site}_{prefix}_loc``, is not scaled up by 1/p: code with inverted dropout has
-    :math:`M' = p M`. The first layer's inputs are dropped too. Every other latent site (bias
-    vectors, a noise precision) is a point mass, whose prior counts. With prior precision
+    :math:`M' = p M`. Every other latent site (bias vectors, a noise precision) is a point mass,
+    whose prior counts. With prior precision
     :math:`\lambda_l` of :math:`W_l`, the KL divergence of wide layers is, up to a constant,
 
     .. math::
@@ -76,17 +73,12 @@ class AutoDropout(StartGiven):
     **When it fails.** The stated log density is not one (``has_density`` is False), so bounds of
     the evidence and ``pareto_khat`` are not defined. The KL leaves out what depends on p alone:
     choose p by the predictive density of held-out rows, not by the loss. The spread comes from the
-    masks alone: it is 0 at p = 1, and does not shrink as rows are added. A mask serves all rows, so
-    take about ten draws a step, and keep the draws in prediction, as ``Predictive`` does.
+    masks alone, and does not shrink as rows are added. Take about ten draws a step.
 
     :param model: a NumPyro model whose weight matrices have priors ``Normal(0, scale)`` with a
         fixed scale, read at the first call.
     :param keep_prob: p in (0, 1], a number or a dict by site; sites that the dict lacks keep all.
-    :param sites: names of the matrices; by default every latent site of two or more event
-        dimensions.
-    :param in_axis: the axis of the inputs, counted from the last (-1 or -2), or a dict by site.
-    :param str prefix: the first part of the names of the guide's own sites.
-    :param init_loc_fn: a per-site initialization function; None for ``init_to_fan_in()``.
+    :param in_axis: the axis of the inputs, counted from the last (-1 or -2).
 
     **References:** *Dropout as a Bayesian approximation*, section 3, Gal and Ghahramani (ICML
     2016); *Dropout inference in Bayesian neural networks with alpha-divergences*, equations 5 and
@@ -105,36 +97,32 @@ class AutoDropout(StartGiven):
     >>> guide = AutoDropout(model, keep_prob={"w1": 0.9}, in_axis=-2)  # was: AutoNormal(model)
     >>> svi = SVI(model, guide, optax.adam(1e-2), BBAlphaELBO(0.5, 10))  # was: Trace_ELBO()
     >>> run = svi.run(jax.random.key(0), 500, X, jnp.sin(X[:, 0]), progress_bar=False)
-    >>> y = Predictive(model, guide=guide, params=run.params, num_samples=100)(
-    ...     jax.random.key(1), X)["y"]
-    >>> bool(jnp.mean((y.mean(0) - jnp.sin(X[:, 0])) ** 2) < 0.1)
-    True
+    >>> guide.sample_posterior(jax.random.key(1), run.params, sample_shape=(9,))["w1"].shape
+    (9, 20, 1)
     """
 
     model: Model = field(kw_only=False)
     keep_prob: float | Mapping[str, float] = 0.95
-    sites: Collection[str] | None = None
-    in_axis: int | Mapping[str, int] | None = None
+    in_axis: int | None = None
     prefix: str = "auto"
-    init_loc_fn: Callable[..., Any] | None = None
+    init_loc_fn: Callable[..., Any] = field(default_factory=init_to_fan_in)
 
     has_density: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_model(type(self), self.model)
-        for p in _values(self.keep_prob):
+        each = self.keep_prob
+        for p in each.values() if isinstance(each, Mapping) else (each,):
             if not 0 < p <= 1:
                 raise ValueError(f"keep_prob is {p!r}; it must be in (0, 1].")
-        for axis in _values(self.in_axis):
-            if axis is not None and axis >= 0:
-                raise ValueError(
-                    f"in_axis is {axis!r}; it is counted from the last axis: -1 for a weight"
-                    " (out, in), -2 for one (in, out) as in x @ w."
-                )
+        if self.in_axis is not None and self.in_axis >= 0:
+            raise ValueError(
+                f"in_axis is {self.in_axis!r}; it is counted from the last axis: -1 for a weight"
+                " (out, in), -2 for one (in, out) as in x @ w."
+            )
         self.matrices: dict[str, Matrix] = {}
         self.arguments: tuple[tuple, dict[str, Any]] = (), {}
-        start = init_to_fan_in() if self.init_loc_fn is None else self.init_loc_fn
-        super().__init__(self.model, prefix=self.prefix, init_loc_fn=start)
+        super().__init__(self.model, prefix=self.prefix, init_loc_fn=self.init_loc_fn)
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         self.arguments = args, kwargs
@@ -143,10 +131,9 @@ class AutoDropout(StartGiven):
         priors = normal_priors(self.model, info, args, kwargs)
         dims = {name: prior.event_dim for name, prior in priors.items()}
         chosen = [name for name, dim in dims.items() if dim >= 2]
-        if self.sites is not None:
-            chosen = list(self.sites)
-        for what, names in (("sites", chosen), ("keep_prob", self.keep_prob)):
-            self._check_names(what, names, dims)
+        for name in self.keep_prob if isinstance(self.keep_prob, Mapping) else chosen:
+            if name not in chosen:
+                raise ValueError(f"keep_prob names '{name}'; the weight matrices are {chosen}.")
         if not chosen:
             raise ValueError(
                 f"the model has no latent site of two event dimensions but {sorted(dims)}; declare"
@@ -157,7 +144,7 @@ class AutoDropout(StartGiven):
             if prior.precision is None:
                 raise ValueError(
                     f"the prior of '{name}' {prior.problem}; it must be Normal(0, scale) with a"
-                    " fixed scale, or leave the site out of `sites`, which makes it a point mass."
+                    " fixed scale."
                 )
             p = self.keep_prob
             p = p.get(name, 1.0) if isinstance(p, Mapping) else p
@@ -165,23 +152,13 @@ class AutoDropout(StartGiven):
             self.matrices[name] = Matrix(prior.precision, axis, float(p), prior.event_dim)
         return guide_start(self, info, args, kwargs)
 
-    def _check_names(self, what: str, names: Any, dims: dict[str, int]) -> None:
-        for name in names if isinstance(names, Collection) else ():
-            if dims.get(name, 0) < 2:
-                has = f"has event dimension {dims[name]}" if name in dims else "is no latent site"
-                matrices = sorted(other for other, dim in dims.items() if dim >= 2)
-                raise ValueError(
-                    f"{what} names '{name}', which {has}; the weight matrices are {matrices}."
-                )
-
     def _axis(self, name: str, event_dim: int, infer: dict[str, Any]) -> int:
         """The axis of the inputs of a matrix."""
-        choice = self.in_axis.get(name) if isinstance(self.in_axis, Mapping) else self.in_axis
-        axis = infer.get("in_axis") if choice is None else choice
+        axis = infer.get("in_axis") if self.in_axis is None else self.in_axis
         if axis is None and event_dim > 2:
             raise ValueError(
                 f"'{name}' has {event_dim} event dimensions; say which one holds the inputs, by"
-                f" in_axis={{'{name}': -2}} (Flax) or -{event_dim - 1} (Equinox)."
+                f" in_axis=-2 (Flax) or -{event_dim - 1} (Equinox)."
             )
         if axis is None and not name.endswith(("kernel", "weight")):
             message = (
@@ -245,41 +222,6 @@ class AutoDropout(StartGiven):
 
         return draws_of(draw, rng_key, sample_shape)
 
-    def median(self, params: Params) -> Sites:
-        """The 0.5 quantiles, see :meth:`quantiles`."""
-        return self.quantiles(params, 0.5)
-
-    def quantiles(self, params: Params, quantiles: Any) -> Sites:
-        """Quantiles of every number: a weight m is 0 with probability 1 - p, and otherwise m."""
-        q = levels_of(quantiles)
-        locs = self._locs(params)
-
-        def quantile(q: Array) -> Sites:
-            values = dict(locs)
-            for name, matrix in self.matrices.items():
-                m, p = locs[name], matrix.keep_prob
-                values[name] = jnp.where(jnp.where(m > 0, q > 1 - p, q <= p), m, 0.0)
-            return self._with_deterministic(values, params, (), {})
-
-        return quantile(q) if q.ndim == 0 else lax.map(quantile, q)
-
-    def weight_decay(self, num_data: int, noise_precision: float) -> dict[str, Any]:
-        r"""The factors :math:`c_l = p_l \lambda_l / (2 N \tau)` with which the loss
-        :math:`\frac{1}{N} \sum_n \frac{1}{2} (y_n - f_n)^2 + \sum_l c_l \lVert M_l \rVert^2`
-        has the same minimum.
-
-        :param int num_data: the number N of rows.
-        :param float noise_precision: :math:`\tau`.
-        :return: a dict by site of numbers, or of arrays where weights have unequal priors.
-        """
-        if not self.matrices:
-            raise ValueError("AutoDropout has not seen its model; call svi.init first.")
-        decays = {}
-        for name, (precision, _, p, _) in self.matrices.items():
-            decay = p * precision / (2 * num_data * noise_precision)
-            decays[name] = float(decay.flat[0]) if np.all(decay == decay.flat[0]) else decay
-        return decays
-
     def _locs(self, params: Params) -> Sites:
         if self.prototype_trace is None:
             raise ValueError("AutoDropout has not seen its model; call svi.init or svi.run first.")
@@ -308,14 +250,6 @@ class AutoDropout(StartGiven):
         return {**{n: x for n, x in sites.items() if n in trace}, **values}
 
 
-def _values(setting: Any) -> list[Any]:
-    """The value for all sites, or the values by site."""
-    return list(setting.values()) if isinstance(setting, Mapping) else [setting]
-
-
-_PLAIN = (dist.Normal, dist.ExpandedDistribution, dist.Independent)
-
-
 class NormalPrior(NamedTuple):
     """The prior of one latent site: its precision, in the shape of the site, if it is
     ``Normal(0, scale)`` with a fixed scale, and otherwise what it is."""
@@ -326,49 +260,39 @@ class NormalPrior(NamedTuple):
     problem: str
 
 
+_PLAIN = (dist.ExpandedDistribution, dist.Independent)
+
+
 def normal_priors(
     model: Model, info: ModelInfo, args: tuple, kwargs: dict[str, Any]
 ) -> dict[str, NormalPrior]:
-    """The prior of each latent site, in the order of the model.
-
-    A scale is fixed if it depends on no latent site, no parameter and no array of the arguments.
-    """
-    with block():  # a guide that reads its model is traced itself
+    """The prior of each latent site, in the order of the model; a scale is fixed if it is the same
+    at two random values of all latent sites and parameters."""
+    traces = []
+    with block(), jax.ensure_compile_time_eval():
         params = draw_params(random.key(0), model, info, args, kwargs)
-    words, arrays = split_arguments(args, kwargs)
-    first = substitute(seed(first_rows(model), random.key(0)), substitute_fn=init_to_uniform)
-    trace = shape_trace(first, args, kwargs)
-    normal = {
-        name
-        for name in info.latents
-        if all(isinstance(layer, _PLAIN) for layer in layers(trace[name]["fn"]))
-    }
+        for i in range(2):
+            key = random.key(i)
 
-    def moments(latents: Sites, params: Params, data: list[Any]) -> dict[str, Any]:
-        fn = seed(first_rows(substitute(model, data=params)), random.key(0))
-        with block():
-            sites = Program(fn, *words.whole(data)).trace(latents)
-        return {n: (sites[n]["fn"].mean, sites[n]["fn"].variance) for n in normal}
+            def elsewhere(site: dict[str, Any], i: int = i) -> Any:
+                if site["type"] != "param":
+                    return init_to_uniform(site)
+                link = biject_to(site["kwargs"].get("constraint", constraints.real))
+                return link(link.inv(params[site["name"]]) + 0.1 * i)
 
-    z = {name: jnp.zeros(latent.unconstrained.shape) for name, latent in info.latents.items()}
-    inputs = {"latents": z, "params": params, "data": [jnp.asarray(x) for x in arrays]}
-    shapes = jax.eval_shape(lambda: inputs)
-    sources = eval_provenance(moments, **shapes)
-    with jax.ensure_compile_time_eval():
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        values = jax.jit(moments)(**zeros)
+            fn = substitute(seed(first_rows(model), key), substitute_fn=elsewhere)
+            traces.append(trace_of(fn, args, kwargs))
     priors = {}
     for name, latent in info.latents.items():
-        fn, infer = trace[name]["fn"], trace[name]["infer"]
-        problem, precision = "", None
-        if name not in normal:
-            kinds = (type(layer) for layer in layers(fn) if not isinstance(layer, _PLAIN[1:]))
-            problem = f"is {next(kinds).__name__}"
-        elif set().union(*sources[name]):
-            problem = "depends on other sites or on the data"
-        elif np.any(np.asarray(values[name][0])):
+        (fn, other), problem, precision = (trace[name]["fn"] for trace in traces), "", None
+        plain = [layer for layer in layers(fn) if not isinstance(layer, _PLAIN)]
+        if type(plain[0]) is not dist.Normal:
+            problem = f"is {type(plain[0]).__name__}"
+        elif np.any(fn.variance != other.variance) or np.any(fn.mean != other.mean):
+            problem = "depends on other sites or on parameters"
+        elif np.any(fn.mean):
             problem = "has a mean that is not 0"
         else:
-            precision = np.broadcast_to(1 / np.asarray(values[name][1]), latent.constrained.shape)
-        priors[name] = NormalPrior(fn.event_dim, infer, precision, problem)
+            precision = np.broadcast_to(1 / np.asarray(fn.variance), latent.constrained.shape)
+        priors[name] = NormalPrior(fn.event_dim, traces[0][name]["infer"], precision, problem)
     return priors

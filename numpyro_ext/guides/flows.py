@@ -23,17 +23,14 @@ from numpyro.distributions.transforms import (
 )
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._networks import Network, as_pair
 from numpyro_ext.guides.base import AutoAtModes
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.transforms import VectorTransform
 
 
 class QuickPositive(type(constraints.softplus_positive)):  # pyright: ignore[reportGeneralTypeIssues]
-    """Positive numbers that an optimiser changes by three times its step, relative to their size.
-
-    Otherwise the networks, which are quicker, would change the scale of the draws in its place.
-    """
+    """Positive numbers that an optimiser changes by three times its step, relative to their size:
+    as quickly as networks change the scale of draws."""
 
 
 @biject_to.register(QuickPositive)
@@ -42,8 +39,7 @@ def _exp_of_triple(_: QuickPositive) -> Transform:
 
 
 class RowsOfFactor(type(constraints.scaled_unit_lower_cholesky)):  # pyright: ignore[reportGeneralTypeIssues]
-    """Lower triangular factors of which an optimiser moves a row, and not each of its numbers, by
-    its step. Otherwise the noise of d numbers would move a draw by the root of d steps."""
+    """Lower triangular factors of which an optimiser moves a row, not each number, by its step."""
 
 
 class _Quieter(VectorTransform):
@@ -83,17 +79,13 @@ class AutoFlowNormal(AutoAtModes):
     Coordinates are permuted between flows, and brought back into their order after the last, so
     that the guide starts at the normal approximation of the posterior at its mode. There a full
     factor L is trained in place of ``scale``, as ``{prefix}_scale_tril``, and z goes through the
-    fixed map of :class:`AutoAtModes`. ``num_flows=0`` with ``init_from=None`` is
-    ``AutoDiagonalNormal``, with the same names of parameters.
+    fixed map of :class:`AutoAtModes`.
 
     *Where it fails.* A flow is a homeomorphism: separated modes stay joined by a thin bridge, and a
-    minimised ``KL(q || p)`` may leave modes out; a warning says where the search has found several.
-    The KL that is reached depends on the learning rate: take ``VRELBO(1., 4)``, or ``VRELBO(1.,
-    16)`` and a rate that falls to 0, since its noise leaves standard deviations too small.
+    minimised ``KL(q || p)`` may leave modes out. The KL that is reached depends on the learning
+    rate: take ``VRELBO(1., 4)``, or ``VRELBO(1., 16)`` and a rate that falls to 0.
 
     :param int num_flows: the number F of flows.
-
-    The other arguments are described in :class:`AutoAtModes`.
 
     **Reference:** *Variational inference with normalizing flows*, equation 15, Rezende and Mohamed
     (ICML 2015)
@@ -188,27 +180,16 @@ class CouplingFlowNormal(AutoFlowNormal):
 
     The first :math:`\lfloor d/2 \rfloor` coordinates go through the network; its outputs move the
     others. After the first flow the halves change places; after each other one a new half has
-    coordinates of both. A coupling hardly makes a coordinate skew that is independent of all
-    others. Where the guide starts at a normal with a full factor L, ``{prefix}_skew`` therefore
+    coordinates of both. Where the guide starts at a normal with a full factor L, ``{prefix}_skew``
     stretches the two sides of each coordinate by :math:`1 \mp \tanh skew`, between the flows and L.
-    It starts at 0. With one latent dimension the guide is a normal distribution with such a skew at
-    most, and only ``AutoSplineNormal`` bends it further.
+    With one latent dimension the guide is a normal distribution with such a skew at most.
 
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
-    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, in place of
-        that network, from :math:`\lfloor d/2 \rfloor` inputs to the coupling's number of outputs
-        for each of the :math:`\lceil d/2 \rceil` coordinates that move. Every coupling uses it with
-        weights of its own, the vector ``{prefix}_net__{i}$params``. The guide then starts where
-        their initial values put it, and pickles only if the pair does (closures do not).
-
-    The other arguments are described in :class:`AutoFlowNormal`.
     """
 
     hidden_dims: Sequence[int] = (32, 32)
-    network: Network | None = None
 
     def __post_init__(self) -> None:
-        self.network = as_pair(self.network, optional=True)
         self.hidden_dims = check_widths(self.hidden_dims)
         super().__post_init__()
 
@@ -236,5 +217,5 @@ class CouplingFlowNormal(AutoFlowNormal):
         :param int outputs: the number of outputs for each of the other coordinates.
         """
         split = self.latent_dim // 2
-        pair = self.network or mlp(self.hidden_dims, outputs * (self.latent_dim - split))
+        pair = mlp(self.hidden_dims, outputs * (self.latent_dim - split))
         return flat_module(f"{self.prefix}_net__{i}$params", pair, (split,)), split

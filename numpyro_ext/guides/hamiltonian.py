@@ -16,7 +16,6 @@ from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, drawn_names, read_model
-from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.guides.base import (
     AutoWithoutDensity,
@@ -59,31 +58,22 @@ class AutoHVI(AutoWithoutDensity):
         - \sum_t \log N(v_t; 0, I)\Big] \le \log p(x) .
 
     The change of a velocity, :math:`\epsilon \nabla U`, is bounded smoothly by 10 (x becomes 10
-    tanh(x / 10)), so that a start far out does not throw the draw to infinity; the map still keeps
-    volume. The guide subtracts the sum of :math:`\log r_t` by the ``numpyro.factor`` site
-    ``{prefix}_reverse``: ``Trace_ELBO`` is the bound, and other losses of a density work on the
-    draw and its velocities together. A draw costs T ``num_leapfrog`` + T gradients of the model,
-    and the gradient of a loss takes its second derivatives.
+    tanh(x / 10)); the map still keeps volume. The guide subtracts the sum of :math:`\log r_t` by
+    the ``numpyro.factor`` site ``{prefix}_reverse``: ``Trace_ELBO`` is the bound, and other losses
+    of a density work on the draw and its velocities together. A draw costs T ``num_leapfrog`` + T
+    gradients of the model, and the gradient of a loss takes its second derivatives.
 
-    *Where it fails.* The bound is too low by the KL of the reverse model: a few rounds make the
-    draws follow a curved or skewed posterior, and do not find modes. Take 8 or more particles and a
-    falling rate. Steps above twice the smallest standard deviation of the posterior are unstable:
-    make ``step_size`` smaller where the first losses are huge. The guide follows the minibatch that
-    the loss takes: the bound then holds for its joint density, and draws are too wide. A call
-    without the data takes the data of the first call.
+    *Where it fails.* The bound is too low by the KL of the reverse model. Take 8 or more particles
+    and a falling rate. Steps above twice the smallest standard deviation of the posterior are
+    unstable: make ``step_size`` smaller where the first losses are huge. On minibatches the bound
+    holds for their joint density, and draws are too wide. A call without the data takes the data of
+    the first call.
 
     :param int num_steps: the number T of rounds, each with a velocity of its own.
     :param int num_leapfrog: leapfrog steps in a round.
     :param float step_size: the initial value of each :math:`\epsilon_t`.
-    :param reverse_network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
-        :math:`(z_t - loc) / scale` and a one-hot vector of t, d + T numbers, to means and
-        log-scales, 2 d numbers; weights in the vector ``{prefix}_reverse$params``. The default is a
-        linear layer plus an MLP of ``hidden_dims`` (ELU), which starts at N(0, I). Log-scales are
-        kept between -5 and 5.
-    :param hidden_dims: widths of the hidden layers.
-    :param float init_scale: initial standard deviation of every coordinate of :math:`z_0`.
-
-    The other arguments are described in :class:`AutoAtModes`.
+    :param hidden_dims: widths of the hidden layers of the reverse model, a linear layer plus an MLP
+        (ELU) of :math:`(z_t - loc) / scale` and a one-hot vector of t, which starts at N(0, I).
 
     **Reference:** *Markov chain Monte Carlo and variational inference: bridging the gap*, equation
     12 and algorithm 3, Salimans, Kingma and Welling (ICML 2015)
@@ -100,12 +90,10 @@ class AutoHVI(AutoWithoutDensity):
     num_steps: int = 3
     num_leapfrog: int = 1
     step_size: float = 0.1
-    reverse_network: Network | None = None
     hidden_dims: Sequence[int] = (32,)
 
     def __post_init__(self) -> None:
         check_positive("step_size", self.step_size)
-        self.reverse_network = as_pair(self.reverse_network, "reverse_network", optional=True)
         self.hidden_dims = check_widths(self.hidden_dims)
         self.num_steps = check_count("num_steps", self.num_steps)
         self.num_leapfrog = check_count("num_leapfrog", self.num_leapfrog)
@@ -154,12 +142,8 @@ class AutoHVI(AutoWithoutDensity):
     def reverse_log_prob(
         self, params: Params, aux: Sites, latents: Sites, *args: Any, **kwargs: Any
     ) -> Array:
-        """:math:`\\sum_t \\log r_t(v_t' \\mid z_t)`, a number, with U on all rows.
-
-        :param dict params: the parameters of guide and model, from ``svi.get_params``.
-        :param dict aux: the guide's sites ``_{prefix}_start`` and ``_{prefix}_velocity``, from
-            which all others follow, ``latents`` too.
-        """
+        """:math:`\\sum_t \\log r_t(v_t' \\mid z_t)`, a number, with U on all rows, of the guide's
+        sites ``_{prefix}_start`` and ``_{prefix}_velocity``, from which all others follow."""
         self.check_fitted(params)
         z, v = (aux[f"_{self.prefix}_{name}"] for name in ("start", "velocity"))
         with block(), substitute(data=params), every_row():
@@ -176,7 +160,7 @@ class AutoHVI(AutoWithoutDensity):
             f"{prefix}_step_size", jnp.full(T, self.step_size), constraint=positive
         )
         mass: Any = numpyro.param(f"{prefix}_mass", jnp.ones(d), constraint=positive)
-        pair = self.reverse_network or conditional_mlp(self.hidden_dims, d + T, d, 0.0)
+        pair = conditional_mlp(self.hidden_dims, d + T, d, 0.0)
         net = flat_module(f"{prefix}_reverse$params", pair, (d + T,))
 
         def one_round(z: Array, parts: tuple[Array, Array, Array]) -> tuple[Array, Array]:
@@ -189,8 +173,7 @@ class AutoHVI(AutoWithoutDensity):
             leapfrog = LeapfrogTransform(kick, eps, self.num_leapfrog)
             z, v = jnp.split(leapfrog(jnp.concatenate([z, v])), 2)
             out = net(jnp.concatenate([(z - loc) / scale, one_hot]))
-            mean, sd = mean_and_scale(out, d, "reverse_network")
-            return z, Normal(mean, sd).log_prob(v).sum()
+            return z, Normal(*mean_and_scale(out)).log_prob(v).sum()
 
         z, log_r = lax.scan(one_round, z, (v, steps, jnp.eye(T, dtype=v.dtype)))
         return apply_fixed_map(z, fixed), jnp.sum(log_r)

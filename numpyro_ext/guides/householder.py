@@ -34,8 +34,6 @@ class AutoHouseholderNormal(AutoFlowNormal):
     :param int num_flows: the number F of reflections. Reflection i has the vector
         ``{prefix}_reflection__{i}``.
 
-    The other arguments are described in :class:`AutoFlowNormal`.
-
     **Reference:** *Improving variational auto-encoders using Householder flow*, equations 8 and 9,
     Tomczak and Welling (NIPS workshop 2016)
 

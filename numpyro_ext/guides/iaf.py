@@ -39,8 +39,6 @@ class AutoGatedIAFNormal(AutoFlowNormal):
 
     :param hidden_dims: widths of the hidden layers of each network (ELU).
 
-    The other arguments are described in :class:`AutoFlowNormal`.
-
     **Reference:** *Improving variational inference with inverse autoregressive flow*, equations 14
     and 15 and algorithm 1, Kingma et al. (NIPS 2016)
 

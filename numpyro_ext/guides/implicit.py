@@ -9,22 +9,17 @@ from jax import Array, lax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from numpyro.distributions import constraints
 from numpyro.handlers import block
 
-from numpyro_ext._checks import check_count, if_given
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.handlers import refuse_mutable
 from numpyro_ext._model.implicit import Implicit
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import params_in_scope
-from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params
 from numpyro_ext.guides.base import AutoWithoutDensity, apply_fixed_map
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.guides.transitions import LearntTransition
-from numpyro_ext.transforms.base import checked_output
 
 _DRAWS_AT_A_TIME = 256
 
@@ -36,8 +31,8 @@ class AutoImplicit(AutoWithoutDensity):
     In the model's unconstrained space of dimension d,
 
     .. math::
-        z = loc + scale \odot \epsilon_{1..d} + \mathrm{mlp}(\epsilon), \qquad
-        \epsilon \sim N(0, I_{noise\_dim}),
+        z = loc + scale \odot \epsilon + \mathrm{mlp}(\epsilon), \qquad
+        \epsilon \sim N(0, I_d),
 
     where the last layer of the network starts at zero, so that the guide starts at the normal
     approximation of the posterior at its mode. It has draws and no density. Train it with
@@ -45,27 +40,18 @@ class AutoImplicit(AutoWithoutDensity):
     of :mod:`numpyro_ext.particles`: ``SVI(model, AutoImplicit(model), optim, SVGD())`` is amortised
     SVGD. A loss that needs log q, such as ``Trace_ELBO``, raises ``IntractableDensityError``.
 
-    **When it fails.** There is no density, so no importance weights say how far off the guide is;
-    that depends on the loss. With ``ImplicitELBO`` standard deviations come out some per cent too
-    small, and too large in heavy tails (``benchmarks/implicit``). Unlike a flow, the network can
-    tear the noise apart into separated modes.
+    **When it fails.** No importance weights say how far off the guide is; that depends on the loss
+    (``benchmarks/implicit``). Unlike a flow, the network can tear the noise apart into separated
+    modes.
 
     **Transitions.** ``transition=Langevin()`` or ``NNSampler()`` applies T steps with the model's
     gradient to the draw of the generator, on the minibatch that the loss shares with the model,
-    and learns their parameters. It costs T gradients of the model for each draw, which the loss
-    differentiates again; parameters of the model have no gradient through them. The methods
+    and learns their parameters; parameters of the model have no gradient through them. The methods
     take all rows of the data, of their arguments or of the first call; calls of the guide, as by
     ``Predictive``, follow their minibatch and spread further.
 
-    :param int noise_dim: number of standard normal numbers for a draw, at least d and by default d.
-        With fewer the draws lie on a surface, where neither a density nor its score exists.
-    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
-        ``noise_dim`` to d numbers, for :math:`z = loc + net(\epsilon)`, whose initial weights say
-        where the guide starts.
-    :param hidden_dims: widths of the hidden layers of the default network (ELU).
+    :param hidden_dims: widths of the hidden layers (ELU).
     :param transition: ``Langevin(...)``, ``NNSampler(...)`` or None.
-
-    The other arguments are described in :class:`AutoAtModes`.
 
     **References:** *Gradient estimators for implicit models*, Li and Turner (ICLR 2018); *Learning
     to draw samples with amortized Stein variational gradient descent*, Feng et al. (UAI 2017)
@@ -82,25 +68,12 @@ class AutoImplicit(AutoWithoutDensity):
     True
     """
 
-    noise_dim: int | None = None
-    network: Network | None = None
     hidden_dims: Sequence[int] = (64, 64)
     transition: LearntTransition | None = None
 
     def __post_init__(self) -> None:
-        self.network = as_pair(self.network, optional=True)
         self.hidden_dims = check_widths(self.hidden_dims)
-        self.noise_dim = if_given(check_count, "noise_dim", self.noise_dim)
         super().__post_init__()
-
-    def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
-        info = super().read(*args, **kwargs)
-        if self.noise_dim is not None and self.noise_dim < info.size:
-            raise ValueError(
-                f"noise_dim is {self.noise_dim}, but the model has {info.size} latent dimensions;"
-                f" it must be at least {info.size}: fewer numbers fill only a surface."
-            )
-        return info
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         return None if self.transition is None else (args, kwargs)
@@ -109,25 +82,14 @@ class AutoImplicit(AutoWithoutDensity):
         self, sample_shape: tuple[int, ...], args: tuple, kwargs: dict[str, Any]
     ) -> Array:
         d = self.latent_dim
-        n = self.noise_dim or d
-        loc, scale, fixed, _ = self.begin()
-        loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
-        noise = dist.Normal(jnp.zeros((*sample_shape, n)), 1.0).to_event(1)
-        eps = self.auxiliary("noise", noise)
-        pair = self.network or mlp(self.hidden_dims, d)
-        out = flat_module(f"{self.prefix}_net$params", pair, (n,))(eps)
-        because = "one number for each latent dimension"
-        z = loc + checked_output("the network", eps, out, (*sample_shape, d), because)
-        if self.network is None:
-            positive = constraints.softplus_positive
-            scale: Any = numpyro.param(f"{self.prefix}_scale", scale, constraint=positive)
-            z = z + scale * eps[..., :d]
+        loc, scale, fixed = self.loc_and_scale()
+        eps = self.auxiliary("noise", dist.Normal(jnp.zeros((*sample_shape, d)), 1.0).to_event(1))
+        net = flat_module(f"{self.prefix}_net$params", mlp(self.hidden_dims, d), (d,))
+        z = loc + net(eps) + scale * eps
         z = apply_fixed_map(z, fixed)
-        path = None
         if self.transition is not None:
-            states = self._states(z, self.transition, sample_shape, args, kwargs)
-            z, path = states[-1], states if self.transition.trajectory else None
-        return self.auxiliary("latent", Implicit(z, event_dim=1, trajectory=path))
+            z = self._moved(z, self.transition, sample_shape, args, kwargs)
+        return self.auxiliary("latent", Implicit(z, event_dim=1))
 
     def draw(
         self,
@@ -141,7 +103,7 @@ class AutoImplicit(AutoWithoutDensity):
             return super().draw(rng_key, params, sample_shape, args, kwargs)
         return super().draw(rng_key, params, (1,), args, kwargs)[0]  # on all rows, not a minibatch
 
-    def _states(
+    def _moved(
         self,
         z: Array,
         transition: LearntTransition,
@@ -149,7 +111,7 @@ class AutoImplicit(AutoWithoutDensity):
         args: tuple,
         kwargs: dict[str, Any],
     ) -> Array:
-        """``(T, *sample_shape, d)``, the states after each step from ``z``."""
+        """``z`` after the T steps."""
         T, d = transition.num_steps, self.latent_dim
         if not (args or kwargs) and self.prepared is not None:  # those of the first call
             args, kwargs = self.prepared
@@ -176,13 +138,11 @@ class AutoImplicit(AutoWithoutDensity):
             z, xi = start
             grad_log_p = jax.grad(lambda z: -potential(self.unpack(z), rows))
 
-            def move(z: Array, parts: tuple[Any, Array]) -> tuple[Array, Array]:
-                z = step(parts[0], z, grad_log_p(z), parts[1])
-                return z, z
+            def move(z: Array, parts: tuple[Any, Array]) -> tuple[Array, None]:
+                return step(parts[0], z, grad_log_p(z), parts[1]), None
 
-            return lax.scan(move, z, (by_step, xi))[1]
+            return lax.scan(move, z, (by_step, xi))[0]
 
         with block():  # some draws at a time, because each may take all rows
             starts = z.reshape(-1, d), xi.reshape(-1, T, d)
-            states = lax.map(run, starts, batch_size=_DRAWS_AT_A_TIME)
-        return jnp.moveaxis(states, 1, 0).reshape(T, *sample_shape, d)
+            return lax.map(run, starts, batch_size=_DRAWS_AT_A_TIME).reshape(*sample_shape, d)

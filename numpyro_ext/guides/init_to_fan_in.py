@@ -30,17 +30,13 @@ def init_to_fan_in(site: dict[str, Any] | None = None, in_axis: InAxis = None) -
     because a product of factors has no gradient at 0. Numbers and constrained sites start at
     :func:`~numpyro.infer.initialization.init_to_median`.
 
-    NumPyro's default, ``init_to_uniform``, draws every weight from +-2, and the outputs of a
-    network then grow by the square root of its width in each layer.
-
     **Which axis is the input.** A site whose name ends in ``weight`` is (out, in, ...), as Equinox
     and PyTorch have it; every other matrix is (..., in, out), as the ``kernel`` of Flax and
     ``x @ w`` have it. ``in_axis`` says otherwise, and so does a site's own ``infer={"in_axis":
     -1}``. A site whose name ends in ``bias`` starts at 0 whatever its shape; the vector ``scale``
     or ``weight`` of a normalising layer inside a module (a name with a ``/``) starts at 1.
 
-    **It fails** where weights have a prior mean far from zero; and factors that begin small may
-    pull a latent spread of theirs to 0 (``ivon`` in ``benchmarks/choosing/factorisation.py``).
+    **It fails** where weights have a prior mean far from zero.
 
     :param in_axis: the axis of the inputs, or a dict of these by site; None goes by the name.
     :return: a ``functools.partial``, which NumPyro requires.

@@ -12,12 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.distributions.transforms import (
-    AffineTransform,
-    IndependentTransform,
-    LowerCholeskyAffine,
-    Transform,
-)
 from numpyro.distributions.util import cholesky_of_inverse
 from numpyro.handlers import block, seed
 
@@ -50,33 +44,27 @@ class AutoLaplaceGGN(AutoJoint):
 
     where :math:`J_n` is the Jacobian of the parameters of row n's distribution (the outputs of the
     network) and :math:`F_n` its Fisher information in them. For canonical links this is the Hessian
-    without the curvature of the network; the Hessian itself (``AutoLaplaceApproximation``) need not
-    be positive at the end of a training. For a linear model with normal noise q is the posterior.
+    without the curvature of the network. For a linear model with normal noise q is the posterior.
 
     **In training** the guide is a point, ``{prefix}_loc``, and ``Trace_ELBO()`` finds the mode, on
     minibatches too. Each method takes the curvature of all rows of the first call at its
     parameters; called without observed data, as by ``Predictive``, the guide draws from the normal.
 
     **Predict by the linearised network**, :meth:`linearised_predictive` and
-    :meth:`linearised_draws`, as ``predictive_scores`` does. A Gauss-Newton matrix is the curvature
-    of that network: draws of q in the network itself, by ``Predictive``, predict badly.
+    :meth:`linearised_draws`. Draws of q in the network itself, by ``Predictive``, predict badly.
 
-    :param model: a NumPyro model whose observed sites lie in one plate, or in ``data_plate``, and
-        are Normal, Bernoulli, Binomial, Categorical or Poisson. The noise scale of a Normal may be
-        fixed, a ``numpyro.param``, or a latent site, which then is part of z.
+    :param model: a NumPyro model whose observed sites lie in one plate and are Normal, Bernoulli,
+        Binomial, Categorical or Poisson. The noise scale of a Normal may be a latent site.
     :param sites: names of the latent sites that vary; the others stay at the mode. By default all.
     :param str structure: ``"full"`` covariance, up to 10,000 coordinates; ``"diag"``, the inverse
         of the diagonal of the precision, without correlations; or ``"last_layer"``, a full
         covariance of ``sites``, by default of those in which the linear predictors are affine.
-    :param str data_plate: the plate whose rows are the data, if observed sites are in several.
 
     ``init_scale`` has no effect, and ``init_loc_fn`` is ``init_to_fan_in()`` unless it is given;
     the other arguments are described in :class:`AutoJoint`.
 
     **When it fails.** One mode, in unconstrained space. The parameters must be at it: fit until the
-    loss is flat. A prior that is not log-concave there may outweigh the data, which is an error.
-    Cost: one Jacobian for each row, and :math:`O(N k d^2 + d^3)` for a full covariance with k
-    outputs.
+    loss is flat. The cost is :math:`O(N k d^2 + d^3)` for a full covariance with k outputs.
 
     **References:** *Improving predictions of Bayesian neural nets via local linearization*,
     equations 8 to 11, Immer, Korzepa and Bauer (AISTATS 2021); *Laplace redux*, Daxberger et al.
@@ -101,7 +89,6 @@ class AutoLaplaceGGN(AutoJoint):
 
     sites: Collection[str] | None = None
     structure: str = "full"
-    data_plate: str | None = None
     init_loc_fn: Callable[..., Any] = field(default_factory=init_to_fan_in)
 
     def __post_init__(self) -> None:
@@ -153,19 +140,6 @@ class AutoLaplaceGGN(AutoJoint):
         coords, root = self._normal(params, (args, kwargs) if args or kwargs else None)
         return _normal(params[f"{self.prefix}_loc"][coords], root)
 
-    def get_transform(self, params: Params) -> Transform:
-        """The affine map from ``get_base_dist()`` to the latent vector."""
-        coords, root = self._normal(params)
-        if len(coords) < self.latent_dim:
-            raise ValueError(
-                "some sites of this AutoLaplaceGGN stay at the mode, so there is no transform of"
-                " the whole latent vector; use sample_posterior."
-            )
-        loc = params[f"{self.prefix}_loc"]
-        if root.ndim == 2:
-            return LowerCholeskyAffine(loc, root)
-        return IndependentTransform(AffineTransform(loc, root), 1)
-
     def draw(
         self,
         rng_key: Array,
@@ -196,10 +170,8 @@ class AutoLaplaceGGN(AutoJoint):
         r"""Mean and variance of the linear predictor :math:`\eta` of each observed site,
         :math:`\eta(z) \approx \eta(\hat z) + J (z - \hat z)`, in closed form.
 
-        For a Normal that is its mean, and a new observation has the variance of the noise besides;
-        otherwise log odds, logits or a log rate.
+        For a Normal that is its mean, otherwise log odds, logits or a log rate.
 
-        :param dict params: the parameters of guide and model, from ``svi.get_params``.
         :param args: the model's arguments at which to predict, without observed values.
         :return: a pair with the fields ``mean`` and ``variance``, each in the shape of the site
             (and a last axis of categories), or a dict of these if several sites are observed.
@@ -332,7 +304,7 @@ class AutoLaplaceGGN(AutoJoint):
         # With parameters, because modules of Flax draw their first ones by numpyro.prng_key.
         trace: Any = self.prototype_trace
         params = self._model_params({name: site["value"] for name, site in trace.items()})
-        outputs = Outputs(model, args, kwargs, data_plate=self.data_plate, params=params)
+        outputs = Outputs(model, args, kwargs, params=params)
         if local := sorted([*outputs.local, *outputs.states]):
             raise ValueError(
                 f"the latent sites {local} lie in the data plate '{outputs.plate}'; AutoLaplaceGGN"

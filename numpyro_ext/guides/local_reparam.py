@@ -43,12 +43,9 @@ def local_reparam(model: Model, guide: Model) -> "LocalReparam":
 
     with squares elementwise. The model writes ``linear(x, w, site="w")`` for ``x @ w``, and this
     wrapper draws :math:`\epsilon` for each row, where the stock loss has one draw of the weights
-    for all rows. The loss and its gradient have the same expectation. Their variance falls as
-    1/rows where the variance by a shared draw does not.
-
-    Train by a loss that has the KL divergence of the weights in closed form, as below; another one
-    is an error. Predict, convert and diagnose with the plain model: outside of a training step, in
-    which a loss replays the draw of the guide, the result is the model.
+    for all rows. The loss and its gradient have the same expectation, and a variance that falls as
+    1/rows. Train by a loss that has the KL divergence of the weights in closed form, as below;
+    outside of a training step the result is the plain model.
 
     **When it fails.** A weight must enter the likelihood through one call of ``linear`` alone; a
     second use in another way is not noticed. The row of an output must be used for that row of the

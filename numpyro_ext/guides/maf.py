@@ -31,8 +31,6 @@ class AutoMAFNormal(AutoFlowNormal):
     :param float clamp: bound of the log-scales; wider than for the couplings, as fewer flows
         have to reach the neck of a funnel.
 
-    The other arguments are described in :class:`AutoFlowNormal`.
-
     **References:** *Masked autoregressive flow for density estimation*, equations 2-5,
     Papamakarios, Pavlakou and Murray (NIPS 2017); for the masks *MADE*, section 3, Germain et al.
     (ICML 2015)

@@ -102,21 +102,15 @@ class AutoMarkov(AutoAtModes):
     The guide begins with each time given the next ones by the covariance at the mode; its fixed map
     is diagonal.
 
-    A draw takes T sequential steps, and the density of a given point takes none; both cost
-    :math:`O(T D^2)` for each of the ``order`` blocks, in memory too.
-
     *What it is biased by.* With ``order=1`` the family holds the posterior of every linear model
-    with normal noise and a state of D numbers. The other latents are independent of the sequence,
-    and their standard deviations are too small where the posterior couples them (``python
-    benchmarks/guides/structured.py``). A model with innovations and ``cumsum`` has a posterior
-    without a band: sample the path itself. ``order=0`` is mean-field between times.
+    with normal noise and a state of D numbers. The standard deviations of the other latents are too
+    small where the posterior couples them with the sequence. A model with innovations and
+    ``cumsum`` has a posterior without a band: sample the path itself.
 
     :param model: as of :class:`AutoJoint`; the sequence is made by ``scan``, ``plate`` or a vector.
     :param sites: names of the sequence sites, whose unconstrained values have the same leading
         length T; by default those of the most frequent leading length above 1.
     :param int order: the number of next time steps on which a time step depends; below T.
-
-    The other arguments are described in :class:`AutoAtModes`.
 
     **Reference:** *Black box variational inference for state space models*, section 3, Archer et
     al. (ICLR workshop 2016)

@@ -32,35 +32,26 @@ class AutoMixtureNormal(AutoAtModes):
         q(z) = \sum_{c=1}^{C} w_c\, N(z; m_c, S_c), \qquad w = \mathrm{softmax}(logits) .
 
     At ``svi.init`` the modes of the posterior are found, by 16 searches. Each mode has at least one
-    component, and more by its share of the mass, which is the sum of their weights. A component
-    that is alone starts as the normal approximation at its mode (with ``covariance="diag"`` as the
-    diagonal one of least KL from it), and several start around it, at 0.7 of its scale. What is
-    trained are :math:`m_c` and :math:`S_c` in units of that approximation: ``{prefix}_loc`` starts
-    near 0 and ``{prefix}_scale`` near 1, while ``{prefix}_center`` and ``{prefix}_root`` are fixed.
-
-    Where there is no search (:class:`AutoAtModes`), or ``init_spread`` is given, the weights start
-    equal, and the centres :math:`m_c` at draws of :math:`N(init\_loc, init\_spread^2 I)`. The
-    density costs :math:`O(C d)`, or :math:`O(C d^2)` for full covariances.
+    component, and more by its share of the mass. A component that is alone starts as the normal
+    approximation at its mode, and several start around it, at 0.7 of its scale. What is trained are
+    :math:`m_c` and :math:`S_c` in units of that approximation. Where there is no search
+    (:class:`AutoAtModes`), or ``init_spread`` is given, the weights start equal, and the centres at
+    draws of :math:`N(init\_loc, init\_spread^2 I)`.
 
     **Train it by** :class:`~numpyro_ext.objectives.MixtureELBO`, which evaluates the model at a
-    draw of every component. A draw of the whole mixture is not a smooth function of the weights.
-    With ``covariance="diag"`` the draws carry implicit gradients, also for the weights, which take
-    :math:`d` sequential steps; every loss then has an unbiased gradient. But between components
-    that lie apart its variance is not finite, so the weights of separated modes are hardly learnt
-    (``python benchmarks/guides/structured.py`` compares the two). With ``covariance="full"`` the
+    draw of every component. With ``covariance="diag"`` the draws carry implicit gradients, with
+    which every loss is unbiased; but between components that lie apart their variance is not
+    finite, so the weights of separated modes are hardly learnt. With ``covariance="full"`` the
     draws carry no gradient, and to ask for it is an error.
 
     **When it fails.** The loss has local optima: fit from several keys and compare the losses. A
     minimised ``KL(q || p)`` leaves out modes near which no component starts (the searches begin
-    within 2 of 0 in unconstrained space), which ``pareto_khat`` does not see. Components that meet
-    on the way share one mode, and one whose weight has fallen to zero does not return.
+    within 2 of 0 in unconstrained space), which ``pareto_khat`` does not see.
 
     :param int num_components: the number C of normals.
     :param float init_scale: initial standard deviation of every component, in unconstrained units.
     :param float init_spread: initial standard deviation of the centres, in unconstrained units.
     :param str covariance: ``"diag"`` or ``"full"``.
-
-    The other arguments are described in :class:`AutoAtModes`.
 
     **References:** *Nonparametric variational inference*, section 3, Gershman, Hoffman and Blei
     (ICML 2012); *Implicit reparameterization gradients*, section 3, Figurnov, Mohamed and Mnih

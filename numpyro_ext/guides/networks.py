@@ -41,16 +41,13 @@ def scaled_by_width(dense: Pair) -> Pair:
     return init_fn, apply
 
 
-def masked_mlp(dim: int, hidden_dims: Sequence[int], context_dim: int = 0) -> Pair:
+def masked_mlp(dim: int, hidden_dims: Sequence[int]) -> Pair:
     """An MLP to ``2 dim`` numbers, entry i of each half from inputs before i; it starts at zero.
 
-    Unit u of a hidden layer sees the first ``degree[u]`` inputs. After the ``dim`` inputs come
-    ``context_dim`` others, which every output may see.
+    Unit u of a hidden layer sees the first ``degree[u]`` inputs.
     """
-    first, last = (0, dim) if context_dim else (1, max(dim, 2))
-    hidden = [np.arange(width) % (last - first) + first for width in hidden_dims]
     own = np.arange(1, dim + 1)
-    degrees = [np.concatenate([own, np.zeros(context_dim, int)]), *hidden]
+    degrees = [own, *(np.arange(width) % max(dim - 1, 1) + 1 for width in hidden_dims)]
     layers: list[Any] = []
     for before, after in pairwise(degrees):
         layers += [_masked_dense(after >= before[:, None]), stax.Elu]
@@ -96,20 +93,9 @@ def bounded(log_scale: Array, bound: float = 5.0) -> Array:
     return bound * jnp.tanh(log_scale / bound)
 
 
-def mean_and_scale(out: Any, dim: int, what: str) -> tuple[Array, Array]:
-    """Mean and standard deviation of ``dim`` numbers from the outputs of a network, one array or a
-    pair; ``what`` is for the error if it gives another number of them."""
-    pair: Any = out if isinstance(out, tuple | list) else ()
-    if len(pair) == 2 and all(jnp.shape(array)[-1:] == (dim,) for array in pair):
-        return pair[0], jnp.exp(bounded(jnp.log(pair[1])))
-    shape: Any = jax.tree.map(jnp.shape, out)
-    if pair or shape[-1:] != (2 * dim,):
-        raise ValueError(
-            f"the {what} gives an output of shape {shape}; its last axis must have length"
-            f" {2 * dim}: {dim} means and {dim} log-scales; or give a pair of arrays, {dim} means"
-            f" and {dim} standard deviations."
-        )
-    mean, log_scale = jnp.split(jnp.asarray(out), 2, axis=-1)
+def mean_and_scale(out: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation from the outputs of :func:`conditional_mlp`."""
+    mean, log_scale = jnp.split(out, 2, axis=-1)
     return mean, jnp.exp(bounded(log_scale))
 
 
@@ -128,13 +114,9 @@ def random_param(name: str, init: Callable[[Array], Array]) -> Array:
 def flat_module(
     name: str, network: Network, row_shape: tuple[int, ...], dtype: Any = float
 ) -> Callable[..., Any]:
-    """``numpyro.module`` with all weights of the network in one vector.
+    """``numpyro.module`` with all weights of the network in one vector, the parameter ``name``:
+    NumPyro's ``scan`` asks every site of a guide for its shape, which a tree does not have.
 
-    NumPyro's ``scan`` asks every site of a guide for its shape, which a tree of weights does not
-    have.
-
-    :param str name: name of the ``(num_weights,)`` parameter.
-    :param network: a stax pair ``(init_fn, apply_fn)``, or :func:`as_pair` of a module.
     :param tuple row_shape: the shape of one row; ``init_fn`` takes it behind a batch axis.
     :param dtype: the type of the inputs with which a module starts.
     :return: ``apply_fn`` with the weights filled in.

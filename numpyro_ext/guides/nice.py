@@ -22,8 +22,7 @@ class AutoNICENormal(CouplingFlowNormal):
     whose scale varies (a funnel) need :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`. In
     return it cannot explode: it is the calmest of the flows to train.
 
-    The arguments are those of :class:`CouplingFlowNormal`, a ``network`` with :math:`\lceil d/2
-    \rceil` outputs, and :class:`AutoFlowNormal`.
+    The arguments are those of :class:`CouplingFlowNormal` and :class:`AutoFlowNormal`.
 
     **Reference:** *NICE: non-linear independent components estimation*, equations 9-12, Dinh,
     Krueger and Bengio (ICLR workshop 2015)

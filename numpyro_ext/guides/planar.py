@@ -32,8 +32,6 @@ class AutoPlanarNormal(AutoFlowNormal):
     :param int num_flows: the number F of planar flows. Flow i has the vector
         ``{prefix}_planar__{i}`` of u, w and b.
 
-    The other arguments are described in :class:`AutoFlowNormal`.
-
     **Reference:** *Variational inference with normalizing flows*, equations 10-13 and appendix A.1,
     Rezende and Mohamed (ICML 2015)
 

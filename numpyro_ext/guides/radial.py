@@ -35,8 +35,6 @@ class AutoRadialNormal(AutoFlowNormal):
     :param int num_flows: the number F of radial flows. Flow i has the vector
         ``{prefix}_radial__{i}`` of the centre and of alpha and beta before their constraints.
 
-    The other arguments are described in :class:`AutoFlowNormal`.
-
     **Reference:** *Variational inference with normalizing flows*, equation 14 and appendix A.2,
     Rezende and Mohamed (ICML 2015)
 

@@ -24,9 +24,6 @@ class AutoRealNVPNormal(CouplingFlowNormal):
     :math:`e^{clamp}`, and with a single flow half of the coordinates remain normal.
 
     :param float clamp: bound of the couplings' log-scales.
-    :param network: as in :class:`CouplingFlowNormal`, with :math:`2 \lceil d/2 \rceil` outputs.
-
-    The other arguments are described in :class:`CouplingFlowNormal` and :class:`AutoFlowNormal`.
 
     **Reference:** *Density estimation using Real NVP*, equations 4-8, Dinh, Sohl-Dickstein and
     Bengio (ICLR 2017)

@@ -33,10 +33,6 @@ class AutoSplineNormal(CouplingFlowNormal):
     :param int num_bins: bins of each spline, at least 2.
     :param float bound: half the length of the interval in which the splines bend, in standard
         deviations of the base.
-    :param network: as in :class:`CouplingFlowNormal`, with
-        :math:`\lceil d/2 \rceil (3\, num\_bins - 1)` outputs.
-
-    The other arguments are described in :class:`CouplingFlowNormal` and :class:`AutoFlowNormal`.
 
     **Reference:** *Neural spline flows*, sections 3.1 and 3.2, Durkan et al. (NeurIPS 2019)
 

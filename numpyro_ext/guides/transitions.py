@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 import math
 from typing import Any
 
@@ -26,13 +26,10 @@ class LearntTransition(ABC):
 
     :param int num_steps: number T of steps.
     :param float step_size: the initial step size, in units of length squared.
-    :param bool trajectory: if True, ``ImplicitELBO`` is the mean over all T states and not only the
-        bound of the last one.
     """
 
     num_steps: int = 5
     step_size: float = 1e-2
-    trajectory: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         self.num_steps = check_count("num_steps", self.num_steps)

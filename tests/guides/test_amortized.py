@@ -12,7 +12,7 @@ import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import SVI, Predictive, Trace_ELBO
-from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from numpyro.infer.autoguide import AutoMultivariateNormal
 import optax
 import pytest
 
@@ -82,13 +82,9 @@ def test_draws_are_for_all_rows_of_any_data():
     new = 2.0 * X[:5]
     predictive = Predictive(linear, guide=guide, params=params, num_samples=2000)
     assert predictive(random.key(4), new, 3)["sum"].shape == (2000, 3)  # a minibatch
-    quantiles = guide.quantiles(params, [0.1, 0.5], new)
-    median = guide.median(params, new)
-    assert quantiles["z"].shape == (2, 5, 2) and jnp.allclose(quantiles["z"][1], median["z"])
-    assert jnp.allclose(median["z"], posterior_mean(new), atol=0.25)
-    # The 10 % quantile of a normal is 1.28 standard deviations below the median.
-    width = (quantiles["z"][1] - quantiles["z"][0]) / jnp.sqrt(jnp.diagonal(S))
-    assert jnp.allclose(width, 1.2816, rtol=0.15)
+    many = guide.sample_posterior(random.key(5), params, new, sample_shape=(4000,))["z"]
+    assert jnp.allclose(many.mean(0), posterior_mean(new), atol=0.25)
+    assert jnp.allclose(many.std(0), jnp.sqrt(jnp.diagonal(S)), rtol=0.15)
 
 
 MEAN_FIELD = 1 / jnp.diagonal(jnp.linalg.inv(S))  # conditional variances
@@ -149,15 +145,9 @@ def net_apply(weights, x):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "flow",
-    [
-        pytest.param("realnvp", marks=pytest.mark.nightly),
-        pytest.param("maf", marks=pytest.mark.x64),
-    ],
-)
-def test_density_is_that_of_autodiff_with_constrained_sites_and_a_plate_elsewhere(flow, tol):
-    guide = FlowGuide(mixed, (net_init, net_apply), plate="rows", features=lambda x: x, flow=flow)
+@pytest.mark.x64
+def test_density_is_that_of_autodiff_with_constrained_sites_and_a_plate_elsewhere(tol):
+    guide = FlowGuide(mixed, (net_init, net_apply), plate="rows", features=lambda x: x)
     svi = SVI(mixed, guide, optax.adam(1e-2), Trace_ELBO())
     x = X[:4]
     flat, unravel = ravel_pytree(svi.get_params(svi.init(random.key(0), x)))
@@ -243,12 +233,6 @@ def scalar(x):
     ("make", "error", "match"),
     [
         (lambda: flow(linear, None), TypeError, "must be a pair"),
-        (lambda: flow(linear, stax.Dense(4), flow="iaf"), ValueError, "flow is 'iaf'; it must be"),
-        (
-            lambda: implicit_guide(linear, stax.Dense(2), noise_dim=1),
-            ValueError,
-            "noise_dim is 1, and a row has 2 latent numbers",
-        ),
         (
             lambda: implicit_guide(linear, stax.Dense(3)),
             ValueError,
@@ -264,17 +248,12 @@ def scalar(x):
             ValueError,
             r"in the plate 'data'; the plates of the model are \['rows'\]",
         ),
-        (lambda: flow(scalar, stax.Dense(3)), ValueError, 'use num_flows=0, or flow="maf"'),
+        (lambda: flow(scalar, stax.Dense(3)), ValueError, "use num_flows=0"),
         (lambda: flow(by_entry, stax.Dense(2)), ValueError, "support of latent site 'z' differs"),
         (
             lambda: flow(nested, stax.Dense(2)),
             ValueError,
             r"plates \['columns'\] beside 'rows'",
-        ),
-        (
-            lambda: flow(mixed, (net_init, net_apply), global_guide=AutoNormal(mixed)),
-            ValueError,
-            "global_guide draws 'rate', which lies in the plate 'rows'; give the class",
         ),
     ],
 )

@@ -6,20 +6,13 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal
 import optax
 import pytest
 
-from numpyro_ext.guides import (
-    AutoHouseholderNormal,
-    AutoMAFNormal,
-    AutoNICENormal,
-    AutoPlanarNormal,
-    AutoSemiImplicit,
-)
+from numpyro_ext.guides import AutoHouseholderNormal, AutoMAFNormal, AutoNICENormal
 from numpyro_ext.guides.flows import RowsOfFactor, SkewTransform, other_halves
 
 GUIDES = {"NICE": AutoNICENormal, "MAF": AutoMAFNormal, "Householder": AutoHouseholderNormal}
@@ -87,30 +80,6 @@ def test_couplings_separate_coordinates_that_share_a_half(num_flows):
         assert not stays[0] & stays[1]  # each coordinate is moved by the first two
         apart = [{frozenset((a, b)) for a in half for b in everyone - half} for half in stays]
         assert len(set.union(*apart)) == dim * (dim - 1) / 2
-
-
-@pytest.mark.parametrize("make", [AutoPlanarNormal, AutoSemiImplicit])
-def test_the_model_takes_the_rows_of_create_plates(make):
-    x = jnp.array([3.0, -1.0, 4.0, -1.5, 5.0, 9.0])
-
-    def model(x):
-        loc = numpyro.sample("loc", dist.Normal(0.0, 2.0))
-        with numpyro.plate("rows", 6, subsample_size=2) as idx:
-            numpyro.sample("x", dist.Normal(loc, 1.0), obs=x[idx])
-
-    def last_two(x):
-        with handlers.substitute(data={"rows": jnp.array([4, 5])}):
-            return numpyro.plate("rows", 6, subsample_size=2)
-
-    seen = []
-    for plates in (None, last_two):
-        guide = make(model, create_plates=plates, init_from=None)
-        drawn = handlers.trace(handlers.seed(guide, 0)).get_trace(x)
-        assert ("rows" in drawn) == (plates is not None)
-        replayed = [handlers.replay(handlers.seed(model, key), drawn) for key in range(8)]
-        seen.append([handlers.trace(one).get_trace(x)["x"]["value"].tolist() for one in replayed])
-    assert seen[1] == 8 * [x[4:].tolist()]
-    assert seen[0] != 8 * seen[0][:1]
 
 
 def test_skew_is_a_bijection_with_its_log_determinant(tol):

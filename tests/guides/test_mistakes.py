@@ -13,14 +13,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 import optax
 import pytest
 
-from numpyro_ext.guides import (
-    AutoAuxiliary,
-    AutoHVI,
-    AutoMAFNormal,
-    AutoRealNVPNormal,
-    AutoSemiImplicit,
-    FlowGuide,
-)
+from numpyro_ext.guides import AutoMAFNormal, AutoRealNVPNormal, FlowGuide
 from numpyro_ext.objectives import VRELBO
 
 X = jnp.ones((5, 2))
@@ -67,7 +60,7 @@ def start_from(guide, params):
     return AutoRealNVPNormal(model, init_from=(guide, params))
 
 
-A_CLASS = r"function with numpyro.sample sites; .* pass it a guide and not its class:"
+A_CLASS = r"must be a function; .* pass it a guide and not its class"
 
 
 @pytest.mark.parametrize(
@@ -76,24 +69,6 @@ A_CLASS = r"function with numpyro.sample sites; .* pass it a guide and not its c
         # The class of a guide in place of a guide.
         (lambda: call(AutoRealNVPNormal, X), TypeError, rf"AutoRealNVPNormal was .*{A_CLASS}"),
         (lambda: first_step(AutoNormal), TypeError, r"the class AutoNormal; give SVI an instance"),
-        # Networks with outputs of the wrong number.
-        (
-            lambda: call(
-                AutoSemiImplicit(model, network=dense(4), covariance="conditional", init_from=None)
-            ),
-            ValueError,
-            r"must give \(8,\), 4 shifts and 4 log-scales",
-        ),
-        (
-            lambda: call(AutoAuxiliary(model, network=dense(3), init_from=None)),
-            ValueError,
-            r"the network gives an output of shape \(3,\); .* length 8: 4 means and 4 log-scales",
-        ),
-        (
-            lambda: call(AutoHVI(model, reverse_network=dense(3), init_from=None)),
-            ValueError,
-            r"the reverse_network gives an output of shape \(3,\)",
-        ),
         # Parameters of something else.
         (
             lambda: flow_guide().sample_posterior(random.key(0), {}, X),

@@ -156,26 +156,6 @@ def test_without_a_search_the_parameters_are_the_usual_ones(model, options, own)
         assert names_of(small(model, **options)) == USUAL | own
 
 
-def test_forward_mode_fits_a_model_with_a_loop_as_reverse_mode_does_without_it():
-    def tripled(x):  # reverse mode has no derivative of it
-        return jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] + x), (0, 0 * x))[1]
-
-    def model(triple=tripled):
-        x = numpyro.sample("x", dist.Normal().expand([2]).to_event(1))
-        numpyro.sample("y", dist.Normal(triple(x), 1.0).to_event(1), obs=jnp.array([1.0, -2.0]))
-
-    def run(model, **options):
-        svi = SVI(model, small(model, **options), optax.adam(5e-3), Trace_ELBO())
-        forward = options.get("forward_mode_differentiation", False)
-        key = random.key(0)
-        return svi.run(key, 5, progress_bar=False, forward_mode_differentiation=forward).params
-
-    result = run(model, forward_mode_differentiation=True)
-    expected = run(partial(model, lambda x: 3 * x), init_from=None)
-    assert jax.tree.all(jax.tree.map(partial(jnp.allclose, atol=1e-5), result, expected))
-    assert result.keys() == USUAL
-
-
 def test_traced_arguments_and_a_search_that_fails_warn_and_begin_as_usual(monkeypatch):
     x = jnp.array([[0.3, -0.7]] * 4)
     svi = SVI(mean_of, small(mean_of), optax.adam(5e-3), Trace_ELBO())
