@@ -34,13 +34,7 @@ def check_several(name: str, value: Any, why: str) -> None:
 def _check_scalar(name: str, value: Any, kind: str, low: float, strict: bool) -> None:
     if isinstance(value, Tracer):
         return
-    try:
-        if isinstance(value, str):
-            raise TypeError
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is {value!r}; it must be a {kind} number.") from None
-    if not (low < number if strict else low <= number) or number == float("inf"):
+    if not (low < value if strict else low <= value) or value == float("inf"):
         raise ValueError(f"{name} is {value!r}; it must be a {kind}, finite number.")
 
 

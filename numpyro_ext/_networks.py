@@ -4,7 +4,7 @@ No library is imported for it: an object of a library is there only once the lib
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from functools import partial
 import math
 import sys
 from typing import Any, NamedTuple
@@ -89,59 +89,44 @@ class _Equinox:
         return jax.vmap(equinox.combine(arrays, self.rest))(x)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """``apply_fn`` of a module: all batch axes become one, which the module sees as its first."""
+def _first_weights(
+    adapted: Any, rng_key: Array, shape: tuple[int, ...], dtype: Any = float
+) -> tuple[tuple[int, ...], Any]:
+    return shape, adapted.weights(rng_key, jnp.ones((1, *shape[1:]), dtype))
 
-    adapted: Any
-    row_ndim: int | None = None
 
-    def __call__(self, weights: Any, x: Array, **kwargs: Any) -> Any:
-        axes = 1 if self.row_ndim is None else jnp.ndim(x) - self.row_ndim
-        batch, row = x.shape[:axes], x.shape[axes:]
-        n = math.prod(batch)
-        out = self.adapted.apply(weights, jnp.reshape(x, (n, *row)))
-        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(out)]
-        if any(shape[:1] != (n,) for shape in shapes):
-            raise ValueError(
-                f"the network {self.adapted.name} turns shape {(n, *row)} into"
-                f" {', '.join(map(str, shapes))}; the first axis must have the {n} rows."
-            )
-        return jax.tree.map(lambda leaf: jnp.reshape(leaf, (*batch, *leaf.shape[1:])), out)
+def _apply(adapted: Any, row_ndim: int | None, weights: Any, x: Array, **kwargs: Any) -> Any:
+    """All batch axes become one, which the module sees as its first."""
+    axes = 1 if row_ndim is None else jnp.ndim(x) - row_ndim
+    batch, row = x.shape[:axes], x.shape[axes:]
+    n = math.prod(batch)
+    out = adapted.apply(weights, jnp.reshape(x, (n, *row)))
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(out)]
+    if any(shape[:1] != (n,) for shape in shapes):
+        raise ValueError(
+            f"the network {adapted.name} turns shape {(n, *row)} into"
+            f" {', '.join(map(str, shapes))}; the first axis must have the {n} rows."
+        )
+    return jax.tree.map(lambda leaf: jnp.reshape(leaf, (*batch, *leaf.shape[1:])), out)
 
 
 class ModulePair(NamedTuple):
     """The pair of a module; ``init_fn`` takes a shape whose first axis has the rows."""
 
-    init: Callable[..., Any]
-    apply: _Rows
+    init: Any
+    apply: Any
 
     def of_rows(self, row_ndim: int) -> "ModulePair":
         """The pair for rows of so many axes, with any number of batch axes; one by default."""
-        return self._replace(apply=_Rows(self.apply.adapted, row_ndim))
+        return self._replace(apply=partial(_apply, *self.init.args, row_ndim))
 
     def __repr__(self) -> str:
-        return self.apply.adapted.name
-
-
-@dataclass(frozen=True)
-class _Start:
-    adapted: Any
-
-    def __call__(self, rng_key: Array, shape: tuple[int, ...], dtype: Any = float) -> Any:
-        x = jnp.ones((1, *shape[1:]), dtype)
-        return shape, self.adapted.weights(rng_key, x)
+        return self.init.args[0].name
 
 
 def as_pair(network: Any, name: str = "network", *, optional: bool = False) -> Any:
-    """The pair ``(init_fn, apply_fn)`` of a module; a pair is returned unchanged.
-
-    The weights are a pytree of arrays, those of a Flax linen module drawn by ``init_fn``, and those
-    of a Flax nnx or Equinox module the ones that it has.
-
-    :param str name: name of the argument, for errors.
-    :param bool optional: whether None is returned too.
-    """
+    """The pair ``(init_fn, apply_fn)`` of a module; a pair is returned unchanged. The first weights
+    of a Flax linen module are drawn by ``init_fn``, those of the others are the ones they have."""
     if network is None and optional:
         return None
     if isinstance(network, tuple | list) and len(network) == 2 and all(map(callable, network)):
@@ -150,11 +135,10 @@ def as_pair(network: Any, name: str = "network", *, optional: bool = False) -> A
         base = getattr(sys.modules.get(library), "Module", ())
         if isinstance(network, base):
             adapted = adapter(network)
-            return ModulePair(_Start(adapted), _Rows(adapted))
+            return ModulePair(partial(_first_weights, adapted), partial(_apply, adapted, None))
     raise TypeError(
-        f"{name} is {network!r}; it must be a pair (init_fn, apply_fn), such as"
-        " jax.example_libraries.stax.serial returns, or an object (not the class) of a Flax linen,"
-        f" Flax nnx or Equinox module{', or None' if optional else ''}."
+        f"{name} is {network!r}; it must be a stax pair (init_fn, apply_fn), or an object (not"
+        f" the class) of a Flax linen, Flax nnx or Equinox module{', or None' if optional else ''}."
     )
 
 
@@ -163,8 +147,7 @@ def check_stateless(name: str, kinds: Iterable[str]) -> None:
     kinds = sorted(kinds)
     if kinds:
         raise ValueError(
-            f"the network {name} has or changes state besides its weights ({', '.join(kinds)}), as"
-            " batch norm and dropout do, but a guide's network must be a function of weights and"
-            " rows; use layers without state, such as layer norm, or call .eval() of an nnx module,"
-            " which holds its state constant."
+            f"the network {name} has or changes state besides its weights ({', '.join(kinds)}), but"
+            " must be a function of weights and rows; use layers without state, such as layer norm,"
+            " or call .eval() of an nnx module, which holds its state constant."
         )

@@ -34,7 +34,7 @@ from numpyro.infer.util import (
     _prepare_model_for_potential,
     _unconstrain_reparam,
     constrain_fn,
-    get_potential_fn,
+    transform_fn,
 )
 from numpyro.infer.util import _substitute_default_key as default_key
 from numpyro.infer.util import _without_rsample_stop_gradient as without_rsample_stop_gradient
@@ -94,12 +94,8 @@ def max_tree_depth(kernel: Any) -> int | None:
 
 
 def params_of_hmc(kernel: Any) -> Params | None:
-    """
-    Values of the ``param`` and ``mutable`` sites of the model in the chains of ``HMC`` or ``NUTS``.
-
-    They come from the first start, which the kernel substitutes in all that it compiles; None
-    where they are not known, as of another kernel and of one that was pickled.
-    """
+    """Values of the ``param`` and ``mutable`` sites of the model in the chains of ``HMC`` or
+    ``NUTS``; None where they are not known, as of a kernel that was pickled."""
     start = getattr(kernel, "_init_fn", None)
     potential = getclosurevars(start).nonlocals.get("potential_fn_gen") if start else None
     fn: Any = potential.args[0].args[0] if potential else None
@@ -139,11 +135,8 @@ def mcmc_of_draws(
 
 
 class ResumableKernel(MCMCKernel):
-    """A kernel whose :meth:`init` is also called where ``MCMC`` takes up a chain again.
-
-    ``MCMC.run`` calls it there if ``_sample_fn`` is None, and discards the state that it returns.
-    It asks for ``_sample_fn`` only where it has a state, and says so in no other way.
-    """
+    """A kernel whose :meth:`init` is also called where ``MCMC`` takes up a chain again, which asks
+    for ``_sample_fn`` only where it has a state."""
 
     _is_taken_up = False
 
@@ -207,19 +200,20 @@ def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
     loc, factor = transform.loc[order], transform.scale_tril[order]
     if bool(jnp.all(order[1:] > order[:-1])):
         return loc, factor
-    # A root of the permuted covariance, made triangular again.
-    R = jnp.linalg.qr(factor.T, mode="r")
-    return loc, R.T * jnp.sign(jnp.diagonal(R))
+    return loc, _triangular(factor)
+
+
+def _triangular(root: Array) -> Array:
+    """A root of a permuted covariance, made triangular again."""
+    R = jnp.linalg.qr(root.T, mode="r")
+    return R.T * jnp.sign(jnp.diagonal(R))
 
 
 def params_of_normal(guide: Any, loc: Array, factor: Array) -> Params:
-    """
-    The parameters of a normal guide of this mean and covariance: :func:`normal_of_guide` inverted.
+    """The parameters of a normal guide of this mean and covariance, as :func:`normal_of_guide`.
 
-    :param guide: an ``AutoMultivariateNormal``, or an ``AutoNormal`` or ``AutoDiagonalNormal``,
-        whose variances are then those of each site given the others.
-    :param loc: ``(n,)``, in the order in which the model samples its sites.
-    :param factor: a lower triangular root of the covariance, ``(n, n)``, or its ``(n,)`` diagonal.
+    The variances of an ``AutoNormal`` or ``AutoDiagonalNormal`` are those of each site given the
+    others.
     """
     allowed = (AutoMultivariateNormal, AutoNormal, AutoDiagonalNormal)
     if not isinstance(guide, allowed):
@@ -245,9 +239,7 @@ def params_of_normal(guide: Any, loc: Array, factor: Array) -> Params:
     back = jnp.argsort(jnp.concatenate([jnp.ravel(place[name]) for name in trace if name in place]))
     if isinstance(guide, AutoDiagonalNormal):
         return {f"{prefix}_loc": loc[back], f"{prefix}_scale": scale[back]}
-    # A root of the permuted covariance, made triangular again.
-    R = jnp.linalg.qr(dense[back].T, mode="r")
-    return {f"{prefix}_loc": loc[back], f"{prefix}_scale_tril": R.T * jnp.sign(jnp.diagonal(R))}
+    return {f"{prefix}_loc": loc[back], f"{prefix}_scale_tril": _triangular(dense[back])}
 
 
 def posterior_guide(
@@ -259,9 +251,8 @@ def posterior_guide(
 ) -> tuple[Model, list[Params]]:
     """A guide whose call draws what ``sample_posterior`` draws, for all data, and its params.
 
-    Nearly every guide is that already and is returned. ``AutoLaplaceApproximation`` calls a
-    point mass while it is fitted, and becomes a Normal; ``AutoSemiDAIS`` fixes the size of its
-    minibatch, and gets the full one by ``on_every_row(model)``. A guide never called is set up.
+    Nearly every guide is that already. ``AutoLaplaceApproximation`` becomes a Normal;
+    ``AutoSemiDAIS`` gets all rows by ``on_every_row(model)``. A guide never called is set up.
     """
     if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
         seed(guide, 0)(*args, **kwargs)
@@ -331,38 +322,22 @@ class StartGiven(AutoGuide):
             return None if loc is None else biject_to(site["fn"].support)(loc)
 
         with block():
-            model = self.seen_model
-            fn = substitute(seed(model, rng_key), substitute_fn=at_start)
+            fn = substitute(seed(self.seen_model, rng_key), substitute_fn=at_start)
             transforms, replay, _, trace = _get_model_transforms(fn, args, kwargs)
-        self.prototype_trace = trace
-        self._potential_fn_gen, postprocess = get_potential_fn(
-            _prepare_model_for_potential(model, trace, enum=False),
-            transforms,
-            replay_model=replay,
-            dynamic_args=True,
-        )
-        self._potential_fn = self._potential_fn_gen(*args, **kwargs)
-        at_arguments: Any = postprocess(*args, **kwargs)
-        self._postprocess_fn = seed(at_arguments, 0)
-        self._init_locs = locs
-        plates = [site for site in trace.values() if site["type"] == "plate"]
-        latents = [s for s in trace.values() if s["type"] == "sample" and not s["is_observed"]]
-        self._prototype_frame_full_sizes = {site["name"]: site["args"][0] for site in plates}
-        self._prototype_plate_sizes = {}
-        frames: dict[str, Any] = {}
-        for frame in (frame for site in latents for frame in site["cond_indep_stack"]):
-            if frames.setdefault(frame.name, frame) != frame:
-                both = f"{frames[frame.name]} and {frame}"
-                raise ValueError(f"a plate has two dims or sizes, {both}; give it one of each.")
-        self._prototype_frames = frames
+        self.prototype_trace, self._init_locs = trace, locs
+        if replay:
+            model = _prepare_model_for_potential(self.seen_model, trace, enum=False)
+            whole: Any = partial(constrain_fn, model, args, kwargs, return_deterministic=True)
+            self._postprocess_fn = seed(whole, 0)
+        else:
+            self._postprocess_fn = partial(transform_fn, transforms)
 
 
 class ContinuousGuide(AutoContinuous, StartGiven):
     """NumPyro's ``AutoContinuous`` with its private hooks under public names.
 
     A subclass writes :meth:`latent_distribution`, and :meth:`prepare` where it has to look at the
-    model. The latent vector is in the order in which the model samples its sites, always: NumPyro's
-    own guides fall back to the order of the alphabet where their first random start was not finite.
+    model. The latent vector is in the order in which the model samples its sites.
     """
 
     prepared: Any = None
@@ -391,10 +366,7 @@ class ContinuousGuide(AutoContinuous, StartGiven):
         return sites
 
     def sample_vector(self, sample_shape: tuple[int, ...], args: tuple, kwargs: Params) -> Array:
-        """Latent vectors ``(*sample_shape, latent_dim)``, and the guide's own sites on the way.
-
-        One site, unless a guide has auxiliary variables; ``args`` and ``kwargs`` are the model's.
-        """
+        """Latent vectors ``(*sample_shape, latent_dim)``, and the guide's own sites on the way."""
         fn: Any = self.latent_distribution().expand_by(sample_shape)
         z: Any = numpyro.sample(f"_{self.prefix}_latent", fn, infer={"is_auxiliary": True})
         return z
@@ -402,10 +374,8 @@ class ContinuousGuide(AutoContinuous, StartGiven):
     def constrain(
         self, latent: Array, params: Params, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Sites:
-        """Latent vectors ``(*sample_shape, latent_dim)`` as constrained and deterministic sites.
-
-        Deterministic sites are those on ``args`` and ``kwargs`` if any, or on the first call's.
-        """
+        """Latent vectors ``(*sample_shape, latent_dim)`` as constrained and deterministic sites, on
+        ``args`` and ``kwargs`` if there are any, or on the first call's."""
         guide = self
         if args or kwargs:
             guide = copy.copy(self)

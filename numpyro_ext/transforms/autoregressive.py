@@ -41,20 +41,15 @@ class MaskedAffineAutoregressive(_Autoregressive):
 
     where :math:`(m, s_{raw}) = net(y)` and :math:`c` is ``clamp``. Given y, all of x comes from one
     pass, :math:`x = (y - m) \odot e^{-s}`, so the density of a given point is cheap. Given x, the
-    coordinates of y come one after the other: a draw takes :math:`d` passes, and so does its
-    gradient. NumPyro's ``InverseAutoregressiveTransform`` makes the opposite trade.
-
-    The network must be autoregressive (entry i of m and of :math:`s_{raw}` depends on the entries
-    of y before i alone); nothing here can check that, and a network that is not gives wrong
-    densities. The log-scales are bounded as in
-    :class:`~numpyro_ext.transforms.coupling.AffineCoupling`; the paper's are free.
+    coordinates of y come one after the other: a draw takes :math:`d` passes.
 
     :param net: a callable from ``(*batch, d)`` to ``(*batch, 2 * d)``: m and :math:`s_{raw}`
-        concatenated.
+        concatenated. Entry i of both must depend on the entries before i alone; nothing here can
+        check that, and a network that is not autoregressive gives wrong densities.
     :param float clamp: the bound :math:`c > 0` of :math:`|s|`.
 
-    **Reference:** *Masked autoregressive flow for density estimation*, equations 2-5, George
-    Papamakarios, Theo Pavlakou, Iain Murray (2017)
+    **Reference:** *Masked autoregressive flow for density estimation*, equations 2-5,
+    Papamakarios, Pavlakou and Murray (NIPS 2017)
 
     >>> from numpyro_ext.transforms import MaskedAffineAutoregressive
     >>> def net(y):  # the second coordinate is shifted by the square of the first
@@ -96,20 +91,13 @@ class GatedInverseAutoregressive(_Autoregressive):
         y_i = g_i x_i + (1 - g_i)\, m_i, \qquad g = \sigma(s_{raw} + 2), \qquad
         \log\left|\det \frac{\partial y}{\partial x}\right| = \sum_i \log g_i ,
 
-    where :math:`(m, s_{raw}) = net(x)` are functions of :math:`x_{<i}`. The gate keeps the scale
-    between 0 and 1: unlike an exponential it cannot explode, and it forgets rather than adds. A
-    draw and its density cost one pass. The inverse takes :math:`d` passes, and where gates are
-    nearly closed it loses digits. The number 2 opens the gates at the start (:math:`g = 0.88` where
-    the network gives zeros).
+    where :math:`(m, s_{raw}) = net(x)` are functions of :math:`x_{<i}`. A draw and its density cost
+    one pass. The inverse takes :math:`d` passes, and where gates are nearly closed it loses digits.
 
-    The network must be autoregressive, as for :class:`MaskedAffineAutoregressive`.
-
-    :param net: a callable from ``(*batch, d)`` to ``(*batch, 2 * d)``: m and :math:`s_{raw}`
-        concatenated.
+    :param net: as of :class:`MaskedAffineAutoregressive`.
 
     **Reference:** *Improving variational inference with inverse autoregressive flow*, equations 14
-    and 15 and algorithm 1, Diederik P. Kingma, Tim Salimans, Rafal Jozefowicz, Xi Chen, Ilya
-    Sutskever, Max Welling (NIPS 2016)
+    and 15 and algorithm 1, Kingma et al. (NIPS 2016)
 
     >>> from numpyro_ext.transforms import GatedInverseAutoregressive
     >>> flow = GatedInverseAutoregressive(lambda x: jnp.zeros((*x.shape[:-1], 4)))

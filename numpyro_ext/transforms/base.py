@@ -42,8 +42,8 @@ class VectorTransform(Transform):
     A subclass writes :meth:`call_with_intermediates`, which returns
     :math:`(f(x), \log|\det \partial f / \partial x|)`, and ``_inverse``. It lists in ``arrays``
     the attributes with arrays in them (leaves of the pytree, so that they cross ``jit``, ``vmap``
-    and ``grad``) and in ``static`` the others. All leading axes are batch axes. The log determinant
-    is kept with a draw of ``TransformedDistribution``, so the density of an own draw never inverts.
+    and ``grad``) and in ``static`` the others. All leading axes are batch axes. The density of an
+    own draw never inverts.
 
     **Reference:** Papamakarios, Nalisnick, Rezende, Mohamed and Lakshminarayanan, *Normalizing
     flows for probabilistic modeling and inference* (JMLR 2021), section 2.
@@ -64,17 +64,13 @@ class VectorTransform(Transform):
     """
 
     arrays: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes that are arrays, or pytrees of arrays."""
     static: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes that are not."""
 
     @property
     def domain(self) -> constraints.Constraint:
         return constraints.real_vector
 
-    @property
-    def codomain(self) -> constraints.Constraint:
-        return constraints.real_vector
+    codomain = domain
 
     @abstractmethod
     def call_with_intermediates(self, x: Float[Array, "*batch d"]) -> tuple[Array, Array]:

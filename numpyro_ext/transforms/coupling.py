@@ -15,9 +15,9 @@ class Coupling(VectorTransform):
     r"""Base of the coupling layers :math:`(a, b) \mapsto (a, g(b; net(a)))`, g invertible in b.
 
     Here :math:`a` is the first ``split`` of the :math:`d` coordinates; these never move, so layers
-    are stacked with a permutation in between. The inverse costs one pass through the network too,
-    because it meets the same :math:`net(a)`. A subclass says how many outputs the network has for
-    each coordinate that moves (``outputs_per_coordinate``), and writes :meth:`move`.
+    are stacked with a permutation in between. The inverse costs one pass through the network too. A
+    subclass says how many outputs the network has for each coordinate that moves
+    (``outputs_per_coordinate``), and writes :meth:`move`.
 
     :param net: a callable from ``(*batch, split)`` to
         ``(*batch, outputs_per_coordinate * (d - split))``. What ``numpyro.module`` returns will do.
@@ -41,16 +41,13 @@ class Coupling(VectorTransform):
     arrays = ("net",)
     static = ("split",)
     outputs_per_coordinate: int
-    """Numbers that the network gives for each coordinate that moves."""
 
     def __init__(self, net: Callable[[Array], Array], split: int) -> None:
         self.net = as_pytree(net)
         self.split = check_count("split", split)
 
     @abstractmethod
-    def move(
-        self, b: Float[Array, "*batch n"], out: Float[Array, "*batch k"], inverse: bool
-    ) -> tuple[Array, Array]:
+    def move(self, b: Array, out: Array, inverse: bool) -> tuple[Array, Array]:
         """:math:`g(b)`, or its inverse, and the log of the absolute derivative of each entry."""
 
     def call_with_intermediates(self, x: Float[Array, "*batch d"]) -> tuple[Array, Array]:
@@ -74,9 +71,7 @@ class Coupling(VectorTransform):
 
 
 class AdditiveCoupling(Coupling):
-    r"""The additive coupling layer of NICE on vectors of length :math:`d`.
-
-    With :math:`x = (a, b)`, :math:`a` the first ``split`` of the :math:`d` coordinates,
+    r"""The additive coupling layer of NICE.
 
     .. math::
         y = (a,\; b + net(a)), \qquad
@@ -96,16 +91,12 @@ class AdditiveCoupling(Coupling):
 
     outputs_per_coordinate = 1
 
-    def move(
-        self, b: Float[Array, "*batch n"], out: Float[Array, "*batch k"], inverse: bool
-    ) -> tuple[Array, Array]:
+    def move(self, b: Array, out: Array, inverse: bool) -> tuple[Array, Array]:
         return (b - out if inverse else b + out), jnp.zeros_like(b)
 
 
 class AffineCoupling(Coupling):
-    r"""The affine coupling layer of RealNVP on vectors of length :math:`d`.
-
-    With :math:`x = (a, b)`, :math:`a` the first ``split`` of the :math:`d` coordinates,
+    r"""The affine coupling layer of RealNVP.
 
     .. math::
         y = (a,\; b \odot e^{s} + t), \qquad (s_{raw}, t) = net(a), \qquad
@@ -113,15 +104,14 @@ class AffineCoupling(Coupling):
         \log\left|\det \frac{\partial y}{\partial x}\right| = \sum_i s_i ,
 
     where :math:`c` is ``clamp``, a learnt factor in the paper: one layer stretches a coordinate by
-    at most :math:`e^{c}`. Targets whose scale varies by more (a funnel's neck) need several layers
-    or a larger ``clamp``, at the price of exploding draws early in training.
+    at most :math:`e^{c}`.
 
     :param net: a callable from ``(*batch, split)`` to ``(*batch, 2 * (d - split))``:
         :math:`s_{raw}` and :math:`t` concatenated.
     :param float clamp: the bound :math:`c > 0` of :math:`|s|`.
 
-    **Reference:** *Density estimation using Real NVP*, equations 4-8, Laurent Dinh, Jascha
-    Sohl-Dickstein, Samy Bengio (2017)
+    **Reference:** *Density estimation using Real NVP*, equations 4-8, Dinh, Sohl-Dickstein and
+    Bengio (ICLR 2017)
 
     >>> from numpyro_ext.transforms import AffineCoupling
     >>> banana = AffineCoupling(lambda a: jnp.concatenate([0 * a, 3 * (a**2 - 1)], -1), split=1)
@@ -141,9 +131,7 @@ class AffineCoupling(Coupling):
         super().__init__(net, split)
         self.clamp = clamp
 
-    def move(
-        self, b: Float[Array, "*batch n"], out: Float[Array, "*batch k"], inverse: bool
-    ) -> tuple[Array, Array]:
+    def move(self, b: Array, out: Array, inverse: bool) -> tuple[Array, Array]:
         s_raw, t = jnp.split(out, 2, axis=-1)
         s = softly_bounded(s_raw, self.clamp)
         return ((b - t) * jnp.exp(-s) if inverse else b * jnp.exp(s) + t), s

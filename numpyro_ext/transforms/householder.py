@@ -16,8 +16,7 @@ class HouseholderTransform(VectorTransform):
         f(z) = z - 2\, \frac{v \cdot z}{|v|^2}\, v, \qquad
         \log\left|\det \frac{\partial f}{\partial z}\right| = 0, \qquad f^{-1} = f .
 
-    Products of at most :math:`d` reflections are all the orthogonal maps: between two scalings they
-    make a full covariance. Directly on the spherical base of a flow they do nothing.
+    Products of at most :math:`d` reflections are all the orthogonal maps.
 
     :param v: the ``(d,)`` normal vector, of any length but 0.
 

@@ -23,8 +23,7 @@ class LeapfrogTransform(VectorTransform):
 
     The map keeps volume exactly, and the Hamiltonian up to :math:`O(\epsilon^2)`; steps above
     :math:`2 / \sqrt{\lambda}`, :math:`\lambda` the largest eigenvalue of the Hessian of U, are
-    unstable. Gradients of a loss take second derivatives of U, and memory in proportion to the
-    number of steps.
+    unstable.
 
     :param grad_potential: :math:`\nabla U`, from ``(*batch, d)`` positions to ``(*batch, d)``
         gradients.
@@ -32,7 +31,7 @@ class LeapfrogTransform(VectorTransform):
     :param int num_steps: number of leapfrog steps.
 
     **Reference:** *Markov chain Monte Carlo and variational inference: bridging the gap*, algorithm
-    3, Tim Salimans, Diederik P. Kingma, Max Welling (2015)
+    3, Salimans, Kingma and Welling (ICML 2015)
 
     >>> from numpyro_ext.transforms import LeapfrogTransform
     >>> flow = LeapfrogTransform(lambda z: z, 0.1, 3)  # U = z^2 / 2
@@ -45,10 +44,7 @@ class LeapfrogTransform(VectorTransform):
     static = ("num_steps",)
 
     def __init__(
-        self,
-        grad_potential: Callable[[Array], Array],
-        step_size: float | Array,
-        num_steps: int,
+        self, grad_potential: Callable[[Array], Array], step_size: float | Array, num_steps: int
     ) -> None:
         if jnp.ndim(step_size) == 0:
             check_positive("step_size", step_size)

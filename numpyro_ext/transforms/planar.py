@@ -20,10 +20,9 @@ class PlanarTransform(VectorTransform):
         = \log\left|1 + (1 - \tanh^2 a)\, u \cdot w\right| .
 
     It is invertible exactly if :math:`u \cdot w > -1`; :meth:`constrain` turns any pair into one
-    that is. One layer makes one bend, whatever :math:`d` is: above some ten dimensions many are
-    needed. Along w the inverse is the root :math:`t` of the increasing function
+    that is. Along w the inverse is the root :math:`t` of the increasing function
     :math:`t + (u \cdot w) \tanh(t + b) = w \cdot y`, found by bisection to the last digit and
-    differentiated by the implicit function theorem; then :math:`z = y - u \tanh(t + b)`.
+    differentiated by the implicit function theorem.
 
     :param u: the ``(d,)`` direction of the shift.
     :param w: the ``(d,)`` normal vector of the plane.
@@ -56,9 +55,8 @@ class PlanarTransform(VectorTransform):
         r"""A ``u`` with :math:`u \cdot w > -1`: :math:`u + (m(u \cdot w) - u \cdot w) w / |w|^2`.
 
         Here :math:`m(t) = -1 + \log(1 + (e - 1) e^t)`, the paper's increasing map of the numbers to
-        :math:`(-1, \infty)`, moved so that :math:`m(0) = 0`. Hence :math:`|m(t)| \le |t|`, and the
-        result is never longer than u; with the paper's :math:`m(t) = -1 + \log(1 + e^t)` it grows
-        like :math:`0.31 / |w|` where w is small. With :math:`w = 0` every u is allowed.
+        :math:`(-1, \infty)`, moved so that :math:`m(0) = 0`. Hence the result is never longer than
+        u. With :math:`w = 0` every u is allowed.
         """
         product, square = jnp.dot(u, w), jnp.dot(w, w)
         # m(t) - t, exact near 0, and in forms that overflow for neither sign.

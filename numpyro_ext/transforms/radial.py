@@ -24,14 +24,12 @@ class RadialTransform(VectorTransform):
     :math:`r` is the positive root of :math:`r^2 + (\alpha + \beta - r') r - \alpha r' = 0`, with
     :math:`r'` the radius of the image.
 
-    A layer changes the density around one point, by the same amount in all directions.
-
     :param center: the ``(d,)`` point c.
     :param alpha: :math:`\alpha > 0`, a length.
     :param beta: :math:`\beta > -\alpha`, a length; positive values expand.
 
     **Reference:** *Variational inference with normalizing flows*, equation 14 and appendix A.2,
-    Danilo Jimenez Rezende, Shakir Mohamed (2015)
+    Rezende and Mohamed (ICML 2015)
 
     >>> from numpyro_ext.transforms import RadialTransform
     >>> flow = RadialTransform(jnp.array([0.2, 0.3]), 0.8, -0.5)

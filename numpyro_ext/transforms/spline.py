@@ -62,16 +62,12 @@ class RationalQuadraticSpline(VectorTransform):
                 f"widths, heights and derivatives end in axes of {sizes}; they must be K, K and"
                 " K - 1 long."
             )
-        for name, value in (("widths", widths), ("heights", heights)):
-            if not isinstance(value, Tracer) and not isinstance(bound, Tracer):
-                total = np.sum(np.asarray(value), axis=-1)
-                if not np.allclose(total, 2 * np.asarray(bound), rtol=1e-4) or np.any(value <= 0):
-                    raise ValueError(
-                        f"{name} add up to {np.ravel(total)[0]:.6g} with bound {bound}; they must"
-                        " be positive and add up to 2 * bound."
-                    )
-        if not isinstance(derivatives, Tracer) and np.any(np.asarray(derivatives) <= 0):
-            raise ValueError("derivatives has entries that are not positive; all of them must be.")
+        if not any(isinstance(x, Tracer) for x in (widths, heights, derivatives, bound)):
+            for name, value in (("widths", widths), ("heights", heights)):
+                if not np.allclose(np.sum(np.asarray(value), axis=-1), 2 * bound, rtol=1e-4):
+                    raise ValueError(f"{name} must add up to 2 * bound, which is {2 * bound}.")
+            if any(np.any(np.asarray(x) <= 0) for x in (widths, heights, derivatives)):
+                raise ValueError("widths, heights and derivatives must be positive.")
         self.widths, self.heights, self.derivatives = widths, heights, derivatives
         self.bound = bound
 
@@ -124,10 +120,8 @@ class RationalQuadraticSpline(VectorTransform):
         return jnp.where(inside, moved, x), jnp.where(inside, log_slope, 0.0)
 
     def _bin(self, x: Array, sizes: Array) -> tuple[Array, ...]:
-        """Left knot, width, height and the two derivatives of the bin of each entry of x.
-
-        ``sizes`` are the widths or, if x is an image, the heights.
-        """
+        """Left knot, width, height and the two derivatives of the bin of each entry of x, of which
+        ``sizes`` are the widths or, if x is an image, the heights."""
         ends = jnp.cumsum(sizes, axis=-1)[..., :-1] - self.bound
         k = jnp.sum(x[..., None] >= ends, axis=-1, keepdims=True)
         end = jnp.ones((*self.derivatives.shape[:-1], 1), self.derivatives.dtype)
@@ -153,16 +147,13 @@ class RationalQuadraticSpline(VectorTransform):
 class SplineCoupling(Coupling):
     r"""A coupling layer whose moving half goes through rational-quadratic splines.
 
-    With :math:`x = (a, b)`, :math:`a` the first ``split`` of the :math:`d` coordinates,
-
     .. math::
         y = (a,\; \text{spline}(b; net(a))), \qquad
         \log\left|\det \frac{\partial y}{\partial x}\right| = \sum_i \log \text{spline}'(b_i) ,
 
     where each coordinate of :math:`b` has a :class:`RationalQuadraticSpline` with ``num_bins`` bins
     between ``-bound`` and ``bound``. A network that gives zeros is the identity. Widths and heights
-    are softmax shares of :math:`2B`, at least a thousandth of the mean one, and derivatives are
-    softplus with a minimum of 0.001. One layer can make several modes in a coordinate.
+    are softmax shares of :math:`2B`, and derivatives softplus, each with a minimum of 0.001.
 
     :param net: a callable from ``(*batch, split)`` to
         ``(*batch, (d - split) * (3 * num_bins - 1))``.
@@ -197,9 +188,7 @@ class SplineCoupling(Coupling):
     def outputs_per_coordinate(self) -> int:
         return 3 * self.num_bins - 1
 
-    def move(
-        self, b: Float[Array, "*batch n"], out: Float[Array, "*batch k"], inverse: bool
-    ) -> tuple[Array, Array]:
+    def move(self, b: Array, out: Array, inverse: bool) -> tuple[Array, Array]:
         raw = out.reshape(*b.shape, self.outputs_per_coordinate)
         return RationalQuadraticSpline.from_unconstrained(raw, self.bound).with_log_slopes(
             b, inverse

@@ -92,15 +92,3 @@ A_CLASS = r"must be a function; .* pass it a guide and not its class"
 def test_is_answered_by_a_sentence(mistake, error, match):
     with pytest.raises(error, match=match):
         mistake()
-
-
-def test_a_plate_entered_at_two_dims_is_refused():
-    """As NumPyro's guides refuse it, which cannot say where the rows of such a plate are."""
-
-    def twice():
-        for name, dim in {"a": -1, "b": -2}.items():
-            with numpyro.plate("rows", 2, dim=dim):
-                numpyro.sample(name, dist.Normal(0.0, 1.0))
-
-    with pytest.raises(ValueError, match=r"'rows', dim=-1, size=2.*'rows', dim=-2, size=2"):
-        handlers.seed(AutoRealNVPNormal(twice, init_from=None), 0)()
