@@ -22,7 +22,13 @@ import pytest
 
 from numpyro_ext._networks import as_pair
 from numpyro_ext.expfam import Gaussian
-from numpyro_ext.guides import AutoImplicit, FlowGuide, with_critic
+from numpyro_ext.guides import (
+    AutoAuxiliary,
+    AutoImplicit,
+    AutoRealNVPNormal,
+    FlowGuide,
+    with_critic,
+)
 from numpyro_ext.objectives import DensityRatioELBO
 from numpyro_ext.svae import SVAEELBO, FixedGaussian, GaussianPotential, SVAEGuide
 
@@ -144,6 +150,22 @@ PLACES = {
             joint,
             with_critic(AutoImplicit(joint, hidden_dims=(2,), init_from=None), net(2, 1)),
             DensityRatioELBO(3),
+        ),
+    ),
+    "AutoAuxiliary": (
+        Linen,
+        lambda net: (
+            joint,
+            AutoAuxiliary(joint, network=net(2, 4), reverse_network=net(2, 4), init_from=None),
+            Trace_ELBO(2),
+        ),
+    ),
+    "AutoRealNVPNormal": (
+        equinox_net,
+        lambda net: (
+            joint,
+            AutoRealNVPNormal(joint, num_flows=2, network=net(1, 2), init_from=None),
+            Trace_ELBO(2),
         ),
     ),
 }
@@ -287,3 +309,13 @@ def test_state_that_is_held_constant_is_fine():
         guide = flow(module, num_flows=0)
         params = SVI(local, guide, optax.sgd(1.0), Trace_ELBO()).init(random.key(0), X)[0][1][0]
         np.testing.assert_allclose(guide.get_posterior(params, X).mean, module(X)[:, :2], rtol=1e-5)
+
+
+def test_other_places_say_their_width():
+    net = stax.Dense(3)
+    flows = AutoRealNVPNormal(joint, num_flows=1, network=net, init_from=None)
+    with pytest.raises(ValueError, match=r"it must give \(2,\), with split 1 of 2 coordinates"):
+        seed(flows, random.key(0))(X[:, 0])
+    auxiliary = AutoAuxiliary(joint, network=net, init_from=None)
+    with pytest.raises(ValueError, match=r"length 4: 2 means and 2 log-scales; or a pair"):
+        seed(auxiliary, random.key(0))(X[:, 0])

@@ -20,7 +20,7 @@ from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.handlers import every_row, first_rows, valid_plates
 from numpyro_ext._model.read import continuous_latents, frames, shape_trace, trace_of
 from numpyro_ext._networks import Network, as_pair
-from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext._typing import Model, Params, Shape, Sites
 from numpyro_ext.guides.base import check_model, check_params, draws_of
 
 
@@ -105,12 +105,7 @@ class AmortizedGuide(AutoGuide):
             yield x
 
     def sample_posterior(
-        self,
-        rng_key: Array,
-        params: Params,
-        *args: Any,
-        sample_shape: tuple[int, ...] = (),
-        **kwargs: Any,
+        self, rng_key: Array, params: Params, *args: Any, sample_shape: Shape = (), **kwargs: Any
     ) -> Sites:
         """As :meth:`AutoJoint.sample_posterior`, for all rows of the data in ``args``."""
 

@@ -33,7 +33,7 @@ from numpyro_ext._model.modes import SEARCH, InitFrom, Mode, Modes, check_sites,
 from numpyro_ext._model.read import ModelInfo, call_and_trace
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._numpyro import ContinuousGuide
-from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext._typing import Model, Params, Shape, Sites
 
 NUM_QUANTILE_DRAWS = 10_000
 
@@ -98,7 +98,7 @@ class AutoJoint(ContinuousGuide):
         self,
         rng_key: Array,
         params: Params,
-        sample_shape: tuple[int, ...] = (),
+        sample_shape: Shape = (),
         args: tuple = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Array:
@@ -118,12 +118,7 @@ class AutoJoint(ContinuousGuide):
         return self.draw(rng_key, params, (check_count("num_samples", num_samples),))
 
     def sample_posterior(
-        self,
-        rng_key: Array,
-        params: Params,
-        *args: Any,
-        sample_shape: tuple[int, ...] = (),
-        **kwargs: Any,
+        self, rng_key: Array, params: Params, *args: Any, sample_shape: Shape = (), **kwargs: Any
     ) -> Sites:
         """Draws of the latent sites, constrained, with the model's deterministic sites.
 
@@ -291,7 +286,7 @@ class AutoWithoutDensity(AutoAtModes):
     """
 
     @abstractmethod
-    def sample_vector(self, sample_shape: tuple[int, ...], args: tuple, kwargs: Params) -> Array:
+    def sample_vector(self, sample_shape: Shape, args: tuple, kwargs: Params) -> Array:
         """Latent vectors ``(*sample_shape, latent_dim)``, and the guide's own sites on the way."""
 
     def auxiliary(self, name: str, fn: dist.Distribution) -> Any:
@@ -358,7 +353,7 @@ def check_params(params: Params, names: Iterable[str], guide: Any) -> None:
 def draws_of[T](
     draw: Callable[[Array], T],
     rng_key: Array,
-    sample_shape: tuple[int, ...],
+    sample_shape: Shape,
     batch_size: int | None = None,
 ) -> T:
     """``draw(key)`` for a key of each draw, with the sample shape in front of every array, at most

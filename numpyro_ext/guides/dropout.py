@@ -1,6 +1,6 @@
 """Dropout as a guide: whole inputs of each weight matrix are left out at random."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 import warnings
@@ -22,7 +22,7 @@ from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.read import ModelInfo, latent_sites, layers, trace_of
 from numpyro_ext._model.start import draw_params, guide_start
 from numpyro_ext._numpyro import StartGiven
-from numpyro_ext._typing import Model, Params, Sites, Trace
+from numpyro_ext._typing import Model, Params, Shape, Sites, Trace
 from numpyro_ext.guides.base import check_model, check_params, draws_of
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
 
@@ -78,6 +78,8 @@ class AutoDropout(StartGiven):
     :param model: a NumPyro model whose weight matrices have priors ``Normal(0, scale)`` with a
         fixed scale, read at the first call.
     :param keep_prob: p in (0, 1], a number or a dict by site; sites that the dict lacks keep all.
+    :param sites: names of the matrices; by default every latent site of two or more event
+        dimensions.
     :param in_axis: the axis of the inputs, counted from the last (-1 or -2).
 
     **References:** *Dropout as a Bayesian approximation*, section 3, Gal and Ghahramani (ICML
@@ -103,6 +105,7 @@ class AutoDropout(StartGiven):
 
     model: Model = field(kw_only=False)
     keep_prob: float | Mapping[str, float] = 0.95
+    sites: Collection[str] | None = None
     in_axis: int | None = None
     prefix: str = "auto"
     init_loc_fn: Callable[..., Any] = field(default_factory=init_to_fan_in)
@@ -130,10 +133,11 @@ class AutoDropout(StartGiven):
         info = read_global(self.model, args, kwargs, because=because)
         priors = normal_priors(self.model, info, args, kwargs)
         dims = {name: prior.event_dim for name, prior in priors.items()}
-        chosen = [name for name, dim in dims.items() if dim >= 2]
-        for name in self.keep_prob if isinstance(self.keep_prob, Mapping) else chosen:
-            if name not in chosen:
-                raise ValueError(f"keep_prob names '{name}'; the weight matrices are {chosen}.")
+        matrices = [name for name, dim in dims.items() if dim >= 2]
+        chosen = matrices if self.sites is None else list(self.sites)
+        for name in [*chosen, *(self.keep_prob if isinstance(self.keep_prob, Mapping) else ())]:
+            if name not in matrices:
+                raise ValueError(f"'{name}' is named; the weight matrices are {matrices}.")
         if not chosen:
             raise ValueError(
                 f"the model has no latent site of two event dimensions but {sorted(dims)}; declare"
@@ -144,7 +148,7 @@ class AutoDropout(StartGiven):
             if prior.precision is None:
                 raise ValueError(
                     f"the prior of '{name}' {prior.problem}; it must be Normal(0, scale) with a"
-                    " fixed scale."
+                    " fixed scale, or leave the site out of `sites`, which makes it a point mass."
                 )
             p = self.keep_prob
             p = p.get(name, 1.0) if isinstance(p, Mapping) else p
@@ -205,12 +209,7 @@ class AutoDropout(StartGiven):
         return value, jnp.sum(each, axis=tuple(range(-event_dim, 0)))
 
     def sample_posterior(
-        self,
-        rng_key: Array,
-        params: Params,
-        *args: Any,
-        sample_shape: tuple[int, ...] = (),
-        **kwargs: Any,
+        self, rng_key: Array, params: Params, *args: Any, sample_shape: Shape = (), **kwargs: Any
     ) -> Sites:
         """As :meth:`AutoJoint.sample_posterior`."""
         locs = self._locs(params)

@@ -23,6 +23,7 @@ from numpyro.distributions.transforms import (
 )
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._networks import Network, as_pair
 from numpyro_ext.guides.base import AutoAtModes
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.transforms import VectorTransform
@@ -185,11 +186,16 @@ class CouplingFlowNormal(AutoFlowNormal):
     With one latent dimension the guide is a normal distribution with such a skew at most.
 
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, in its place,
+        from :math:`\lfloor d/2 \rfloor` inputs to the coupling's number of outputs for each of the
+        :math:`\lceil d/2 \rceil` coordinates that move, with weights of its own in each coupling.
     """
 
     hidden_dims: Sequence[int] = (32, 32)
+    network: Network | None = None
 
     def __post_init__(self) -> None:
+        self.network = as_pair(self.network, optional=True)
         self.hidden_dims = check_widths(self.hidden_dims)
         super().__post_init__()
 
@@ -217,5 +223,5 @@ class CouplingFlowNormal(AutoFlowNormal):
         :param int outputs: the number of outputs for each of the other coordinates.
         """
         split = self.latent_dim // 2
-        pair = mlp(self.hidden_dims, outputs * (self.latent_dim - split))
+        pair = self.network or mlp(self.hidden_dims, outputs * (self.latent_dim - split))
         return flat_module(f"{self.prefix}_net__{i}$params", pair, (split,)), split

@@ -16,7 +16,8 @@ from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, drawn_names, read_model
-from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext._networks import Network, as_pair
+from numpyro_ext._typing import Params, Shape, Sites, Trace
 from numpyro_ext.guides.base import (
     AutoWithoutDensity,
     apply_fixed_map,
@@ -72,8 +73,10 @@ class AutoHVI(AutoWithoutDensity):
     :param int num_steps: the number T of rounds, each with a velocity of its own.
     :param int num_leapfrog: leapfrog steps in a round.
     :param float step_size: the initial value of each :math:`\epsilon_t`.
-    :param hidden_dims: widths of the hidden layers of the reverse model, a linear layer plus an MLP
-        (ELU) of :math:`(z_t - loc) / scale` and a one-hot vector of t, which starts at N(0, I).
+    :param reverse_network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
+        :math:`(z_t - loc) / scale` and a one-hot vector of t, d + T numbers, to means and
+        log-scales, 2 d numbers, kept between -5 and 5. The default is a linear layer plus an MLP of
+        ``hidden_dims`` (ELU), which starts at N(0, I).
 
     **Reference:** *Markov chain Monte Carlo and variational inference: bridging the gap*, equation
     12 and algorithm 3, Salimans, Kingma and Welling (ICML 2015)
@@ -90,10 +93,12 @@ class AutoHVI(AutoWithoutDensity):
     num_steps: int = 3
     num_leapfrog: int = 1
     step_size: float = 0.1
+    reverse_network: Network | None = None
     hidden_dims: Sequence[int] = (32,)
 
     def __post_init__(self) -> None:
         check_positive("step_size", self.step_size)
+        self.reverse_network = as_pair(self.reverse_network, "reverse_network", optional=True)
         self.hidden_dims = check_widths(self.hidden_dims)
         self.num_steps = check_count("num_steps", self.num_steps)
         self.num_leapfrog = check_count("num_leapfrog", self.num_leapfrog)
@@ -111,7 +116,7 @@ class AutoHVI(AutoWithoutDensity):
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs  # for draws without the model's arguments
 
-    def sample_vector(self, sample_shape: tuple[int, ...], args: tuple, kwargs: Params) -> Array:
+    def sample_vector(self, sample_shape: Shape, args: tuple, kwargs: Params) -> Array:
         loc, scale, fixed = self.loc_and_scale()
         z = self.auxiliary("start", with_fixed_map(Normal(loc, scale).to_event(1), fixed))
         normal = Normal(0.0, 1.0).expand((self.num_steps, self.latent_dim))
@@ -124,7 +129,7 @@ class AutoHVI(AutoWithoutDensity):
         self,
         rng_key: Array,
         params: Params,
-        sample_shape: tuple[int, ...] = (),
+        sample_shape: Shape = (),
         args: tuple = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Array:
@@ -160,7 +165,7 @@ class AutoHVI(AutoWithoutDensity):
             f"{prefix}_step_size", jnp.full(T, self.step_size), constraint=positive
         )
         mass: Any = numpyro.param(f"{prefix}_mass", jnp.ones(d), constraint=positive)
-        pair = conditional_mlp(self.hidden_dims, d + T, d, 0.0)
+        pair = self.reverse_network or conditional_mlp(self.hidden_dims, d + T, d, 0.0)
         net = flat_module(f"{prefix}_reverse$params", pair, (d + T,))
 
         def one_round(z: Array, parts: tuple[Array, Array, Array]) -> tuple[Array, Array]:
@@ -173,7 +178,8 @@ class AutoHVI(AutoWithoutDensity):
             leapfrog = LeapfrogTransform(kick, eps, self.num_leapfrog)
             z, v = jnp.split(leapfrog(jnp.concatenate([z, v])), 2)
             out = net(jnp.concatenate([(z - loc) / scale, one_hot]))
-            return z, Normal(*mean_and_scale(out)).log_prob(v).sum()
+            mean, sd = mean_and_scale(out, d, "reverse_network")
+            return z, Normal(mean, sd).log_prob(v).sum()
 
         z, log_r = lax.scan(one_round, z, (v, steps, jnp.eye(T, dtype=v.dtype)))
         return apply_fixed_map(z, fixed), jnp.sum(log_r)

@@ -9,17 +9,22 @@ from jax import Array, lax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from numpyro.distributions import constraints
 from numpyro.handlers import block
 
+from numpyro_ext._checks import check_count, if_given
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.handlers import refuse_mutable
 from numpyro_ext._model.implicit import Implicit
 from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import params_in_scope
-from numpyro_ext._typing import Params
+from numpyro_ext._networks import Network, as_pair
+from numpyro_ext._typing import Params, Shape
 from numpyro_ext.guides.base import AutoWithoutDensity, apply_fixed_map
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.guides.transitions import LearntTransition
+from numpyro_ext.transforms.base import checked_output
 
 _DRAWS_AT_A_TIME = 256
 
@@ -31,8 +36,8 @@ class AutoImplicit(AutoWithoutDensity):
     In the model's unconstrained space of dimension d,
 
     .. math::
-        z = loc + scale \odot \epsilon + \mathrm{mlp}(\epsilon), \qquad
-        \epsilon \sim N(0, I_d),
+        z = loc + scale \odot \epsilon_{1..d} + \mathrm{mlp}(\epsilon), \qquad
+        \epsilon \sim N(0, I_{noise\_dim}),
 
     where the last layer of the network starts at zero, so that the guide starts at the normal
     approximation of the posterior at its mode. It has draws and no density. Train it with
@@ -50,7 +55,12 @@ class AutoImplicit(AutoWithoutDensity):
     take all rows of the data, of their arguments or of the first call; calls of the guide, as by
     ``Predictive``, follow their minibatch and spread further.
 
-    :param hidden_dims: widths of the hidden layers (ELU).
+    :param int noise_dim: number of standard normal numbers for a draw, at least d and by default d.
+        With fewer the draws lie on a surface, where neither a density nor its score exists.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
+        ``noise_dim`` to d numbers, for :math:`z = loc + net(\epsilon)`, whose initial weights say
+        where the guide starts.
+    :param hidden_dims: widths of the hidden layers of the default network (ELU).
     :param transition: ``Langevin(...)``, ``NNSampler(...)`` or None.
 
     **References:** *Gradient estimators for implicit models*, Li and Turner (ICLR 2018); *Learning
@@ -68,24 +78,44 @@ class AutoImplicit(AutoWithoutDensity):
     True
     """
 
+    noise_dim: int | None = None
+    network: Network | None = None
     hidden_dims: Sequence[int] = (64, 64)
     transition: LearntTransition | None = None
 
     def __post_init__(self) -> None:
+        self.network = as_pair(self.network, optional=True)
         self.hidden_dims = check_widths(self.hidden_dims)
+        self.noise_dim = if_given(check_count, "noise_dim", self.noise_dim)
         super().__post_init__()
+
+    def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
+        info = super().read(*args, **kwargs)
+        if self.noise_dim is not None and self.noise_dim < info.size:
+            raise ValueError(
+                f"noise_dim is {self.noise_dim}, but the model has {info.size} latent dimensions;"
+                f" it must be at least {info.size}: fewer numbers fill only a surface."
+            )
+        return info
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         return None if self.transition is None else (args, kwargs)
 
-    def sample_vector(
-        self, sample_shape: tuple[int, ...], args: tuple, kwargs: dict[str, Any]
-    ) -> Array:
+    def sample_vector(self, sample_shape: Shape, args: tuple, kwargs: Params) -> Array:
         d = self.latent_dim
-        loc, scale, fixed = self.loc_and_scale()
-        eps = self.auxiliary("noise", dist.Normal(jnp.zeros((*sample_shape, d)), 1.0).to_event(1))
-        net = flat_module(f"{self.prefix}_net$params", mlp(self.hidden_dims, d), (d,))
-        z = loc + net(eps) + scale * eps
+        n = self.noise_dim or d
+        loc, scale, fixed, _ = self.begin()
+        loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
+        noise = dist.Normal(jnp.zeros((*sample_shape, n)), 1.0).to_event(1)
+        eps = self.auxiliary("noise", noise)
+        pair = self.network or mlp(self.hidden_dims, d)
+        out = flat_module(f"{self.prefix}_net$params", pair, (n,))(eps)
+        because = "one number for each latent dimension"
+        z = loc + checked_output("the network", eps, out, (*sample_shape, d), because)
+        if self.network is None:
+            positive = constraints.softplus_positive
+            scale: Any = numpyro.param(f"{self.prefix}_scale", scale, constraint=positive)
+            z = z + scale * eps[..., :d]
         z = apply_fixed_map(z, fixed)
         if self.transition is not None:
             z = self._moved(z, self.transition, sample_shape, args, kwargs)
@@ -95,7 +125,7 @@ class AutoImplicit(AutoWithoutDensity):
         self,
         rng_key: Array,
         params: Params,
-        sample_shape: tuple[int, ...] = (),
+        sample_shape: Shape = (),
         args: tuple = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Array:
@@ -107,7 +137,7 @@ class AutoImplicit(AutoWithoutDensity):
         self,
         z: Array,
         transition: LearntTransition,
-        sample_shape: tuple[int, ...],
+        sample_shape: Shape,
         args: tuple,
         kwargs: dict[str, Any],
     ) -> Array:

@@ -22,7 +22,7 @@ from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import Site, drawn_names, read_model
 from numpyro_ext._model.start import params_in_scope
 from numpyro_ext._numpyro import default_key
-from numpyro_ext._typing import Params, Sites
+from numpyro_ext._typing import Params, Shape, Sites
 from numpyro_ext.guides.base import AutoJoint, levels_of
 from numpyro_ext.guides.gauss_newton import Linearised, Outputs
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
@@ -113,9 +113,7 @@ class AutoLaplaceGGN(AutoJoint):
         loc: Any = numpyro.param(f"{self.prefix}_loc", self.init_latent)
         return dist.Delta(loc, event_dim=1)
 
-    def sample_vector(
-        self, sample_shape: tuple[int, ...], args: tuple, kwargs: dict[str, Any]
-    ) -> Array:
+    def sample_vector(self, sample_shape: Shape, args: tuple, kwargs: Params) -> Array:
         in_training = drawn_names(self.model, args, kwargs) == set(self.latent_sites)
         if in_training and self.coords is None:
             return super().sample_vector(sample_shape, args, kwargs)
@@ -144,7 +142,7 @@ class AutoLaplaceGGN(AutoJoint):
         self,
         rng_key: Array,
         params: Params,
-        sample_shape: tuple[int, ...] = (),
+        sample_shape: Shape = (),
         args: tuple = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Array:

@@ -13,14 +13,9 @@ from numpyro_ext.transforms import MaskedAffineAutoregressive
 class AutoMAFNormal(AutoFlowNormal):
     r"""A normalizing-flow guide of masked autoregressive flows, over all latent sites together.
 
-    Each flow :math:`f_i` of :class:`AutoFlowNormal` is a
-    :class:`~numpyro_ext.transforms.autoregressive.MaskedAffineAutoregressive`,
-
-    .. math::
-        y_j = x_j e^{s_j(y_{<j})} + t_j(y_{<j}), \qquad \log|\det f_i'| = \sum_j s_j ,
-
-    where one network with masked weights gives all :math:`s_j` and :math:`t_j`. The order of the
-    coordinates is reversed between flows.
+    Each flow of :class:`AutoFlowNormal` is a
+    :class:`~numpyro_ext.transforms.autoregressive.MaskedAffineAutoregressive` of one network with
+    masked weights. The order of the coordinates is reversed between flows.
 
     The density of a given point costs one pass through the networks, but a draw (and its gradient)
     :math:`d` passes, so that steps are slow above some tens of dimensions. NumPyro's

@@ -93,9 +93,19 @@ def bounded(log_scale: Array, bound: float = 5.0) -> Array:
     return bound * jnp.tanh(log_scale / bound)
 
 
-def mean_and_scale(out: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation from the outputs of :func:`conditional_mlp`."""
-    mean, log_scale = jnp.split(out, 2, axis=-1)
+def mean_and_scale(out: Any, dim: int, what: str) -> tuple[Array, Array]:
+    """Mean and standard deviation of ``dim`` numbers from the outputs of a network, one array or a
+    pair; ``what`` is for the error if it gives another number of them."""
+    pair: Any = out if isinstance(out, tuple | list) else ()
+    if len(pair) == 2 and all(jnp.shape(array)[-1:] == (dim,) for array in pair):
+        return pair[0], jnp.exp(bounded(jnp.log(pair[1])))
+    shape: Any = jax.tree.map(jnp.shape, out)
+    if pair or shape[-1:] != (2 * dim,):
+        raise ValueError(
+            f"the {what} gives an output of shape {shape}; its last axis must have length"
+            f" {2 * dim}: {dim} means and {dim} log-scales; or a pair of means and deviations."
+        )
+    mean, log_scale = jnp.split(jnp.asarray(out), 2, axis=-1)
     return mean, jnp.exp(bounded(log_scale))
 
 

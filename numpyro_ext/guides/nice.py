@@ -10,19 +10,14 @@ from numpyro_ext.transforms import AdditiveCoupling
 class AutoNICENormal(CouplingFlowNormal):
     r"""A normalizing-flow guide of additive couplings, over all latent sites together.
 
-    Each flow :math:`f_i` of :class:`AutoFlowNormal` is an
-    :class:`~numpyro_ext.transforms.coupling.AdditiveCoupling`: a network t of the first
-    :math:`\lfloor d/2 \rfloor` coordinates a shifts the others,
-
-    .. math::
-        f_i(a, b) = (a,\; b + t_i(a)), \qquad \log|\det f_i'| = 0 .
+    Each flow of :class:`AutoFlowNormal` is an
+    :class:`~numpyro_ext.transforms.coupling.AdditiveCoupling`: a network of the first
+    :math:`\lfloor d/2 \rfloor` coordinates shifts the others.
 
     *Where it fails.* The couplings keep volume. The guide follows curved posteriors (a banana
     exactly), but q is nowhere denser than its normal base at its mode, and posteriors
     whose scale varies (a funnel) need :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`. In
     return it cannot explode: it is the calmest of the flows to train.
-
-    The arguments are those of :class:`CouplingFlowNormal` and :class:`AutoFlowNormal`.
 
     **Reference:** *NICE: non-linear independent components estimation*, equations 9-12, Dinh,
     Krueger and Bengio (ICLR workshop 2015)

@@ -10,6 +10,8 @@ from jax.scipy.special import ndtr
 from jax.scipy.stats import norm
 import numpyro.distributions as dist
 
+from numpyro_ext._typing import Shape
+
 LOG_SMALLEST_DENSITY = -69.0  # log 1e-30: a smaller density overflows when float32 divides by it
 
 
@@ -44,7 +46,7 @@ class DiagonalNormalMixture(dist.MixtureSameFamily):
     def has_rsample(self) -> bool:
         return True
 
-    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array | None, sample_shape: Shape = ()) -> Array:
         assert key is not None
         key_component, key_noise = random.split(key)
         c = self.mixing_distribution.sample(key_component, sample_shape)
@@ -52,7 +54,7 @@ class DiagonalNormalMixture(dist.MixtureSameFamily):
         return self.with_gradient(self.loc[c] + self.scale[c] * noise)
 
     def sample_with_intermediates(
-        self, key: Array | None, sample_shape: tuple[int, ...] = ()
+        self, key: Array | None, sample_shape: Shape = ()
     ) -> tuple[Array, list[Array]]:
         return self.sample(key, sample_shape), []
 
@@ -99,7 +101,7 @@ class FullNormalMixture(dist.MixtureSameFamily):
         return True
 
     def sample_with_intermediates(
-        self, key: Array | None, sample_shape: tuple[int, ...] = ()
+        self, key: Array | None, sample_shape: Shape = ()
     ) -> tuple[Array, list[Array]]:
         z, _ = super().sample_with_intermediates(key, sample_shape)
         return _without_gradient(z), []

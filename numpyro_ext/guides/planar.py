@@ -15,15 +15,9 @@ from numpyro_ext.transforms import PlanarTransform
 class AutoPlanarNormal(AutoFlowNormal):
     r"""A normalizing-flow guide of planar flows, over all latent sites together.
 
-    The flows of :class:`AutoFlowNormal` are
-
-    .. math::
-        f_i(x) = x + \hat u_i \tanh(w_i \cdot x + b_i), \qquad
-        |\det f_i'| = 1 + \tanh'(w_i \cdot x + b_i)\, \hat u_i \cdot w_i ,
-
-    where :math:`\hat u_i` is :math:`u_i` moved so that the flow is invertible
-    (:class:`~numpyro_ext.transforms.planar.PlanarTransform`). They start at :math:`\hat u_i = 0`
-    and random :math:`w_i`.
+    The flows of :class:`AutoFlowNormal` are each a
+    :class:`~numpyro_ext.transforms.planar.PlanarTransform`, whose u is moved so that it is
+    invertible, and starts at 0, beside a random w.
 
     *Where it fails.* Each flow makes one bend along one direction, so a strongly curved posterior
     needs many; above some ten dimensions :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal` is

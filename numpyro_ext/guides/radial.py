@@ -16,16 +16,9 @@ from numpyro_ext.transforms import RadialTransform
 class AutoRadialNormal(AutoFlowNormal):
     r"""A normalizing-flow guide of radial flows, over all latent sites together.
 
-    The flows of :class:`AutoFlowNormal` are
-
-    .. math::
-        f_i(x) = x + \frac{\beta_i}{\alpha_i + r} (x - c_i), \quad r = |x - c_i|, \qquad
-        |\det f_i'| = \Big(1 + \frac{\beta_i}{\alpha_i + r}\Big)^{d-1}
-        \Big(1 + \frac{\alpha_i \beta_i}{(\alpha_i + r)^2}\Big) ,
-
-    with :math:`\alpha_i > 0` and :math:`\beta_i > -\alpha_i`
-    (:class:`~numpyro_ext.transforms.radial.RadialTransform`). They start at :math:`\beta_i = 0` and
-    random centres.
+    The flows of :class:`AutoFlowNormal` are each a
+    :class:`~numpyro_ext.transforms.radial.RadialTransform`, which starts at :math:`\beta = 0` and a
+    random centre.
 
     *Where it fails.* A flow changes the density around one point, equally in all directions. That
     suits a posterior with a peak or a hole; it does not bend, as

@@ -11,11 +11,13 @@ from numpyro.distributions import Distribution, Normal, biject_to, constraints
 from numpyro.distributions.transforms import Transform
 from numpyro.handlers import block, substitute
 
-from numpyro_ext._checks import check_count
+from numpyro_ext._checks import check_choice, check_count, if_given
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
-from numpyro_ext._typing import Params, Sites, Trace
+from numpyro_ext._networks import Network, as_pair
+from numpyro_ext._typing import Params, Shape, Sites, Trace
 from numpyro_ext.guides.base import AutoWithoutDensity, with_fixed_map
-from numpyro_ext.guides.networks import check_widths, flat_module, mlp
+from numpyro_ext.guides.networks import bounded, check_widths, flat_module, mlp
+from numpyro_ext.transforms.base import checked_output
 
 # Of init_scale: where psi takes over the whole spread, the densities of its conditionals would
 # otherwise grow without bound.
@@ -29,21 +31,28 @@ class AutoSemiImplicit(AutoWithoutDensity):
     In the model's unconstrained space of dimension :math:`d`,
 
     .. math::
-        \psi &= loc + net(\epsilon), \quad \epsilon \sim N(0, I_d), \\
-        z &= \psi + scale \odot u, \quad u \sim N(0, I_d), \qquad
+        \psi &= (loc + net(\epsilon),\ scale), \quad \epsilon \sim N(0, I), \\
+        z &= \psi_{loc} + scale \odot u, \quad u \sim N(0, I_d), \qquad
         q(z) = E_\psi[q(z \mid \psi)] .
 
     The density of z is an integral, which :class:`~numpyro_ext.objectives.SemiImplicitELBO`, the
     loss for this guide, bounds from below and from above. Losses that need :math:`\log q` raise
-    :class:`IntractableDensityError`; losses that need only samples work too. Given enough units the
-    family contains every smooth density. The network starts at zero, so the guide starts at the
-    normal approximation of the posterior at its mode.
+    :class:`IntractableDensityError`; losses that need only samples work too. Given enough
+    :math:`\epsilon` and units the family contains every smooth density. The network starts at zero,
+    so the guide starts at the normal approximation of the posterior at its mode.
 
     *Where it fails.* Training tends to shrink ``scale`` while the network takes over the spread;
     ``scale`` stays above 0.001 of ``init_scale``. The bound is loose where ``scale`` is small
     compared with the spread of :math:`\psi`, as above some tens of dimensions.
 
-    :param hidden_dims: widths of the hidden layers (ELU).
+    :param int noise_dim: length of :math:`\epsilon`; d if None. Shorter noise spreads the means
+        over a manifold, of which ``scale`` is the thickness.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
+        ``noise_dim`` numbers to d shifts (and then d log-scales, if the covariance is conditional),
+        with weights in the vector ``{prefix}_net$params``, which say where the guide starts.
+    :param hidden_dims: widths of the hidden layers of the default network (ELU).
+    :param str covariance: ``"shared"``, one learnt vector ``{prefix}_scale``; or ``"conditional"``,
+        that vector times the exponential of the network's log-scales, between -5 and 5.
 
     **Reference:** *Semi-implicit variational inference*, equations 1-4, Yin and Zhou (ICML 2018)
 
@@ -57,26 +66,41 @@ class AutoSemiImplicit(AutoWithoutDensity):
     True
     """
 
+    noise_dim: int | None = None
+    network: Network | None = None
     hidden_dims: Sequence[int] = (64, 64)
+    covariance: str = "shared"
 
     def __post_init__(self) -> None:
+        self.network = as_pair(self.network, optional=True)
+        check_choice("covariance", self.covariance, ("shared", "conditional"))
         self.hidden_dims = check_widths(self.hidden_dims)
+        self.noise_dim = if_given(check_count, "noise_dim", self.noise_dim)
         super().__post_init__()
 
     def _mixing(self, noise: Array) -> tuple[Array, Array, list[Transform]]:
-        """``loc`` and ``scale`` given ``(..., d)`` noise, and the fixed map after the draw."""
+        """``loc`` and ``scale`` of the conditional at ``(..., noise_dim)`` noise, and the fixed map
+        after it."""
         d, prefix = self.latent_dim, self.prefix
-        net = flat_module(f"{prefix}_net$params", mlp(self.hidden_dims, d), (d,))
+        conditional = self.covariance == "conditional"
+        size = 2 * d if conditional else d
+        pair = self.network or mlp(self.hidden_dims, size)
+        net = flat_module(f"{prefix}_net$params", pair, noise.shape[-1:])
         loc, scale, fixed, _ = self.begin()
         floor = FLOOR * (1.0 if fixed else self.init_scale)
         loc: Any = numpyro.param(f"{prefix}_loc", loc)
         scale: Any = numpyro.param(
             f"{prefix}_scale", scale, constraint=constraints.greater_than(floor)
         )
-        return loc + net(noise), jnp.broadcast_to(scale, noise.shape), fixed
+        because = f"{d} shifts{f' and {d} log-scales' if conditional else ''}"
+        shape = (*noise.shape[:-1], size)
+        out = checked_output("the network", noise, net(noise), shape, because)
+        if conditional:
+            scale = floor + (scale - floor) * jnp.exp(bounded(out[..., d:]))
+        return loc + out[..., :d], jnp.broadcast_to(scale, (*noise.shape[:-1], d)), fixed
 
-    def sample_vector(self, sample_shape: tuple[int, ...], args: tuple, kwargs: Params) -> Array:
-        standard = Normal(0.0, 1.0).expand((*sample_shape, self.latent_dim))
+    def sample_vector(self, sample_shape: Shape, args: tuple, kwargs: Params) -> Array:
+        standard = Normal(0.0, 1.0).expand((*sample_shape, self.noise_dim or self.latent_dim))
         loc, scale, fixed = self._mixing(self.auxiliary("noise", standard.to_event(1)))
         z = with_fixed_map(Normal(loc, scale).to_event(1), fixed)
         return self.auxiliary("latent", z)
@@ -99,7 +123,7 @@ class AutoSemiImplicit(AutoWithoutDensity):
         """Draws of :math:`\\psi`: locations and scales, each ``(num_samples, latent_dim)``, before
         the fixed map."""
         self.check_fitted(params)
-        shape = (check_count("num_samples", num_samples), self.latent_dim)
+        shape = (check_count("num_samples", num_samples), self.noise_dim or self.latent_dim)
         with block(), substitute(data=params):
             return self._mixing(random.normal(rng_key, shape))[:2]
 

@@ -16,14 +16,10 @@ from numpyro_ext.transforms import RationalQuadraticSpline, SplineCoupling
 class AutoSplineNormal(CouplingFlowNormal):
     r"""A normalizing-flow guide of spline couplings, over all latent sites together.
 
-    Each flow :math:`f_i` of :class:`AutoFlowNormal` is a
+    Each flow of :class:`AutoFlowNormal` is a
     :class:`~numpyro_ext.transforms.spline.SplineCoupling`: a network of the first
-    :math:`\lfloor d/2 \rfloor` coordinates a gives each of the others an increasing spline
-    :math:`\sigma` of ``num_bins`` bins on ``[-bound, bound]``,
-
-    .. math::
-        f_i(a, b) = (a,\; \sigma_{i}(b;\, a)), \qquad
-        \log|\det f_i'| = \sum_j \log \sigma_{ij}'(b_j;\, a) .
+    :math:`\lfloor d/2 \rfloor` coordinates gives each of the others an increasing spline of
+    ``num_bins`` bins on ``[-bound, bound]``.
 
     *Where it fails.* Beyond ``bound`` standard deviations of the base the splines do nothing, so
     the tails are normal. A step takes longer than with

@@ -1,6 +1,6 @@
 """Models: a logistic regression, a network, and targets whose answers are known."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ def bayesian_mlp(
     y: Array | None = None,
     *,
     hidden: Sequence[int] = (50,),
+    activation: Callable[[Array], Array] = jax.nn.relu,
     weight_prior: Any = None,
     noise_prior: Any = None,
     num_classes: int | None = None,
@@ -51,7 +52,7 @@ def bayesian_mlp(
     r"""A Bayesian neural network for regression, or for classification.
 
     .. math::
-        a_0 = x, \qquad a_{l+1} = relu(a_l W_l + b_l), \qquad f = a_L W_L + b_L, \qquad
+        a_0 = x, \qquad a_{l+1} = h(a_l W_l + b_l), \qquad f = a_L W_L + b_L, \qquad
         y_n \sim N(f(x_n), 1 / \gamma),
 
     where ``num_classes`` makes f logits and y categorical, without a :math:`\gamma`. The sites are
@@ -64,6 +65,7 @@ def bayesian_mlp(
     :param X: features, shape ``(N, d)``.
     :param y: targets, shape ``(N,)``: numbers, or classes 0, 1, ...; None predicts them.
     :param hidden: widths of the hidden layers; ``()`` is a linear model.
+    :param activation: the function h.
     :param weight_prior: of every weight and bias; None for the standard normal.
     :param noise_prior: of the precision :math:`\gamma`, or its value; None for ``Gamma(6, 6)``.
     :param int num_classes: number of classes; None for regression.
@@ -82,21 +84,22 @@ def bayesian_mlp(
     for i, shape in enumerate(pairwise(widths)):
         w = numpyro.sample(f"w{i}", prior.expand(shape).to_event(2), infer={"in_axis": -2})
         layers.append((w, numpyro.sample(f"b{i}", prior.expand(shape[1:]).to_event(1))))
-    precision = dist.Gamma(6.0, 6.0) if noise_prior is None else noise_prior
-    if num_classes is None and isinstance(precision, dist.Distribution):
-        precision = numpyro.sample("noise_precision", precision)
+    prior_of_noise: Any = dist.Gamma(6.0, 6.0) if noise_prior is None else noise_prior
+    precision = prior_of_noise
+    if num_classes is None and isinstance(prior_of_noise, dist.Distribution):
+        precision = numpyro.sample("noise_precision", prior_of_noise)
     with numpyro.plate("data", len(X), subsample_size=subsample_size):
         a: Any = numpyro.subsample(X, event_dim=1)
         target = None if y is None else numpyro.subsample(y, event_dim=0)
         for i, (w, b) in enumerate(layers):
-            a = a @ w + b if i == 0 else jax.nn.relu(a) @ w + b
+            a = a @ w + b if i == 0 else activation(a) @ w + b
         f = a if num_classes is not None else a[:, 0]
         if y is None:
             numpyro.deterministic("f", f)
+        likelihood: Any = dist.Categorical(logits=f)
         if num_classes is None:
-            numpyro.sample("y", dist.Normal(f, jnp.asarray(precision) ** -0.5), obs=target)
-        else:
-            numpyro.sample("y", dist.Categorical(logits=f), obs=target)
+            likelihood = dist.Normal(f, jnp.asarray(precision) ** -0.5)
+        numpyro.sample("y", likelihood, obs=target)
 
 
 def scale_mixture(

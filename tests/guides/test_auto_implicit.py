@@ -42,6 +42,26 @@ def test_finds_a_correlated_normal():
     assert 0.92 < sd[0] and sd[1] < 1.12
 
 
+def pair(rng_key, input_shape):
+    return (2,), {"w": random.normal(rng_key, (input_shape[-1], 2))}
+
+
+def test_a_network_of_ones_own_gives_the_draw():
+    guide = AutoImplicit(
+        correlated,
+        noise_dim=5,
+        network=(pair, lambda p, x: jnp.tanh(x @ p["w"])),
+        prefix="mine",
+        init_from=None,
+    )
+    trace = handlers.trace(handlers.seed(guide, 0)).get_trace()
+    value = {name: site["value"] for name, site in trace.items()}
+    assert value["_mine_noise"].shape == (5,) and "mine_scale" not in value
+    w = value["mine_net$params"].reshape(5, 2)
+    expected = value["mine_loc"] + jnp.tanh(value["_mine_noise"] @ w)
+    assert jnp.allclose(value["_mine_latent"], expected) and jnp.allclose(value["z"], expected)
+
+
 def standard():
     numpyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
 
@@ -119,7 +139,12 @@ def test_draws_are_on_all_data_of_their_arguments():
 
 
 @pytest.mark.slow
-def test_arguments_without_values_are_asked_for():
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="noise_dim is 1, but the model has 2 latent dimensions"):
+        handlers.seed(AutoImplicit(correlated, noise_dim=1, init_from=None), 0)()
+    wrong = (lambda key, shape: ((3,), jnp.ones(1)), lambda p, x: p * jnp.ones(3))
+    with pytest.raises(ValueError, match=r"network turns shape \(2,\) into \(3,\)"):
+        handlers.seed(AutoImplicit(correlated, network=wrong, init_from=None), 0)()
     guide = AutoImplicit(subsampled, transition=Langevin(1), init_from=None)
     params = jax.jit(partial(start, guide, subsampled))(X)
     with pytest.raises(ValueError, match="had no values in the guide's first call"):

@@ -1,6 +1,6 @@
 """`AutoAuxiliary` and `with_reverse`: their densities add up, and what does not fit is named."""
 
-from functools import cache
+from functools import cache, partial
 
 import jax
 from jax import random
@@ -24,26 +24,35 @@ def model():
     numpyro.sample("a", dist.LogNormal(0.3 * b, 0.5))
 
 
+MAKE = {
+    "one layer": partial(AutoAuxiliary, model, aux_dim=3, hidden_dims=(5,), init_from=None),
+    "two layers": partial(
+        AutoAuxiliary, model, aux_dim=1, hidden_dims=(4,), num_layers=2, init_from=None
+    ),
+}
+every_kind = pytest.mark.parametrize("kind", MAKE)
+
+
 @cache
-def perturbed():
-    guide = AutoAuxiliary(
-        model, aux_dim=3, hidden_dims=(5,), init_scale=1.0, init_loc_fn=init_to_median
-    )
+def perturbed(kind):
+    guide = MAKE[kind](init_scale=1.0, init_loc_fn=init_to_median)
     svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
-    return guide, svi.get_params(svi.init(random.key(0))), moved(svi, 0.05)
+    return guide, svi, svi.get_params(svi.init(random.key(0))), moved(svi, 0.05)
 
 
 @pytest.mark.slow
-def test_log_weights_on_the_extended_space_average_to_the_evidence():
-    guide, _, params = perturbed()
+@every_kind
+def test_log_weights_on_the_extended_space_average_to_the_evidence(kind):
+    guide, _, _, params = perturbed(kind)
     weights = jnp.exp(log_weights(random.key(2), params, model, guide, num_samples=50_000))
     error = weights.std() / 50_000**0.5
     assert error < 0.03 and abs(weights.mean() - 1.0) < 5 * error
 
 
 @pytest.mark.slow
-def test_starts_at_the_normal_with_a_reverse_model_that_is_right():
-    guide, params, _ = perturbed()
+@every_kind
+def test_starts_at_the_normal_with_a_reverse_model_that_is_right(kind):
+    guide, _, params, _ = perturbed(kind)
     K = 20_000
     loss = jax.jit(lambda p: AuxiliaryELBO(K).loss(random.key(2), p, model, guide))(params)
     normal = dist.Normal(params["auto_loc"], 1.0)
@@ -53,12 +62,33 @@ def test_starts_at_the_normal_with_a_reverse_model_that_is_right():
     assert abs(-loss - terms.mean()) < 0.001 + 4 * terms.std() * (2 / K) ** 0.5
 
 
-def test_factor_is_minus_the_reverse_density():
-    guide, _, params = perturbed()
+@every_kind
+def test_factor_is_minus_the_reverse_density(kind):
+    guide, _, _, params = perturbed(kind)
     sites = trace(substitute(seed(guide, 3), params)).get_trace()
-    aux = {"_auto_aux": sites["_auto_aux"]["value"]}
+    aux = {n: s["value"] for n, s in sites.items() if n.startswith("_auto_aux")}
     latents = {name: sites[name]["value"] for name in ("a", "b")}
+    assert len(aux) == guide.num_layers
     log_r = guide.reverse_log_prob(params, aux, latents)
+    assert jnp.allclose(sites["auto_reverse"]["fn"].log_factor, -log_r, rtol=1e-5)
+
+
+def test_default_networks_are_replaced_one_by_one():
+    def pair(out):
+        return (lambda key, shape: ((out,), jnp.ones(())), lambda w, x: jnp.full(out, w) * x.sum())
+
+    guide = AutoAuxiliary(
+        model, network=pair(4), reverse_network=pair(6), aux_dim=3, init_from=None
+    )
+    sites = trace(seed(guide, 0)).get_trace()
+    a, z = sites["_auto_aux__0"]["value"], sites["_auto_latent"]["value"]
+    normal = sites["_auto_latent"]["fn"].base_dist
+    loc = sites["auto_loc"]["value"]
+    clamped = 5.0 * jnp.tanh(a.sum() / 5.0)
+    assert jnp.allclose(normal.loc, loc + 0.1 * a.sum(), rtol=1e-5)
+    assert jnp.allclose(normal.scale, 0.1 * jnp.exp(clamped), rtol=1e-5)
+    e = ((z - loc) / 0.1).sum()
+    log_r = dist.Normal(e, jnp.exp(5.0 * jnp.tanh(e / 5.0))).log_prob(a).sum()
     assert jnp.allclose(sites["auto_reverse"]["fn"].log_factor, -log_r, rtol=1e-5)
 
 

@@ -17,7 +17,6 @@ import optax
 import pytest
 
 from numpyro_ext.guides import Implicit, with_critic
-from numpyro_ext.particles import AutoParticles
 
 X = jnp.array([[0.5, 1.0], [-1.0, 2.0], [2.0, 0.3], [0.1, -0.7], [1.3, 0.2]])
 
@@ -100,16 +99,6 @@ def test_everything_else_is_that_of_the_guide():
     again = pickle.loads(pickle.dumps(guide))
     assert again.median(params) == guide.median(params)
     assert jnp.array_equal(again.critic(params, jnp.ones(2)), guide.critic(params, jnp.ones(2)))
-
-
-def test_protocols_of_the_guide_are_kept():
-    particles = with_critic(AutoParticles(two_sites, 5, init_from=None), hidden_dims=(4,))
-    assert hasattr(particles, "sample_latent")
-    params = params_of(particles)
-    assert particles.sample_latent(random.key(0), params).shape == (5, 2)
-    pickled = pickle.loads(pickle.dumps(particles))
-    assert pickled.sample_latent.__self__ is pickled.fn
-    assert not hasattr(particles, "conditional")
 
 
 def amortised(x, subsample_size=None):

@@ -190,11 +190,8 @@ def hierarchical():
         (one_matrix("w.kernel", (2, 3)), {"keep_prob": 0.0}, r"keep_prob is 0.0; .* \(0, 1\]"),
         (one_matrix("w.kernel", (2, 3)), {"keep_prob": {"w.kernel": 1.5}}, "keep_prob is 1.5"),
         (one_matrix("w.kernel", (2, 3)), {"in_axis": 0}, "in_axis is 0; it is counted from the"),
-        (
-            one_matrix("w.kernel", (2, 3)),
-            {"keep_prob": {"v": 0.5}},
-            r"names 'v'; .* \['w.kernel'\]",
-        ),
+        (one_matrix("w.kernel", (2, 3)), {"keep_prob": {"v": 0.5}}, "'v' is named; the weight mat"),
+        (one_matrix("w.kernel", (2, 3)), {"sites": ["v"]}, "'v' is named; the weight matrices"),
         (one_matrix("w.kernel", (2, 2, 3, 3)), {}, "4 event dimensions; say which one"),
         (one_matrix("w.kernel", (2, 3), lambda: dist.Laplace()), {}, "prior of .* is Laplace"),
         (one_matrix("w.kernel", (2, 3), lambda: dist.Normal(1.0)), {}, "a mean that is not 0"),

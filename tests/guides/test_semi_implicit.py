@@ -6,6 +6,7 @@ from jax import random
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import SVI, Trace_ELBO
 import optax
 import pytest
@@ -28,19 +29,23 @@ def start(guide):
 
 
 @cache
-def perturbed():
-    guide = AutoSemiImplicit(model, init_scale=0.5, hidden_dims=(6,))
+def perturbed(covariance):
+    guide = AutoSemiImplicit(
+        model, init_scale=0.5, noise_dim=3, hidden_dims=(6,), covariance=covariance
+    )
     _, params = start(guide)
     net = params["auto_net$params"]
     return guide, {**params, "auto_net$params": net + random.normal(random.key(1), net.shape)}
 
 
 @pytest.mark.slow
-def test_draws_are_normal_around_the_mixing_draws():
-    guide, params = perturbed()
+@pytest.mark.parametrize("covariance", ["shared", "conditional"])
+def test_draws_are_normal_around_the_mixing_draws(covariance):
+    guide, params = perturbed(covariance)
     loc, scale = guide.sample_mixing(random.key(2), params, 5)
     assert loc.shape == scale.shape == (5, 2)
     assert jnp.ptp(loc, axis=0).min() > 0.1
+    assert bool(jnp.ptp(scale) == 0.0) == (covariance == "shared")
     normal = guide.conditional(params, (loc, scale))
     assert (normal.batch_shape, normal.event_shape) == ((5,), (2,))
     z = jnp.array([0.3, -0.8])
@@ -48,8 +53,9 @@ def test_draws_are_normal_around_the_mixing_draws():
     assert jnp.allclose(normal.log_prob(z), expected)
 
 
-def test_latent_draws_are_those_of_the_mixture():
-    guide, params = perturbed()
+@pytest.mark.parametrize("covariance", ["shared", "conditional"])
+def test_latent_draws_are_those_of_the_mixture(covariance):
+    guide, params = perturbed(covariance)
     z = guide.sample_latent(random.key(3), params, 20_000)
     psi = guide.sample_mixing(random.key(4), params, 20_000)
     other = guide.conditional(params, psi).sample(random.key(5))
@@ -60,7 +66,7 @@ def test_latent_draws_are_those_of_the_mixture():
 
 
 def test_scale_stays_above_its_floor():
-    guide, params = perturbed()
+    guide, params = perturbed("conditional")
     svi, _ = start(guide)
     low = {name: x - 100.0 * (name == "auto_scale") for name, x in params.items()}
     constrained = svi.constrain_fn(low)
@@ -70,13 +76,13 @@ def test_scale_stays_above_its_floor():
 
 
 def test_losses_of_a_density_name_the_one_to_use():
-    guide, params = perturbed()
+    guide, params = perturbed("shared")
     with pytest.raises(IntractableDensityError, match="SemiImplicitELBO"):
         Trace_ELBO().loss(random.key(0), params, model, guide)
 
 
 def test_density_is_refused_by_name():
-    guide, params = perturbed()
+    guide, params = perturbed("shared")
     with pytest.raises(IntractableDensityError, match="AutoSemiImplicit has no density"):
         guide.get_posterior(params)
     svi, _ = start(guide)
@@ -84,3 +90,15 @@ def test_density_is_refused_by_name():
         pareto_khat(svi, params, num_samples=30)
     tree = to_arviz(svi, params, num_samples=30)
     assert tree.attrs["density"] == "none" and "log_weight" not in tree["sample_stats"]
+
+
+def test_own_network_takes_the_place_of_the_default():
+    network = (lambda key, shape: ((2,), jnp.ones(())), lambda weight, x: weight * x**3)
+    guide = AutoSemiImplicit(model, network=network, init_scale=0.2)
+    _, params = start(guide)
+    params = {**params, "auto_net$params": jnp.array([2.0])}
+    noise = jnp.array([0.5, -1.5])
+    run = substitute(seed(guide, 0), {**params, "_auto_noise": noise})
+    site = trace(run).get_trace()["_auto_latent"]
+    assert jnp.allclose(site["fn"].base_dist.loc, params["auto_loc"] + 2.0 * noise**3)
+    assert jnp.allclose(site["fn"].base_dist.scale, 0.2)

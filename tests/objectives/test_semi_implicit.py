@@ -97,7 +97,9 @@ X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
 
 @cache
 def perturbed():
-    guide = AutoSemiImplicit(model, hidden_dims=(5,), init_from=None)
+    guide = AutoSemiImplicit(
+        model, hidden_dims=(5,), noise_dim=2, covariance="conditional", init_from=None
+    )
     svi = SVI(model, guide, optax.adam(0.1), SemiImplicitELBO(2, 3))
     params = svi.get_params(svi.init(random.key(0), X))
     keys = iter(random.split(random.key(1), 10))

@@ -52,27 +52,6 @@ def test_planar_has_derivatives_where_its_plane_vanishes():
         np.testing.assert_allclose(size * by_w @ across, -np.exp(-1) * across, rtol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.x64
-def test_planar_shift_is_never_longer_than_what_is_constrained(tol):
-    """As |m(t)| <= |t|; with m(0) = -.31, as in the paper, it is .31 / |w| for small w."""
-    u, w = random.normal(random.key(0), (2, 200, 3))
-    size = jnp.geomspace(1e-20, 1e4, 200)[:, None]
-    constrain = jax.vmap(PlanarTransform.constrain)
-    for one in (u, 1e3 * u):
-        got = constrain(one, size * w)
-        slack = 1 + tol(1e-5, 1e-12)
-        assert (jnp.linalg.norm(got, axis=1) <= slack * jnp.linalg.norm(one, axis=1)).all()
-        # Rounding of a sum of large numbers may reach -1 itself.
-        product = (got * size * w).sum(1)
-        assert (product >= -1 - tol(1e-6, 1e-15) * 1e3 * size[:, 0]).all()
-    # Near 0 the derivative along w is m'(0) = 1 - 1 / e, and across it 1.
-    slopes = jax.vmap(jax.jacobian(PlanarTransform.constrain))(jnp.zeros((200, 3)), w)
-    along = w / jnp.linalg.norm(w, axis=1, keepdims=True)
-    expected = jnp.eye(3) - np.exp(-1) * along[:, :, None] * along[:, None, :]
-    assert jnp.allclose(slopes, expected, atol=tol(1e-6, 1e-12))
-
-
 def test_planar_without_a_direction_is_a_shift_with_finite_gradients():
     u, zero = jnp.array([1.0, -3.0]), jnp.zeros(2)
     assert jnp.array_equal(PlanarTransform.constrain(u, zero), u)
@@ -159,16 +138,6 @@ def test_spline_of_zeros_is_the_identity_and_beyond_the_bound_gradients_are_fini
     raw = 5.0 * random.normal(random.key(0), (23,))
     for gradient in jax.jit(jax.grad(total, (0, 1)))(raw, x):
         assert jnp.isfinite(gradient).all()
-
-
-@pytest.mark.slow
-def test_spline_increases_however_wild_its_numbers_are():
-    raw = 30.0 * random.normal(random.key(3), (23,))
-    spline = RationalQuadraticSpline.from_unconstrained(raw, 4.0)
-    y, log_slopes = spline.with_log_slopes(jnp.linspace(-5.0, 5.0, 2001), inverse=False)
-    # A flat bin may repeat a value in single precision; the function never falls.
-    assert (jnp.diff(y) >= 0).all() and jnp.isfinite(log_slopes).all()
-    assert y[0] == -5.0 and y[-1] == 5.0
 
 
 @pytest.mark.x64
