@@ -144,10 +144,8 @@ def _as_strong(x: Any) -> Array:
 
 
 def newton(step: Callable[[Array], Array], start: Array, max_steps: int = 50) -> Array:
-    """Newton's ``step`` repeated until every element stays within rounding, or ``max_steps`` times.
-
-    Elements that are NaN stay so and do not delay the others.
-    """
+    """Newton's ``step`` repeated until every element stays within rounding, or is NaN, or
+    ``max_steps`` times."""
     tol = 4 * jnp.finfo(start.dtype).eps
 
     def moving(carry: tuple[Array, Array, Array]) -> Array:

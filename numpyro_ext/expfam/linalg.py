@@ -64,11 +64,8 @@ def outer(x: Array, y: Array) -> Array:
 
 
 def positive(S: Array, size: Array) -> Array:
-    """Return whether a difference ``S`` of two matrices is positive definite beyond rounding.
-
-    :param size: ``(*batch, d)`` diagonal of the larger one. Rounding changes ``S`` by its multiple,
-        and a smaller pivot of the Cholesky factor is noise.
-    """
+    """Return whether a difference ``S`` of two matrices is positive definite beyond rounding, where
+    ``size`` is the ``(*batch, d)`` diagonal of the larger one."""
     pivots = jnp.square(jnp.diagonal(cholesky(S), axis1=-2, axis2=-1))
     noise = 4 * S.shape[-1] * jnp.finfo(S.dtype).eps * jnp.abs(size)
     return jnp.all(pivots > noise, axis=-1)

@@ -27,9 +27,6 @@ def straight_through_mean(family: Family, natural: Any) -> Any:
     **When it fails.** Everything that depends on n must do so through this mean, once: a function
     of n itself adds an ordinary gradient, in other units. Forward mode raises JAX's own error.
 
-    :param family: a family, such as :class:`Dirichlet`.
-    :param natural: its natural parameters, all leaves with the same batch shape.
-
     References: Hoffman, Blei, Wang and Paisley, *Stochastic variational inference* (JMLR 2013),
     section 2.2.
 
@@ -68,9 +65,6 @@ def straight_through_kl(family: Family, q: Any, p: Any, mean: Any) -> Array:
     :math:`\langle s, mean \rangle` it is :math:`q - p - s`, and a step of size 1 ends at the
     posterior p + s.
 
-    :param p: natural parameters of the prior.
-    :param mean: the mean of q.
-
     References: Hoffman et al., *Stochastic variational inference* (JMLR 2013), equation 15.
 
     >>> from numpyro_ext.expfam import (
@@ -92,8 +86,6 @@ def natural_gradient_of(family: Family, f: Callable[[Any], Array], natural: Any)
     r"""The natural gradient of :math:`f(\mu(n))` at n, a tuple of the natural type.
 
     It is the gradient of f at the mean, its symmetric part where the leaf is symmetric.
-
-    :param f: a function of the mean that returns a number.
 
     References: Khan and Lin, *Conjugate-computation variational inference* (AISTATS 2017), sec. 3.
 

@@ -202,7 +202,6 @@ class AutoAtModes(AutoJoint):
 
     @property
     def is_mapped(self) -> bool:
-        """True if the last layer is a fixed map."""
         if self.modes_given is not None:
             return True
         trace: Any = self.prototype_trace
@@ -274,7 +273,6 @@ class AutoAtModes(AutoJoint):
         return loc, scale, [fixed_map(*fixed)], mode
 
     def units(self, mode: Mode) -> Array:
-        """The factor of the fixed map, or its diagonal."""
         return mode.factor
 
 

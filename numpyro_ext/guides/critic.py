@@ -107,8 +107,7 @@ class CriticGuide(GuideWrapper):
 
     def critic(self, params: Params, z: Array, features: Array | None = None) -> Array:
         """The critic at unconstrained points ``(..., latent_dim)``; with ``features`` ``(..., f)``,
-        at the latents of one datum. The result has an axis of outputs if ``output_dim`` is above 1.
-        """
+        at the latents of one datum."""
         if features is not None:
             features = jnp.broadcast_to(features, (*z.shape[:-1], features.shape[-1]))
             z = jnp.concatenate([z, features], -1)
@@ -130,7 +129,6 @@ def check_features(features: Any, shape: tuple[int, ...]) -> Array:
         rows = " x ".join(map(str, shape)) or "no"
         raise ValueError(
             f"features gives an array of shape {features.shape}, but the plates of the guide's"
-            f" sites have {rows} rows in the minibatch; it must be {shape} and one axis of numbers"
-            " more, as numpyro.subsample(data, event_dim=1) gives."
+            f" sites have {rows} rows in the minibatch; it must be {shape} and one axis more."
         )
     return features

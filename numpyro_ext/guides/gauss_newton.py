@@ -28,8 +28,7 @@ class Outputs(Factors):
     """
 
     def with_params(self, params: Params, args: tuple, kwargs: dict[str, Any]) -> "Outputs":
-        """The same with other values of the model's ``param`` sites and of its arguments, of the
-        same shapes, which may be traced."""
+        """The same with other parameters and arguments of the same shapes, which may be traced."""
         other = self.on(args, kwargs)
         other.program.model = substitute(self.program.model, data=params)
         return other
@@ -41,7 +40,6 @@ class Outputs(Factors):
         return jnp.concatenate([self._rows(site, share) for site in self.data_sites(trace)], axis=1)
 
     def data_sites(self, trace: Trace) -> list[Site]:
-        """The observed sites in the data plate."""
         sites = sample_sites(trace)
         return [site for site in sites if site["is_observed"] and self.plate in frames(site)]
 
@@ -173,8 +171,7 @@ class Linearised:
 
 
 def _variances(fn: Callable[[Array], Array], v: Array, root: Array) -> Array:
-    """The diagonal of ``J S J^T``, from the columns of ``J root`` or, where the outputs are fewer,
-    from the rows of J."""
+    """The diagonal of ``J S J^T``, from the columns of ``J root`` or from the rows of J."""
     d, size = len(v), jax.eval_shape(fn, v).size
     if size < d:
         _, pull = jax.vjp(fn, v)

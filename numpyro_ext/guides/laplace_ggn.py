@@ -130,11 +130,8 @@ class AutoLaplaceGGN(AutoJoint):
         return loc.at[coords].set(drawn)
 
     def get_posterior(self, params: Params, *args: Any, **kwargs: Any) -> dist.Distribution:
-        """The normal, in unconstrained space, over the sites that vary.
-
-        :param args: the model's arguments whose rows give the curvature; without any, those of the
-            first call.
-        """
+        """The normal, in unconstrained space, over the sites that vary; its curvature is that of
+        the rows of ``args``, or of the first call."""
         coords, root = self._normal(params, (args, kwargs) if args or kwargs else None)
         return _normal(params[f"{self.prefix}_loc"][coords], root)
 
@@ -184,13 +181,10 @@ class AutoLaplaceGGN(AutoJoint):
     def linearised_draws(
         self, rng_key: Array, params: Params, *args: Any, num_samples: int = 100, **kwargs: Any
     ) -> Sites:
-        """Draws of the observed sites under the linearised network, as ``Predictive`` returns them.
-
-        A draw has one latent vector for all rows; a latent noise scale stays at the mode.
+        """Draws ``(num_samples, *site)`` of the observed sites under the linearised network, each
+        of one latent vector for all rows; a latent noise scale stays at the mode.
 
         :param args: the model's arguments at which to predict, without observed values.
-        :param int num_samples: the number S of draws.
-        :return: a dict of arrays ``(S, *site)``.
         """
         num_samples = check_count("num_samples", num_samples)
         coords, root = self._normal(params)
@@ -251,11 +245,8 @@ class AutoLaplaceGGN(AutoJoint):
         return {n: x for n, x in params.items() if n in trace and trace[n]["type"] == "param"}
 
     def _normal(self, params: Params, data: Any = None) -> tuple[np.ndarray, Array]:
-        """The coordinates that vary, and a root of their covariance, or its diagonal.
-
-        :param data: the model's arguments whose rows are counted; None for those of the first call,
-            whose program is compiled once.
-        """
+        """The coordinates that vary, and a root of their covariance, or its diagonal, of the rows
+        of ``data``; None for those of the first call, whose program is compiled once."""
         compiled = self._compiled if data is None else None
         data = self._data() if data is None else data
         self.check_fitted(params)

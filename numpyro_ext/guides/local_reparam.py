@@ -105,13 +105,9 @@ class LocalReparam:
 
 
 class _Maps(Messenger):
-    """The linear maps of a model, with noise on the outputs of those whose sites are ``names``.
-
-    The priors of these sites then refuse a loss that needs log p of the weights.
-
-    :param drawn: the trace of the guide.
-    :param names: None for the plain model, of which ``called`` then has the names.
-    """
+    """The linear maps of a model, with noise on the outputs of those whose sites are ``names``;
+    None for the plain model, of which ``called`` then has the names. ``drawn`` is the guide's
+    trace."""
 
     def __init__(self, fn: Model, drawn: Trace, names: list[str] | None) -> None:
         super().__init__(fn)
@@ -133,14 +129,10 @@ class _Maps(Messenger):
     def check(self, w: Any, site: str) -> None:
         if site not in self.drawn or site not in self.values:
             raise ValueError(
-                f"linear has site='{site}', which is no latent site of model and guide; they are"
-                f" {sorted(set(self.values) & set(self.drawn))}."
+                f"linear has site='{site}', which is no latent site of both model and guide."
             )
         if w is not self.values[site]:
-            raise ValueError(
-                f"linear was given another array than the value of its site '{site}'; pass what"
-                f" numpyro.sample('{site}', ...) returned."
-            )
+            raise ValueError(f"linear was given another array than the value of its site '{site}'.")
         if site in self.called:
             raise ValueError(
                 f"linear is called twice with site='{site}'; noise of its own for each call would"

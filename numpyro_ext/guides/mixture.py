@@ -145,10 +145,7 @@ class AutoMixtureNormal(AutoAtModes):
             return self.latent_distribution()
 
     def components(self, params: Params) -> tuple[Array, dist.Distribution]:
-        """The weights ``(C,)``, and the normals as one distribution of batch ``(C,)``.
-
-        :param dict params: the guide's parameters, from ``svi.get_params``.
-        """
+        """The weights ``(C,)``, and the normals as one distribution of batch ``(C,)``."""
         q = self.get_posterior(params)
         weights: Any = q.mixing_distribution.probs
         return weights, q.component_distribution

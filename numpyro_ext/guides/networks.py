@@ -28,11 +28,8 @@ def mlp(hidden_dims: Sequence[int], out_dim: int) -> Pair:
 
 
 def scaled_by_width(dense: Pair) -> Pair:
-    r"""A last layer whose products, but not its biases, are divided by :math:`\sqrt{width}`.
-
-    Adam moves all weights by the learning rate. Without the divisor the outputs would move by
-    :math:`width` times that. With undivided biases, what all points have in common is learnt first.
-    """
+    r"""A last layer whose products, but not its biases, are divided by :math:`\sqrt{width}`, as
+    Adam moves all weights by the learning rate."""
     init_fn, apply_fn = dense
 
     def apply(weights: Any, x: Array, **kwargs: Any) -> Array:

@@ -86,10 +86,8 @@ class ReverseGuide(GuideWrapper):
 def reverse_sites(
     reverse: Model, aux: Sites, latents: Sites, args: tuple, kwargs: dict[str, Any], rows: Sites
 ) -> dict[str, tuple[Site, Array]]:
-    """``{name: (site, log r)}`` of the auxiliary sites, from a run of which only params are seen.
-
-    :param dict rows: indices for the plates of ``reverse``.
-    """
+    """``{name: (site, log r)}`` of the auxiliary sites, from a run of which only params are seen,
+    with the indices ``rows`` for its plates."""
 
     def value_of(site: Site) -> Array | None:
         name = site["name"]

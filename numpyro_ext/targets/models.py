@@ -96,9 +96,10 @@ def bayesian_mlp(
         f = a if num_classes is not None else a[:, 0]
         if y is None:
             numpyro.deterministic("f", f)
-        likelihood: Any = dist.Categorical(logits=f)
         if num_classes is None:
-            likelihood = dist.Normal(f, jnp.asarray(precision) ** -0.5)
+            likelihood: Any = dist.Normal(f, jnp.asarray(precision) ** -0.5)
+        else:
+            likelihood = dist.Categorical(logits=f)
         numpyro.sample("y", likelihood, obs=target)
 
 
