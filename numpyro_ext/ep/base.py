@@ -32,8 +32,7 @@ from numpyro_ext.ep.state import (
     start_state,
 )
 
-FAR = 0.3
-"""The residual of sites above which their estimate of the evidence is said to be off."""
+FAR = 0.3  # the residual of sites above which their estimate of the evidence is said to be off
 
 
 class Engine(ABC):

@@ -44,8 +44,7 @@ from numpyro_ext.ep.state import (
     total_of,
 )
 
-_LEAST = 0.02
-"""The least d of adaptive damping."""
+_LEAST = 0.02  # the least d of adaptive damping
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

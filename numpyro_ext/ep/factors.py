@@ -23,10 +23,8 @@ from numpyro_ext.ep.reading import ONCE, Center, ModelReading, Prior
 from numpyro_ext.ep.sampling import ImportanceSampling
 
 _SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)
-_TAME = 20.0
-"""The largest change of l, in nats, from the mean to a tame point."""
-_LARGEST = 2**25
-"""Numbers that an array over factors and points may hold."""
+_TAME = 20.0  # the largest change of l, in nats, from the mean to a tame point
+_LARGEST = 2**25  # numbers that an array over factors and points may hold
 QUADRATURE, SAMPLING = Quadrature(), ImportanceSampling()
 SAMPLING_OF_LOCAL = ImportanceSampling(num_samples=2048)
 """The projections by default, the last for rows with several local coordinates: one object for all

@@ -38,10 +38,8 @@ from numpyro_ext.ep import integral
 from numpyro_ext.ep.factors import marginal, num_points
 from numpyro_ext.ep.projection import Projection
 
-_DRAWS = 64
-"""Draws of a posterior that are computed at a time."""
-_POINTS = 2**14
-"""Places of rows at which a row is evaluated at a time, for one draw."""
+_DRAWS = 64  # draws of a posterior that are computed at a time
+_POINTS = 2**14  # places of rows at which a row is evaluated at a time, for one draw
 
 
 class _NormalOfEngine(AutoContinuous):

@@ -13,8 +13,7 @@ _GRID = np.sinh(np.linspace(-7.0, 7.0, 61))
 """From -550 to 550, dense at 0: unconstrained space is in units of order 1."""
 NUM_NODES = 91
 _BEFORE = np.tri(2 * NUM_NODES - 2, k=-1)
-_REACH = 1e3
-"""The farthest node, in units of the width at the mode."""
+_REACH = 1e3  # the farthest node, in units of the width at the mode
 
 
 def log_integral(h: Callable[[Array, Array], Array], x: Array) -> Array:

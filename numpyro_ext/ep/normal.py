@@ -25,8 +25,7 @@ from numpyro_ext.expfam.linalg import cholesky, half_logdet, inverse, solve, sym
 
 FARTHEST, WIDEST = 3.0, 5.0
 """How far an adaptive step may move a mean, in standard deviations, and stretch one of these."""
-SMALLEST = 1e-6
-"""A cavity is improper if its precision is smaller, in units of the precision of q."""
+SMALLEST = 1e-6  # a cavity is improper if its precision is smaller, in units of the precision of q
 
 
 class Site(NamedTuple):

@@ -25,14 +25,10 @@ from numpyro_ext.ep.projection import (
 )
 from numpyro_ext.expfam.linalg import half_logdet, inverse_root, matmul, matvec, outer, symmetric
 
-LARGEST_HESSIAN = 50
-"""The rank up to which second derivatives are taken."""
-FLATTEST = 1e-3
-"""The least curvature in the coordinates of local sites, where a cavity has 1."""
-FEWEST = 20
-"""The least effective number of points from which a draw is taken."""
-INFLATION = 1.5
-"""The covariance of the second proposal relative to Laplace's approximation."""
+LARGEST_HESSIAN = 50  # the rank up to which second derivatives are taken
+FLATTEST = 1e-3  # the least curvature in the coordinates of local sites, where a cavity has 1
+FEWEST = 20  # the least effective number of points from which a draw is taken
+INFLATION = 1.5  # the covariance of the second proposal relative to Laplace's approximation
 
 
 @dataclass(eq=False)

@@ -54,8 +54,7 @@ from numpyro_ext.ep.state import (
 )
 from numpyro_ext.expfam.linalg import symmetric
 
-_PRIOR_DAMPING = 0.8
-"""The d of the factors of the prior, which are updated from one q."""
+_PRIOR_DAMPING = 0.8  # the d of the factors of the prior, which are updated from one q
 
 
 class SharedConfig(NamedTuple):

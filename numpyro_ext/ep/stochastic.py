@@ -28,16 +28,11 @@ from numpyro_ext.ep.shared_sites import (
 )
 from numpyro_ext.ep.state import EPState
 
-_LOOKED_AT = 256
-"""Rows from which the rank of all is read."""
-_CHUNK = 256
-"""Steps of one compiled call."""
-_PARTS = 16
-"""Parts of the averaged steps, whose means tell the noise of all."""
-_NOISY = 0.1
-"""The standard error above which a result is said to be noisy."""
-_STEP = 0.1
-"""The rate of a step with a proxy."""
+_LOOKED_AT = 256  # rows from which the rank of all is read
+_CHUNK = 256  # steps of one compiled call
+_PARTS = 16  # parts of the averaged steps, whose means tell the noise of all
+_NOISY = 0.1  # the standard error above which a result is said to be noisy
+_STEP = 0.1  # the rate of a step with a proxy
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -12,10 +12,9 @@ from numpyro_ext.svae.local_inference.base import (
 from numpyro_ext.svae.local_inference.cycle import CycleEP, CycleMeanField
 from numpyro_ext.svae.local_inference.cycle_bp import CycleBPResult, cycle_bp
 from numpyro_ext.svae.local_inference.fixed import FixedGaussian
-from numpyro_ext.svae.local_inference.gmm import GMMEP, GMMMeanField
-from numpyro_ext.svae.local_inference.hmm import HMMEP, HMMMeanField
 from numpyro_ext.svae.local_inference.lds import LDS
 from numpyro_ext.svae.local_inference.slds import SLDSMeanField
+from numpyro_ext.svae.local_inference.states import GMMEP, HMMEP, GMMMeanField, HMMMeanField
 from numpyro_ext.svae.missing import allow_missing
 from numpyro_ext.svae.networks import decoder_network, recognition_network
 from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential

@@ -63,8 +63,8 @@ class SVAEELBO(ELBO):
     is more robust. All other parameters have ordinary gradients.
 
     A ``numpyro.handlers.scale`` of latent sites must be the same in the model and in the guide, and
-    one for all global and one for all local sites; scales that are traced and differ make the loss
-    NaN. A step whose loss is NaN or whose gradient is not finite leaves the parameters, and warns.
+    one for all global and one for all local sites. A step whose loss is NaN or whose gradient is
+    not finite leaves the parameters, and warns.
 
     **When it fails.** Whether the model has the guide's densities of latent sites is not noticed
     here, but by :meth:`SVAEGuide.check`. Parameters of the model in these densities are refused,
@@ -72,7 +72,6 @@ class SVAEELBO(ELBO):
 
     :param str implicit: ``"full"`` or ``"explicit_only"``.
     :param int num_particles: number of draws of x; local inference runs once.
-    :param vectorize_particles: as in NumPyro's ``Trace_ELBO``.
 
     References: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016),
     section 4.

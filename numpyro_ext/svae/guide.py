@@ -75,8 +75,7 @@ class SVAEGuide:
 
     **Bias.** Global variables are independent of local ones under q, and z of x. So the standard
     deviations of global variables are too small wherever the data leave local ones open, as for
-    components that overlap. Local ones are too narrow where they depend on each other through the
-    global ones. ``diagnose`` estimates by how much.
+    components that overlap; ``diagnose`` estimates by how much.
 
     Its parameters are ``{prefix}_natural``, a dict of the natural parameters of each global factor,
     and ``{prefix}_recognition$params``. Besides the model's latent sites it has the deterministic
@@ -87,9 +86,9 @@ class SVAEGuide:
         Natural parameters are not concentrations: ``Dirichlet.from_standard(concentration)``.
     :param recognition: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, that
         returns a potential, such as :func:`recognition_network`; :func:`allow_missing` of it, if
-        data have NaN. Where y is x with normal noise of a known precision, take no network, which
-        is slow to learn small noise: ``(lambda key, shape: (shape, {}), lambda params, y:
-        GaussianPotential.from_diagonal(precision * y, precision))`` is exact.
+        data have NaN. Where y is x with normal noise of a known precision, ``(lambda key, shape:
+        (shape, {}), lambda params, y: GaussianPotential.from_diagonal(precision * y, precision))``
+        is exact.
     :param local_inference: a rule, such as :class:`GMMEP`.
     :param create_plates: ``create_plates(*args, **kwargs)`` returns the data plate;
         ``numpyro.plate("data", len(y))`` by default. If y has as many rows as the plate, it is

@@ -31,8 +31,7 @@ def allow_missing(recognition: Network) -> MissingNetwork:
         \end{cases}
 
     so that a network for p columns has 2p inputs, and a row without any entry has the prior as its
-    q. In a sequence of shape ``(T, p)`` this holds for each step, and for each row of the last axis
-    in general. Potentials enter q alone; the model has to leave the missing entries out of the
+    q; in a sequence this holds for each step. The model has to leave the missing entries out of the
     likelihood:
 
     .. code-block:: python
@@ -41,14 +40,12 @@ def allow_missing(recognition: Network) -> MissingNetwork:
         noise = dist.Normal(*decode(x)).mask(seen).to_event(1)  # a mask of single entries
         numpyro.sample("y", noise, obs=jnp.nan_to_num(y))
 
-    For independent entries, as here, this is the exact marginal likelihood of what was seen.
     **Bias.** Entries must be missing at random: whether one is missing may depend on what was seen,
     not on the value itself. If large values are missing more often, means are too small, however
     many data there are; a model of ``seen`` given y is needed then.
 
     :param recognition: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, that
         returns a potential of batch shape ``y.shape[:-1]``, such as :func:`recognition_network`.
-    :return: a stax pair, for :class:`SVAEGuide`.
 
     References: Little and Rubin, *Statistical Analysis with Missing Data* (Wiley, 1987), chapter 5.
 

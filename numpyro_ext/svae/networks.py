@@ -32,14 +32,12 @@ def recognition_network(
     with tanh units, and a matrix R that lets the network start as a linear map. With
     ``num_components=C`` the network puts out C such pairs and C log weights.
 
-    :param int latent_dim: d.
     :param int num_components: C of a :class:`MixturePotential`; None: a :class:`GaussianPotential`.
     :param hidden: widths of the hidden layers.
     :param residual: where R starts: ``"orthogonal"``, ``"identity"``, or None for none.
     :param float init_scale: factor of the hidden layers' Glorot start; the output layer starts at
         normal weights of scale 0.01.
-    :return: a pair ``(init_fn, apply_fn)`` for ``numpyro.module``; ``apply_fn(params, y)`` is the
-        potential of batch shape ``y.shape[:-1]``.
+    :return: a pair ``(init_fn, apply_fn)``; ``apply_fn(params, y)`` has batch ``y.shape[:-1]``.
 
     References: Johnson et al. (NIPS 2016), section 5 and its code.
 
@@ -85,10 +83,8 @@ def decoder_network(
 
     with tanh units.
 
-    :param int obs_dim: the number of observed columns.
     :param hidden: with the other arguments, as in :func:`recognition_network`.
-    :return: a pair ``(init_fn, apply_fn)`` for ``numpyro.module``; ``apply_fn(params, x)`` is
-        ``(loc, scale)``.
+    :return: a pair ``(init_fn, apply_fn)``; ``apply_fn(params, x)`` is ``(loc, scale)``.
 
     >>> from numpyro_ext.svae import decoder_network
     >>> init, apply = decoder_network(3)

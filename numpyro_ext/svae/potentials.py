@@ -51,10 +51,8 @@ class GaussianPotential(_Factor):
         - \tfrac12 \log \frac{|J + R|}{|J|},
 
     which is a difference of log partitions written so that float32 is enough far from the origin.
-    A zero potential is the factor one and stands for no observation.
-
-    :param h: ``(*batch, d)``.
-    :param W: ``(*batch, d, d)``, minus half a precision; only its symmetric part counts.
+    A zero potential is the factor one and stands for no observation. h is ``(*batch, d)``, and W
+    ``(*batch, d, d)``, of which only the symmetric part counts.
 
     References: Johnson et al. (NIPS 2016), section 4.
 
@@ -90,11 +88,8 @@ class MixturePotential(_Factor):
 
     where :math:`r_c = (h_c, W_c)` must be the natural parameter of a density. The weights need not
     sum to one. Integrals leave out the factor :math:`(2\pi)^{-d/2}`. A component of h = 0 and
-    W = 0, which stands for no observation, is the factor one.
-
-    :param log_weights: ``(*batch, C)``.
-    :param h: ``(*batch, C, d)``.
-    :param W: ``(*batch, C, d, d)``, minus half a precision; only its symmetric part counts.
+    W = 0, which stands for no observation, is the factor one. Weights are ``(*batch, C)``, h
+    ``(*batch, C, d)`` and W ``(*batch, C, d, d)``.
 
     References: So, *EP Structured Variational Auto-Encoders* (2018).
 

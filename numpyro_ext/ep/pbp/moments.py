@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jax.scipy.special import log_ndtr
 from jax.scipy.stats import norm
 
-_SERIES = -30.0
-"""Below this many standard deviations the ratio phi / Phi is taken from its series."""
+_SERIES = -30.0  # below this many standard deviations the ratio phi / Phi is taken from its series
 
 Layers = Sequence[Array]
 

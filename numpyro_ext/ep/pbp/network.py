@@ -15,8 +15,7 @@ from numpyro_ext._typing import Params, Sites
 from numpyro_ext.ep.guide import DiagonalNormal, start_guide
 
 SCALING = ("X_mean", "X_sd", "y_mean", "y_sd")
-PRIOR = 6.0, 6.0
-"""Shape and rate of the prior of a precision, in standardised units."""
+PRIOR = 6.0, 6.0  # shape and rate of the prior of a precision, in standardised units
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,8 +60,7 @@ class LocalInference(Protocol):
         - \mathrm{E}_{q(\theta) q_n} \log p(x, z \mid \theta)
 
     has to be affine in :math:`\mu` for a given q, which is how natural gradients of the global
-    variables come about. Everything is a pure function, and the result of a datum never depends on
-    the others of its batch.
+    variables come about. The result of a datum never depends on the others of its batch.
 
     - **families, local_families** - the family of each global factor, and of each local latent
       variable, by name.

@@ -36,8 +36,7 @@ class LDS(Rule):
         \prod_t \psi_t(x_t).
 
     q is the optimum of the surrogate bound, so that ``"full"`` and ``"explicit_only"`` gradients of
-    :class:`SVAEELBO` agree where the potentials are exact. The chain is in information form, since
-    expected parameters belong to no linear system. The cost is :math:`O(T d^3)`.
+    :class:`SVAEELBO` agree where the potentials are exact. The cost is :math:`O(T d^3)`.
 
     The global factors are ``initial``, NIW, and ``dynamics``, MNIW with as many inputs as outputs;
     the model's sites are ``Sigma_1``, ``mu_1``, ``Q``, ``A``, and ``x`` of events ``(T, d)``, for

@@ -17,13 +17,12 @@ from numpyro_ext.expfam import (
     MarkovChain,
 )
 from numpyro_ext.svae.local_inference.base import Means, random_concentration
-from numpyro_ext.svae.local_inference.hmm import ChainOfStates
 from numpyro_ext.svae.local_inference.lds import (
     chain_given,
     chain_negative_entropy,
     expected_log_steps,
 )
-from numpyro_ext.svae.local_inference.states import StatesMeanField
+from numpyro_ext.svae.local_inference.states import ChainOfStates, StatesMeanField
 from numpyro_ext.svae.potentials import GaussianPotential
 
 
