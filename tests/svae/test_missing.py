@@ -1,7 +1,5 @@
 """Data with missing entries: potentials that say nothing, and bounds of what was seen."""
 
-import pickle
-
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -112,10 +110,3 @@ def test_the_bound_has_the_entries_that_were_seen():
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
     # What stands in the place of NaN does not matter.
     np.testing.assert_allclose(loss_and_gradient(params, key, HOLES, 7.0)[0], result, rtol=1e-6)
-
-
-def test_it_pickles_and_refuses_what_is_no_pair():
-    wrapped = allow_missing((np.add, np.multiply))
-    assert pickle.loads(pickle.dumps(wrapped))[1].args == (np.multiply,)
-    with pytest.raises(TypeError, match=r"recognition is <function holes.* a pair \(init_fn"):
-        allow_missing(holes)
