@@ -62,6 +62,7 @@ class CurvatureELBO(Objective):
     cost M backward passes: of one row each if the model indexes its data by the plate
     (``numpyro.subsample``, or ``X[idx]``), and of all M rows if it does not.
 
+    :param str curvature: one of the above.
 
     **References:**
 

@@ -5,7 +5,6 @@ Appl. 2023), equation 1.3, here with evenly spaced samples for the sketch.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax import Array, lax
@@ -15,15 +14,10 @@ from jax.scipy.sparse.linalg import cg
 
 from numpyro_ext._typing import Float
 from numpyro_ext.scores._points import by_rows, matmul, squared_distances, strided
-from numpyro_ext.scores.kernels import Epanechnikov, RadialKernel
+from numpyro_ext.scores.kernels import RadialKernel
 
 ROWS_AT_A_TIME, RANK = 512, 256
 TOLERANCE, MAX_ITERATIONS = 1e-6, 200
-
-
-def takes_conjugate_gradients(kernel: Any) -> bool:
-    """True if it depends on the distance alone and is positive definite."""
-    return isinstance(kernel, RadialKernel) and not isinstance(kernel, Epanechnikov)
 
 
 def stein_score_by_cg(
@@ -32,15 +26,6 @@ def stein_score_by_cg(
     """:math:`-(K + ridge I)^{-1} B` by conjugate gradients, and its relative residual."""
     x = x - jnp.mean(x, axis=0)
     b = _by_rows(lambda rows: kernel.repulsion(rows, x), x)
-    g, residual = solve_by_cg(kernel, x, ridge, b)
-    return -g, residual
-
-
-def solve_by_cg(
-    kernel: RadialKernel, x: Array, ridge: Array, b: Array
-) -> tuple[Float[Array, "k d"], Float[Array, ""]]:
-    """:math:`(K + ridge I)^{-1} b` by conjugate gradients, and its relative residual."""
-    x = x - jnp.mean(x, axis=0)
 
     def product(v: Array) -> Array:
         k_v = _by_rows(lambda rows: matmul(kernel.phi(squared_distances(rows, x)), v), x)
@@ -53,7 +38,7 @@ def solve_by_cg(
 
     g = jax.vmap(solve, 1, 1)(b)  # side by side, until all columns have converged
     residual = jnp.linalg.norm(lax.stop_gradient(product(g) - b))
-    return g, residual / jnp.maximum(jnp.linalg.norm(b), jnp.finfo(b.dtype).tiny)
+    return -g, residual / jnp.maximum(jnp.linalg.norm(b), jnp.finfo(b.dtype).tiny)
 
 
 def _by_rows(fn: Callable[[Array], Array], x: Array) -> Array:

@@ -64,8 +64,7 @@ class ScoreMatchingScore:
         kernel = as_kernel(RBF("median_distance") if self.kernel is None else self.kernel)
         if not isinstance(kernel, RBF | Cauchy | Epanechnikov):
             raise ValueError(
-                f"kernel is {kernel!r}, but score matching has a formula for RBF, Cauchy and"
-                " Epanechnikov only; use one of them, or SteinScore."
+                f"kernel is {kernel!r}; it must be RBF, Cauchy or Epanechnikov, or use SteinScore."
             )
         object.__setattr__(self, "kernel", kernel)
 

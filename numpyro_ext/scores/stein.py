@@ -1,7 +1,7 @@
 """Ridge-regularised Stein estimator of the score of a sampler (Li and Turner, 2018)."""
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from jax import Array, lax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from numpyro_ext._checks import check_choice, check_positive
 from numpyro_ext._typing import Float
-from numpyro_ext.scores._conjugate_gradients import stein_score_by_cg, takes_conjugate_gradients
+from numpyro_ext.scores._conjugate_gradients import stein_score_by_cg
 from numpyro_ext.scores._fields import (
     KernelField,
     add_ridge,
@@ -24,7 +24,14 @@ from numpyro_ext.scores._fields import (
 )
 from numpyro_ext.scores._points import as_points, matmul, squared_distances
 from numpyro_ext.scores._pytree import pytree
-from numpyro_ext.scores.kernels import RBF, BaseKernel, Cauchy, as_kernel
+from numpyro_ext.scores.kernels import (
+    RBF,
+    BaseKernel,
+    Cauchy,
+    Epanechnikov,
+    RadialKernel,
+    as_kernel,
+)
 
 # Above this many samples the V-statistic is solved iteratively, in memory of O(K).
 _DENSE_UP_TO = 4096
@@ -89,8 +96,8 @@ class SteinScore:
         kernel = as_kernel(RBF("median_distance") if self.kernel is None else self.kernel)
         if self.form == "parametric" and not isinstance(kernel, RBF | Cauchy):
             raise ValueError(
-                f"form is 'parametric' with the kernel {self.kernel!r}, but it has a formula for"
-                " RBF and Cauchy only; use RBF() or form='nonparametric'."
+                f"form is 'parametric' with the kernel {self.kernel!r}, and is for RBF and Cauchy"
+                " only; use RBF() or form='nonparametric'."
             )
         object.__setattr__(self, "kernel", kernel)
 
@@ -104,10 +111,10 @@ class SteinScore:
         """The nonparametric estimates at the samples, and the relative residual of the solve."""
         x = as_points("x", x)
         kernel = resolved(self.kernel, x)
-        if len(x) > _DENSE_UP_TO and takes_conjugate_gradients(kernel):
-            at_zero = cast(Any, kernel).phi(jnp.zeros((), x.dtype))
-            ridge = self._relative_ridge(len(x), x.dtype) * at_zero
-            return stein_score_by_cg(cast(Any, kernel), x, ridge)
+        large = len(x) > _DENSE_UP_TO and not isinstance(kernel, Epanechnikov)
+        if large and isinstance(kernel, RadialKernel):
+            at_zero = kernel.phi(jnp.zeros((), x.dtype))
+            return stein_score_by_cg(kernel, x, self._relative_ridge(len(x), x.dtype) * at_zero)
         k, _, push = kernel_sums(kernel, x, x)
         matrix, b = add_ridge(k, self._ridge(k)), push()
         g = solve(jnp.linalg.cholesky(matrix), b)

@@ -5,8 +5,6 @@ from jax import random
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.objectives import IWELBO, log_weights
@@ -47,22 +45,6 @@ def test_chunks_give_the_same_draws():
         for b in (None, 4)
     )
     np.testing.assert_allclose(whole, chunks, rtol=1e-6)
-
-
-def test_discrete_sites_have_weights():
-    def model():
-        z = numpyro.sample("z", dist.Bernoulli(0.3))
-        numpyro.sample("x", dist.Normal(1.0 * z, 1.0), obs=0.8)
-
-    def guide():
-        numpyro.sample("z", dist.Bernoulli(0.6))
-
-    lw = log_weights(random.key(0), {}, model, guide, num_samples=50)
-    exact = [
-        np.log(0.7 / 0.4) + dist.Normal(0.0, 1.0).log_prob(0.8),
-        np.log(0.3 / 0.6) + dist.Normal(1.0, 1.0).log_prob(0.8),
-    ]
-    np.testing.assert_allclose(jnp.unique(lw), np.sort(exact), rtol=1e-5)
 
 
 def test_bad_arguments():

@@ -127,11 +127,6 @@ def test_kernels_are_frozen_pytrees_that_cross_jit_vmap_and_pickle():
         kernel.beta = -0.4
 
 
-def test_epanechnikov_is_not_positive_definite():
-    x = jnp.array([[0.0], [0.5], [1.0]])
-    np.testing.assert_allclose(jnp.linalg.eigvalsh(Epanechnikov()(x, x))[0], -0.0607, atol=1e-4)
-
-
 def test_a_kernel_of_ones_own_needs_only_its_formula():
     class Quadratic(BaseKernel):
         def __call__(self, x, y):

@@ -70,5 +70,5 @@ def test_epanechnikov_fits_an_isotropic_gaussian(needs_x64):
 
 
 def test_kernels_without_a_formula_are_refused():
-    with pytest.raises(ValueError, match="RBF, Cauchy and Epanechnikov only"):
+    with pytest.raises(ValueError, match="it must be RBF, Cauchy or Epanechnikov"):
         ScoreMatchingScore(kernel=IMQ())
