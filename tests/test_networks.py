@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro.contrib.module import (
-    flax_module,
     random_eqx_module,
     random_flax_module,
     random_nnx_module,
@@ -138,38 +137,6 @@ def test_recipe_of_a_last_layer_normal():
     expected = jnp.exp(log_precision) * features.T @ features + jnp.eye(HIDDEN + 1)
     found = jnp.linalg.inv(guide.get_posterior(params).covariance_matrix)
     assert jnp.allclose(found[:-1, :-1], expected, rtol=1e-3, atol=1e-3)
-
-
-class DropoutLinen(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        hidden = jnp.tanh(linen.Dense(HIDDEN)(x))
-        hidden = linen.Dropout(0.5, deterministic=False)(hidden)
-        return linen.Dense(1)(hidden)[..., 0]
-
-
-def own_linen():
-    net = flax_module("nn", DropoutLinen(), apply_rng=["dropout"], input_shape=(1, 2))
-    return lambda x: net(x, rngs={"dropout": numpyro.prng_key()})
-
-
-@pytest.mark.slow
-def test_recipe_of_a_network_with_dropout_layers_of_its_own():
-    """No latent site and an empty guide: the noise is in the model."""
-
-    def model(X, y=None, batch=None):
-        f = own_linen()
-        with numpyro.plate("data", len(X), subsample_size=batch):
-            x = numpyro.subsample(X, event_dim=1)
-            obs = None if y is None else numpyro.subsample(y, event_dim=0)
-            numpyro.sample("y", dist.Normal(numpyro.deterministic("f", f(x)), 0.3), obs=obs)
-
-    svi, run = fit(model, lambda *args, **kwargs: None, BBAlphaELBO(0.5, 3))
-    predictive = Predictive(model, params=run.params, num_samples=20)
-    drawn = predictive(random.key(2), X[:5])
-    assert drawn["y"].shape == (20, 5) and drawn["f"].std(0).min() > 0
-    scores = predictive_scores(svi, run, model_args=(X[:5], Y[:5]), num_samples=50)
-    assert np.isfinite(scores.log_density) and scores.network_sd > 0
 
 
 # One table with 40 rows to learn from and 13 to predict.

@@ -67,8 +67,7 @@ class AutoDropout(StartGiven):
 
     **Which axis is the input.** A name that ends in ``kernel`` is (in, out), as in Flax, one that
     ends in ``weight`` (out, in), as in Equinox; a site may say it by ``infer={"in_axis": -2}``. Any
-    other matrix is taken as (out, in), with a warning: for ``x @ w`` give
-    ``in_axis=-2``. Convolutions need ``in_axis``.
+    other matrix is taken as (out, in), with a warning. Convolutions need ``in_axis``.
 
     **When it fails.** The stated log density is not one (``has_density`` is False), so bounds of
     the evidence and ``pareto_khat`` are not defined. The KL leaves out what depends on p alone:
@@ -88,19 +87,13 @@ class AutoDropout(StartGiven):
 
     >>> from numpyro_ext.guides import AutoDropout
     >>> from numpyro_ext.objectives import BBAlphaELBO
-    >>> def model(X, y=None):
-    ...     w0 = numpyro.sample("w0", dist.Normal(0, 1).expand([1, 20]).to_event(2))
-    ...     b0 = numpyro.sample("b0", dist.Normal(0, 1).expand([20]).to_event(1))
-    ...     w1 = numpyro.sample("w1", dist.Normal(0, 1).expand([20, 1]).to_event(2))
-    ...     with numpyro.plate("data", len(X)):
-    ...         f = (jnp.tanh(X @ w0 + b0) @ w1)[:, 0]
-    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> from numpyro_ext.targets import bayesian_mlp
     >>> X = jnp.linspace(-2, 2, 50)[:, None]
-    >>> guide = AutoDropout(model, keep_prob={"w1": 0.9}, in_axis=-2)  # was: AutoNormal(model)
-    >>> svi = SVI(model, guide, optax.adam(1e-2), BBAlphaELBO(0.5, 10))  # was: Trace_ELBO()
-    >>> run = svi.run(jax.random.key(0), 500, X, jnp.sin(X[:, 0]), progress_bar=False)
+    >>> guide = AutoDropout(bayesian_mlp, keep_prob={"w1": 0.9})  # was: AutoNormal(bayesian_mlp)
+    >>> svi = SVI(bayesian_mlp, guide, optax.adam(1e-2), BBAlphaELBO(0.5, 10))
+    >>> run = svi.run(jax.random.key(0), 20, X, jnp.sin(X[:, 0]), progress_bar=False)
     >>> guide.sample_posterior(jax.random.key(1), run.params, sample_shape=(9,))["w1"].shape
-    (9, 20, 1)
+    (9, 50, 1)
     """
 
     model: Model = field(kw_only=False)

@@ -68,14 +68,11 @@ class AutoImplicit(AutoWithoutDensity):
 
     >>> from numpyro_ext.guides import AutoImplicit
     >>> from numpyro_ext.objectives import ImplicitELBO
-    >>> def model():
-    ...     numpyro.sample("rate", dist.Gamma(3., 1.))
     >>> guide = AutoImplicit(model, init_from=None)  # was: AutoNormal(model)
     >>> svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO())  # was: Trace_ELBO()
-    >>> result = svi.run(jax.random.key(0), 300, progress_bar=False)
-    >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))
-    >>> bool((draws["rate"] > 0).all())
-    True
+    >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
+    >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(9,))["y"].shape
+    (9,)
     """
 
     noise_dim: int | None = None

@@ -71,12 +71,9 @@ class AutoLaplaceGGN(AutoJoint):
     (NeurIPS 2021)
 
     >>> from numpyro_ext.guides import AutoLaplaceGGN
-    >>> def model(X, y=None):
-    ...     w0 = numpyro.sample("w0", dist.Normal(0, 1).expand([1, 10]).to_event(2))
-    ...     w1 = numpyro.sample("w1", dist.Normal(0, 1).expand([10, 1]).to_event(2))
-    ...     with numpyro.plate("data", len(X)) as rows:
-    ...         f = (jnp.tanh(X[rows] @ w0) @ w1)[:, 0]
-    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=None if y is None else y[rows])
+    >>> from functools import partial
+    >>> from numpyro_ext.targets import bayesian_mlp
+    >>> model = partial(bayesian_mlp, hidden=(10,), activation=jnp.tanh, noise_prior=100.0)
     >>> X = jnp.linspace(-1, 1, 30)[:, None]
     >>> guide = AutoLaplaceGGN(model)  # was: AutoLaplaceApproximation(model)
     >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())

@@ -32,13 +32,11 @@ class AutoRadialNormal(AutoFlowNormal):
     Rezende and Mohamed (ICML 2015)
 
     >>> from numpyro_ext.guides import AutoRadialNormal
-    >>> def model():
-    ...     numpyro.sample("x", dist.StudentT(3.0).expand([2]).to_event(1))
-    >>> guide = AutoRadialNormal(model, init_from=None)
-    >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
+    >>> guide = AutoRadialNormal(banana, init_from=None)
+    >>> svi = SVI(banana, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
     >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
-    >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))["x"].shape
-    (100, 2)
+    >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(9,))["x2"].shape
+    (9,)
     """
 
     num_flows: int = 8

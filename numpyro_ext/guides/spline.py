@@ -33,14 +33,11 @@ class AutoSplineNormal(CouplingFlowNormal):
     **Reference:** *Neural spline flows*, sections 3.1 and 3.2, Durkan et al. (NeurIPS 2019)
 
     >>> from numpyro_ext.guides import AutoSplineNormal
-    >>> def model():
-    ...     numpyro.sample("rate", dist.Gamma(2.0, 1.0))  # one dimension is enough
-    >>> guide = AutoSplineNormal(model, init_from=None)
-    >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
+    >>> guide = AutoSplineNormal(banana, init_from=None)
+    >>> svi = SVI(banana, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
     >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
-    >>> draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(100,))
-    >>> bool((draws["rate"] > 0).all())
-    True
+    >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(9,))["x2"].shape
+    (9,)
     """
 
     num_flows: int = 4

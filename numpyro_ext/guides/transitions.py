@@ -55,12 +55,10 @@ class Langevin(LearntTransition):
     :param float step_size: the initial :math:`\zeta`, in units of length squared.
 
     >>> from numpyro_ext.guides import AutoImplicit, Langevin
-    >>> def model():
-    ...     numpyro.sample("z", dist.Normal(0., 1.))
     >>> guide = AutoImplicit(model, transition=Langevin(5, 0.1), init_from=None)
     >>> params = numpyro.handlers.trace(numpyro.handlers.seed(guide, 0)).get_trace()
     >>> params["auto_log_step"]["value"].shape
-    (5, 1)
+    (5, 2)
     """
 
     def begin(self, prefix: str, dim: int) -> tuple[Any, Step]:
@@ -98,8 +96,6 @@ class NNSampler(LearntTransition):
     **Reference:** *Gradient estimators for implicit models*, section 5.2, Li and Turner (ICLR 2018)
 
     >>> from numpyro_ext.guides import AutoImplicit, NNSampler
-    >>> def model():
-    ...     numpyro.sample("z", dist.Normal(0., 1.))
     >>> guide = AutoImplicit(model, transition=NNSampler(hidden_dim=20), init_from=None)
     >>> params = numpyro.handlers.trace(numpyro.handlers.seed(guide, 0)).get_trace()
     >>> params["auto_sampler$params"]["value"].shape  # 2 x 20 + 20 and 20 x 2 + 2

@@ -210,14 +210,3 @@ def test_other_sites_than_those_of_the_fit_are_named():
         seed(posterior_as_prior(turned, fit), 0)(Y)
     with pytest.raises(ValueError, match=r"has no latent sites \['a'\]"):
         seed(posterior_as_prior(without, fit), 0)(Y)
-
-    def all_local(y):
-        with numpyro.plate("rows", len(y)):
-            z = numpyro.sample("z", dist.Normal())
-            numpyro.sample("y", dist.Normal(z), obs=y)
-
-    guide = AutoNormal(all_local)
-    seed(guide, 0)(Y)
-    params = {"z_auto_loc": jnp.zeros(3), "z_auto_scale": jnp.ones(3)}
-    with pytest.raises(ValueError, match="belong to its rows"):
-        posterior_as_prior(all_local, (guide, params))
