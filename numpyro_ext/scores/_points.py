@@ -45,7 +45,7 @@ def _check_spread(name: str, x: Array) -> None:
         )
 
 
-def as_points(name: str, x: Any, *, finite: bool = True) -> Array:
+def as_points(name: str, x: Any) -> Array:
     """``x`` as a floating-point array of rows, or a ``ValueError`` that says how to make one."""
     x = jnp.asarray(x)
     if x.ndim != 2:
@@ -54,8 +54,7 @@ def as_points(name: str, x: Any, *, finite: bool = True) -> Array:
             f"{name} has shape {x.shape}, but samples are the rows of a (K, d) array{hint}."
         )
     x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(float)
-    if finite:
-        _check_spread(name, x)
+    _check_spread(name, x)
     return x
 
 
