@@ -48,10 +48,8 @@ class Beta(ExponentialFamily[BetaNatural, BetaMean, BetaStandard]):
 
     >>> from numpyro_ext.expfam import Beta
     >>> prior = Beta.from_standard(concentration1=10.0, concentration0=10.0)
-    >>> print(prior.a, prior.b)
-    9.0 9.0
-    >>> print(f"{Beta.entropy(prior):.4f}")
-    -0.7983
+    >>> print(prior.a, prior.b, f"{Beta.entropy(prior):.4f}")
+    9.0 9.0 -0.7983
     """
 
     domain = "a positive concentration1 and concentration0, in float32 above 6e-8"

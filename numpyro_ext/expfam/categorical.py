@@ -40,10 +40,8 @@ class Categorical(ExponentialFamily[CategoricalNatural, CategoricalMean, Categor
 
     >>> from numpyro_ext.expfam import Categorical
     >>> natural = Categorical.from_standard(probs=jnp.array([0.2, 0.5, 0.3]))
-    >>> print(f"{Categorical.log_prob(natural, 2):.4f}")
-    -1.2040
-    >>> print(f"{Categorical.entropy(natural):.4f}")
-    1.0297
+    >>> print(f"{Categorical.log_prob(natural, 2):.4f} {Categorical.entropy(natural):.4f}")
+    -1.2040 1.0297
     """
 
     domain = "positive probs that sum to 1"

@@ -51,10 +51,8 @@ class Dirichlet(ExponentialFamily[DirichletNatural, DirichletMean, DirichletStan
 
     >>> from numpyro_ext.expfam import Dirichlet
     >>> natural = Dirichlet.from_standard(concentration=jnp.array([2.0, 3.0, 5.0]))
-    >>> print(natural.a)
-    [1. 2. 4.]
-    >>> print(f"{Dirichlet.log_partition(natural):.4f}")
-    -8.9306
+    >>> print(natural.a, f"{Dirichlet.log_partition(natural):.4f}")
+    [1. 2. 4.] -8.9306
     """
 
     domain = "a concentration of positive numbers, in float32 above 6e-8"

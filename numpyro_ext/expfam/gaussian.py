@@ -61,10 +61,8 @@ class Gaussian(LocationFamily[GaussianNatural, GaussianMean, GaussianStandard]):
 
     >>> from numpyro_ext.expfam import Gaussian
     >>> natural = Gaussian.from_standard(loc=jnp.array([1.0]), covariance_matrix=jnp.eye(1) / 4)
-    >>> print(natural.h, natural.W[0])
-    [4.] [-2.]
-    >>> print(Gaussian.mean(natural).xx)
-    [[1.25]]
+    >>> print(natural.h, natural.W[0], Gaussian.mean(natural).xx[0])
+    [4.] [-2.] [1.25]
     """
 
     domain = "a finite loc and a positive definite covariance_matrix"

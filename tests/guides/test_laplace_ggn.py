@@ -226,7 +226,6 @@ def scores_of(guide, params, data, new):
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param("binomial", marks=pytest.mark.nightly),
         pytest.param("poisson", marks=pytest.mark.nightly),
         "categorical",
     ],
