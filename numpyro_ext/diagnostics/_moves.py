@@ -48,17 +48,14 @@ class Moved(NamedTuple):
     """``(n,)`` standard deviations of the points, divided by the ones of the chains."""
     error: Array
     shift: Array
-    """``(n,)`` mean of the chains minus the mean of the points, in standard deviations of the
-    points."""
+    """``(n,)`` mean of the chains minus that of the points, in standard deviations of these."""
     shift_error: Array
     between: Array
-    """``(n,)`` share of the variance of the chains that is between them: 0 for chains that have
-    forgotten where they began, 1 for chains that stay there."""
+    """``(n,)`` share of the variance of the chains that is between them: 1 if they stay."""
     accepted: Array
     """Share of accepted trajectories."""
     range_ratio: Any = None
-    """``(2, n)`` ratios of the ranges of a half and of nine tenths; None where ranges are not
-    compared."""
+    """``(2, n)`` ratios of the ranges of a half and of nine tenths."""
     range_error: Any = None
     points: Any = None
     """``(m, d)`` points; None, as the next four, where the covariance is not compared."""
@@ -78,8 +75,7 @@ class _Scale(NamedTuple):
 
     centre: Array
     unit: Array
-    """Standard deviations; of points that are all the same their rounding, so that chains that
-    leave them are wider."""
+    """Standard deviations; of points that are all the same their rounding."""
     varies: Array
     levels: Array
     """``(5, n)`` quantiles."""

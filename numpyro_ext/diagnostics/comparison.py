@@ -51,9 +51,8 @@ class Comparison(NamedTuple):
     """``(n,)`` sd of the draws over the sd of the reference."""
     ratio_error: np.ndarray
     widths: np.ndarray | None = None
-    """``(2, n)`` the widths of the intervals with a half and nine tenths of the draws over the same
-    widths of the reference, in sds of a normal: they see the shape, as of one wide normal for two
-    modes."""
+    """``(2, n)`` the widths of the intervals with a half and nine tenths of the draws over those of
+    the reference, in sds of a normal: they see the shape."""
     width_errors: np.ndarray | None = None
     limits: tuple[float, float] = (0.85, 1.15)
     """Limits of the ratios of sds."""

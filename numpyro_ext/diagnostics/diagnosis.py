@@ -17,7 +17,7 @@ from numpyro_ext.diagnostics.checks.chains import (
 )
 from numpyro_ext.diagnostics.checks.draws import enough_particles, finite, has_moves, varying
 from numpyro_ext.diagnostics.checks.losses import local_inference, losses
-from numpyro_ext.diagnostics.checks.modes import searched, shares_of_modes
+from numpyro_ext.diagnostics.checks.modes import draws_at_modes, searched
 from numpyro_ext.diagnostics.checks.moves import moves
 from numpyro_ext.diagnostics.checks.weights import KHAT, weights
 from numpyro_ext.diagnostics.comparison import OF_DRAWS
@@ -49,16 +49,16 @@ such a function, and an entry here."""
 def missing_modes(context: FitContext, others: Sequence[Row]) -> list[Row]:
     """The line of the shares of the modes that the start has found, or of those that a search finds
     for a guide that did not look for any, where no other line is wrong."""
-    row = shares_of_modes(context)
-    if row is not None:
+    by_mode = draws_at_modes(context)
+    if by_mode is not None:
         # Chains that agree have visited what modes there are with the right shares.
         agree = context.kind == "chains" and not are_at_modes(context)
-        return [] if agree and row.ok is not None else [row]
+        return [] if agree and by_mode.row.ok is not None else [by_mode.row]
     if context.kind != "guide" or context.num_moves == 0 or not has_moves(context):
         return []
     fine = all(row.ok is not False for row in others)
-    row = searched(context) if fine else None
-    return [] if row is None else [row]
+    by_mode = searched(context) if fine else None
+    return [] if by_mode is None else [by_mode.row]
 
 
 def rows_of(context: FitContext, answered: Any = lambda: None) -> list[Row]:

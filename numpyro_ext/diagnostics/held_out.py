@@ -62,8 +62,7 @@ def held_out_log_likelihood(
     far from the posterior of a row, for many dimensions, and for sequences: raise ``num_samples``
     fourfold until the estimate no longer rises. It says nothing of what :math:`q(\theta)` misses.
 
-    Entries that a mask leaves out count zero. Every plate runs on all of its rows, which may be
-    fewer than the minibatch of the run.
+    Entries that a mask leaves out count zero. Every plate runs on all of its rows.
 
     :param obj: an ``SVI`` or engine whose guide infers local variables from the arguments, as a
         :class:`~numpyro_ext.svae.SVAEGuide`, a :class:`~numpyro_ext.guides.FlowGuide` or a function

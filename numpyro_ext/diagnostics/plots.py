@@ -80,24 +80,28 @@ def plot_data_of(context: FitContext) -> DiagnosisPlotData:
     several = context.kind == "chains" or len(context.fit.params) > 1
     chains = compare_chains(context) if several and context.kind != "particles" else None
     chains = chains if chains is not None and chains.names else None
-    worst = _worst_numbers(moved) if isinstance(moved, MovedDraws) else None
+    worst = _worst_numbers(moved) if moved and not isinstance(moved, str) else None
     return DiagnosisPlotData(worst, weights, losses, chains)
 
 
-def _worst_numbers(of: MovedDraws) -> MovedNumbers:
-    values, (low, high) = of.values, np.log(of.limits)
+def _worst_numbers(groups: list[MovedDraws]) -> MovedNumbers:
+    """The worst numbers of all groups."""
+    first, values = groups[0], np.concatenate([group.values for group in groups], 1)
+    numbers = [(group, k) for group in groups for k in range(group.values.shape[1])]
+    low, high = np.log(first.limits)
     with np.errstate(divide="ignore", invalid="ignore"):
         log = np.log(values[2])
-    beyond = np.where(log < 0, log / low, log / high), np.abs(values[0]) / of.farthest
+    beyond = np.where(log < 0, log / low, log / high), np.abs(values[0]) / first.farthest
     worst = np.argsort(-np.max(np.nan_to_num(beyond, nan=0.0), 0), kind="stable")[:_SHOWN]
     worst = worst[~np.isnan(values[::2, worst]).all(0)]
     draws: dict[str, Any] = {}
-    numbers = [k for k in worst if k < len(of.moved.ratio)][:_WITH_DRAWS]
-    for k in numbers if of.moved.points is not None else []:
-        both = of.moved.before[:, k], of.moved.after[..., k].ravel()
-        draws[of.name(k)] = tuple(np.asarray(x[:: max(1, len(x) // _DRAWS)]) for x in both)
-    names = [of.name(k) for k in worst]
-    return MovedNumbers(names, values[:, worst], of.limits, of.farthest, draws)
+    for group, k in (numbers[i] for i in worst):
+        is_drawn = group.moved.points is not None and k < len(group.moved.ratio)
+        if is_drawn and len(draws) < _WITH_DRAWS:
+            both = group.moved.before[:, k], group.moved.after[..., k].ravel()
+            draws[group.name(k)] = tuple(np.asarray(x[:: max(1, len(x) // _DRAWS)]) for x in both)
+    names = [group.name(k) for group, k in (numbers[i] for i in worst)]
+    return MovedNumbers(names, values[:, worst], first.limits, first.farthest, draws)
 
 
 def plot_diagnosis(diagnosis: Diagnosis) -> "dict[str, Axes]":

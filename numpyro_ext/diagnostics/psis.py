@@ -78,9 +78,8 @@ def pareto_khat(
     ``inf`` if a single draw has more than :math:`1 / \\sqrt S` of the weight. Draws of weight 0 do
     not enter, with an ``InferenceWarning`` if they are more than a tenth.
 
-    :param obj: ``(S,)`` or ``(S, *units)`` log weights, *not negated* (ArviZ's ``psislw`` expects
-        the sign of LOO); or a ``DataTree`` of :func:`to_arviz`; or an ``SVI`` or engine. Chains and
-        restarts are put one after the other.
+    :param obj: ``(S,)`` or ``(S, *units)`` log weights, *not negated*; or a ``DataTree`` of
+        :func:`to_arviz`; or an ``SVI`` or engine. Chains are put one after the other.
     :param result: for an ``SVI`` or engine: what its ``run`` returned.
     :param tuple model_args: the model's arguments, for an ``SVI`` or engine.
     :param dict model_kwargs: its keyword arguments.
@@ -88,8 +87,7 @@ def pareto_khat(
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
     :param proxy: as of :func:`diagnose`.
     :return: :class:`ParetoKhat`.
-    :raises IntractableDensityError: for guides without a density (implicit ones, particles, point
-        masses) and for ``MCMC``.
+    :raises IntractableDensityError: for guides without a density and for ``MCMC``.
 
     **References**
 

@@ -58,8 +58,7 @@ def fit_svi(
     of the guide on all rows, in one compiled program. A guide that is a function is called with a
     dict of the simulated data before the arguments of the model, which stay as they are.
 
-    :param guide: a function of the model that makes a guide, such as the class ``AutoNormal``, or
-        ``lambda model: AutoNormal(model, init_scale=0.1)``.
+    :param guide: a function of the model that makes a guide, such as the class ``AutoNormal``.
     :param optim: an optimiser, of optax or NumPyro.
     :param loss: the loss of ``SVI``.
     :param int num_steps: steps of each fit.
@@ -97,8 +96,7 @@ def fit_mcmc(make_kernel: Callable[[Model], Any], num_warmup: int, num_samples: 
     spaced: draw several times as many, because ranks of correlated draws are heaped at both ends.
     A kernel that finds its own settings is set up and compiled anew for each chain.
 
-    :param make_kernel: a function of the model that makes a kernel, such as the class ``NUTS``, or
-        ``lambda model: SGLD(model, 0.01)``.
+    :param make_kernel: a function of the model that makes a kernel, such as the class ``NUTS``.
     :param int num_warmup: warmup of each chain.
     :param int num_samples: draws of each chain.
     :return: a function ``fit(rng_key, model, args, kwargs)``.

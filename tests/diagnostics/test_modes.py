@@ -136,6 +136,16 @@ def test_particles_have_the_shares_of_the_evidence_or_are_wrong():
     assert rows_of(of_particles([50, 50]))[SHARE].ok is False
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "ok"), [(1.0, True), (0.5, False)])
+def test_particles_are_compared_at_each_mode_by_itself(width, ok):
+    """The standard deviation of all of them does not show how wide they are."""
+    found = of_particles([75, 25], width=width, num_moves=None)
+    rows = rows_of(found)
+    assert rows[SHARE].ok and (rows[SD].ok, found.ok) == (ok, ok), found
+    assert ok or "(at z = " in rows[SD].verdict
+
+
 def apart(share):
     """Normals of shares 1 - p and p at (-1, -1) and (1, 1), which a search from 0 finds."""
     z = numpyro.sample("z", dist.Normal(0.0, 10.0).expand([2]).to_event(1))

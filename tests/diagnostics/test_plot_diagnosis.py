@@ -63,7 +63,7 @@ def dots(ax):
 def test_the_numbers_that_move_most_are_shown_with_the_worst_at_the_top():
     ratio, shift = [0.99, 0.5, 1.05, np.nan], [0.02, 0.1, -0.7, np.nan]
     draws, after = RNG.normal(size=(50, 4)), RNG.normal(size=(8, 4, 4))
-    moved = _worst_numbers(group(ratio, shift, "abcd", before=draws, after=after, points=draws))
+    moved = _worst_numbers([group(ratio, shift, "abcd", before=draws, after=after, points=draws)])
     found = Diagnosis("title", rows(shift=False, sd=True), parts(moved=moved))
     axes = plot_diagnosis(found)
     # log .5 / log .85 = 4.3, .7 / .2 = 3.5 and .1; what does not vary is left out.
@@ -108,7 +108,7 @@ def test_weights_and_their_tail_losses_and_chains():
 
 def test_a_linear_combination_is_one_of_the_numbers_and_has_no_shift():
     combined = Combined(np.array([0.4, 1.2]), np.full(2, 0.01), np.array([[0, 1], [1, 0]]))
-    moved = _worst_numbers(group([0.8, 0.9], [0.1, 0.0], ["a", "b", "both", "all"], combined))
+    moved = _worst_numbers([group([0.8, 0.9], [0.1, 0.0], ["a", "b", "both", "all"], combined)])
     assert moved.names == ["both", "a", "all", "b"] and np.isnan(moved.values[0, 0])
     axes = plot_diagnosis(Diagnosis("title", rows(sd=False), parts(moved=moved)))
     np.testing.assert_allclose(dots(axes["sds"])[:, 1], [0.4, 0.8, 1.2, 0.9])

@@ -9,7 +9,7 @@ import numpy as np
 from numpyro_ext._model.modes import of_kind
 from numpyro_ext._model.read import coordinate_name, slices_of
 from numpyro_ext.diagnostics._fit import Numbers, flatten
-from numpyro_ext.diagnostics.checks.modes import shares_of_modes
+from numpyro_ext.diagnostics.checks.modes import draws_at_modes
 from numpyro_ext.diagnostics.context import FitContext, cached
 from numpyro_ext.diagnostics.limits import DIVERGING, ESS, ESS_EACH, RHAT, TEMPERATURE
 from numpyro_ext.diagnostics.table import Row, equally_spaced, judged, shown
@@ -57,8 +57,8 @@ def compare_chains(context: FitContext) -> "Agreement":
 
 def are_at_modes(context: FitContext) -> bool:
     """Whether particles, or chains that do not agree, are at several modes with known shares."""
-    row = shares_of_modes(context)
-    if row is None or row.ok is None or context.kind == "guide":
+    by_mode = draws_at_modes(context)
+    if by_mode is None or by_mode.row.ok is None or context.kind == "guide":
         return False
     return context.kind == "particles" or not compare_chains(context).worst_rhat()[0] <= RHAT
 
@@ -226,8 +226,8 @@ def problems_of_chains(context: FitContext) -> list[str]:
     """Sentences on what did not hold where the kernel found its settings."""
     settings = context.settings
     sentences: list[str] = list(settings.problems) if settings and context.is_biased else []
-    shares = shares_of_modes(context)
-    if shares is not None and shares.ok:
+    by_mode = draws_at_modes(context)
+    if by_mode is not None and by_mode.row.ok:
         # Several modes are no problem where each has its share of the draws.
         sentences = [x for x in sentences if x not in of_kind(sentences, "several modes")]
     return sentences

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 import warnings
 
 import jax
@@ -24,6 +24,18 @@ MOST_LATENTS, MOST_COST = 100, 2 * 10**6
 has not looked for any."""
 
 
+class AtModes(NamedTuple):
+    """Draws by the mode that they are at."""
+
+    row: Row
+    """Whether each mode has its share."""
+    modes: list[Mode]
+    which: np.ndarray
+    """``(chain, draw)``, -1 for a draw that is not kept; of particles ``(1, m)``."""
+    places: list[str]
+    """What each mode is called."""
+
+
 def place_in(modes: list[Mode]) -> Callable[[Array], tuple[Array, Array]]:
     """The mode at which a point most likely is, by the mixture of their normals, and the square of
     its distance from there."""
@@ -42,9 +54,8 @@ def place_in(modes: list[Mode]) -> Callable[[Array], tuple[Array, Array]]:
 
 
 @cached
-def shares_of_modes(context: FitContext) -> Row | None:
-    """The line of the shares of the modes that the start has found; None where it has not found
-    several."""
+def draws_at_modes(context: FitContext) -> AtModes | None:
+    """Where the draws are among the modes of the start; None where it has not found several."""
     if context.kind == "chains":
         modes = getattr(context.obj.sampler, "modes", None)
         if context.temperature not in (None, 1):
@@ -55,7 +66,7 @@ def shares_of_modes(context: FitContext) -> Row | None:
     return compare_with(context, modes)
 
 
-def searched(context: FitContext) -> Row | None:
+def searched(context: FitContext) -> AtModes | None:
     """The same of the modes of a search, for a guide whose start has not looked for any; None where
     a search is dear.
 
@@ -84,8 +95,8 @@ def _flat(context: FitContext) -> Array:
     return jax.jit(lambda x: flat_draws(target, x, context.block))(x)
 
 
-def compare_with(context: FitContext, modes: Any) -> Row | None:
-    """The line of the shares of these modes, if they are several that lie apart."""
+def compare_with(context: FitContext, modes: Any) -> AtModes | None:
+    """The draws at these modes, if they are several that lie apart."""
     if not isinstance(modes, Modes) or not of_kind(modes.problems, "several modes"):
         return None
     if not context.has_gradient or modes.size != context.info.size:
@@ -100,7 +111,8 @@ def compare_with(context: FitContext, modes: Any) -> Row | None:
     which, away = (np.asarray(y).reshape(kept.shape) for y in place(x))
     which = np.where(kept & np.isfinite(away), which, -1)
     places = _places(potential_of(context.fit, context.info, context.fit.params[0]), modes.modes)
-    return _row(context, list(modes.modes), which, away, places)
+    row = _row(context, list(modes.modes), which, away, places)
+    return AtModes(row, list(modes.modes), which, places)
 
 
 def _places(target: Potential, modes: tuple[Mode, ...]) -> list[str]:

@@ -21,6 +21,7 @@ from numpyro_ext.diagnostics._fit import Fit, Numbers, compile_with_data, flatte
 from numpyro_ext.diagnostics._moves import LEAPS, Combined, Moved, move_points, worst_combinations
 from numpyro_ext.diagnostics.checks.chains import are_at_modes
 from numpyro_ext.diagnostics.checks.draws import has_moves
+from numpyro_ext.diagnostics.checks.modes import AtModes, draws_at_modes, place_in
 from numpyro_ext.diagnostics.checks.weights import weights
 from numpyro_ext.diagnostics.comparison import SD, Comparison
 from numpyro_ext.diagnostics.context import FitContext, cached, flat_draws, potential_of
@@ -36,11 +37,17 @@ _DRAWS, _STARTS, _FEWEST_STARTS, _LEAST_STARTS = 10_000, 1000, 128, 32
 where they would cost too much."""
 _MOST_WATCHED = 100
 """Numbers up to which a deterministic site is compared too."""
+_FEW = 10
+"""Particles at a mode that are too few for their spread to be known."""
 _REMEDIES = {
     "particles": "take twice as many particles, reparametrise the model, or compare with NUTS",
     "guide": "reparametrise the model, train longer, take a richer guide, or compare with NUTS",
     "chains": "take a smaller step (or max_bias), reparametrise the model, or compare with NUTS",
 }
+
+
+Group = tuple[AtModes, int]
+"""Where the draws are, and the mode whose draws are compared by themselves."""
 
 
 class MovedDraws(NamedTuple):
@@ -124,54 +131,72 @@ class MovedDraws(NamedTuple):
 def moves(context: FitContext) -> list[Row]:
     """The lines of the worst numbers after moves, or why the draws were not moved."""
     moved = moved_draws(context)
-    if isinstance(moved, MovedDraws):
-        return moved.rows()
-    low, high = MOVED_RATIO
-    verdict = f"not judged: {moved}."
-    return [Row(SD, math.nan, None, f"{low} to {high}", None, verdict, True)] if moved else []
+    if isinstance(moved, str):
+        low, high = MOVED_RATIO
+        verdict = f"not judged: {moved}."
+        return [Row(SD, math.nan, None, f"{low} to {high}", None, verdict, True)]
+    # Of several modes a wrong line, otherwise one that is not judged, otherwise the first.
+    worst: dict[str, Row] = {}
+    rank = {False: 0, None: 1, True: 2}
+    for row in (row for each in moved for row in each.rows()):
+        if rank[row.ok] < rank[worst.setdefault(row.quantity, row).ok]:
+            worst[row.quantity] = row
+    return list(worst.values())
 
 
 @cached
-def moved_draws(context: FitContext) -> MovedDraws | str | None:
-    """The draws before and after moves, why they were not moved, or None where moves say nothing
-    of them."""
+def moved_draws(context: FitContext) -> list[MovedDraws] | str:
+    """The draws before and after moves, at each of several modes by themselves; why they were not
+    moved; or nothing where moves say nothing of them."""
     of_chains = context.kind == "chains"
     if context.num_moves == 0:
-        return None
+        return []
     if context.kind == "guide":
-        return _of_guide(context) if has_moves(context) else None
+        return _of_guide(context) if has_moves(context) else []
     if of_chains and not context.is_biased:
-        return None
+        return []
     if of_chains and context.temperature is None:
         return "the draws have no temperature, or several of them"
     if not context.has_gradient:
         return "a site was summed out, or has no gradient"
+    if not of_chains:
+        return _of_particles(context)
     if are_at_modes(context):
-        return "the draws are at several modes, between which Markov chains do not move"
-    return _of_chains(context) if of_chains else _of_particles(context)
+        return "the chains are at several modes, between which they do not move"
+    return _of_chains(context)
 
 
-def _of_particles(context: FitContext) -> MovedDraws | str | None:
-    """All particles; None if there are as many coordinates."""
-    m = len(next(iter(context.first.values())))
-    if m <= context.info.size:
-        return None
+def _of_particles(context: FitContext) -> list[MovedDraws] | str:
+    """All particles, or those at each of several modes; none if there are as many coordinates."""
+    m, d = len(next(iter(context.first.values()))), context.info.size
+    if m <= d:
+        return []
     if isinstance(plan := _plan(context, m), str):
         return plan
-    # They follow each other, so that they are no independent draws.
-    moved = _moved(context, plan, context.first, context.rng_key, independent=False)
-    farthest = limits.particles_shift(m)
-    return moved._replace(limits=limits.PARTICLES_RATIO, farthest=farthest)
+    groups: list[tuple[Group | None, np.ndarray]] = [(None, np.arange(m))]
+    if are_at_modes(context) and (by_mode := draws_at_modes(context)) is not None:
+        each = [np.flatnonzero(by_mode.which[0] == k) for k in range(len(by_mode.modes))]
+        groups = [((by_mode, k), x) for k, x in enumerate(each) if len(x) > max(d, _FEW)]
+        if sum(len(here) for _, here in groups) < 0.9 * m:
+            return "at a mode there are too few particles"
+    result = []
+    for group, here in groups:
+        draws = {name: x[here] for name, x in context.first.items()}
+        # They follow each other, so that they are no independent draws.
+        moved = _moved(context, plan, draws, context.rng_key, independent=False, group=group)
+        farthest = limits.particles_shift(len(here))
+        result.append(moved._replace(limits=limits.PARTICLES_RATIO, farthest=farthest))
+    return result
 
 
-def _of_guide(context: FitContext) -> MovedDraws | str:
+def _of_guide(context: FitContext) -> list[MovedDraws] | str:
     """The draws of the first restart, and more draws of its guide."""
     if isinstance(plan := _plan(context), str):
         return plan
     key_draws, key_moves = random.split(context.rng_key)
     moved = _moved(context, plan, _more_draws(context, key_draws), key_moves)
     # Where the weights may be used, they have judged the shares of modes.
-    return moved._replace(shares_known=weights(context)[0].ok is True)
+    return [moved._replace(shares_known=weights(context)[0].ok is True)]
 
 
 def _more_draws(context: FitContext, rng_key: Array) -> Sites:
@@ -186,7 +211,7 @@ def _more_draws(context: FitContext, rng_key: Array) -> Sites:
     return {name: jnp.concatenate([piece[name] for piece in pieces]) for name in names}
 
 
-def _of_chains(context: FitContext) -> MovedDraws | str:
+def _of_chains(context: FitContext) -> list[MovedDraws] | str:
     """Draws, in a random order, of kernels whose stationary law is not the posterior: chains that
     are far from it agree with each other."""
     draws = {name: context.draws[name] for name in context.info.latents}
@@ -203,7 +228,7 @@ def _of_chains(context: FitContext) -> MovedDraws | str:
     sizes = np.append(sizes, np.full(derived, np.min(sizes)))
     independent = jnp.asarray(np.maximum(total / sizes, 1.0), float)
     x = {name: jnp.asarray(y) for name, y in mixed.items()}
-    return _moved(context, plan, x, context.key_moves, independent)
+    return [_moved(context, plan, x, context.key_moves, independent)]
 
 
 def _mixed(draws: Numbers) -> tuple[Numbers, np.ndarray]:
@@ -263,9 +288,10 @@ def _moved(
     draws: Sites,
     rng_key: Array,
     independent: Array | bool = True,
+    group: Group | None = None,
 ) -> MovedDraws:
     """The first of the constrained draws ``(m, *site)`` before and after moves with the density
-    p^(1/T)."""
+    p^(1/T), which do not leave the mode of a group."""
     info, watched = context.info, _watched_sizes(context)
     most, num_moves, options = plan
     T = (context.temperature or 1.0) if context.kind == "chains" else 1.0
@@ -275,7 +301,12 @@ def _moved(
 
         def energy(x: Array) -> tuple[Array, Array]:
             U, gradient = target.value_and_grad_flat(x, {})
-            return (U, gradient) if T == 1.0 else (U / T, gradient / T)
+            if T != 1.0:
+                U, gradient = U / T, gradient / T
+            if group is not None:
+                by_mode, k = group
+                U = jnp.where(place_in(by_mode.modes)(x)[0] == k, U, jnp.inf)
+            return U, gradient
 
         points = _replace_nonfinite(flat_draws(target, x, context.block))
         starts, numbers = min(most, len(points)), _numbers_of(target)
@@ -290,12 +321,14 @@ def _moved(
     sizes = {name: math.prod(site.constrained.shape) for name, site in info.latents.items()}
     places = slices_of(tuple((name, (size,)) for name, size in (sizes | watched).items()))
 
+    where = "" if group is None else f" (at {group[0].places[group[1]]})"
+
     def name(k: int) -> str:
         if combined is None or k < len(moved.ratio):
-            return coordinate_name(places, k)
+            return coordinate_name(places, k) + where
         both = sorted(combined.coordinates[k - len(moved.ratio)].tolist())
         first, second = (coordinate_name(info.slices, i) for i in both)
-        return f"a linear combination of {first} and {second} most of all"
+        return f"a linear combination of {first} and {second} most of all{where}"
 
     remedy = _REMEDIES[context.kind]
     return MovedDraws(moved, name, MOVED_RATIO, limits.SHIFT, remedy, combined)
