@@ -113,6 +113,13 @@ def test_a_point_that_repels_has_the_derivative_of_one_step():
     assert jax.grad(solve)(0.0) == 1.0
 
 
+def test_a_small_cotangent_is_solved_as_well_as_a_large_one():
+    solve = jax.jit(jax.grad(lambda a, c: c * fixed_point(lambda a, x: a * x + 1, a, 0.0).value))
+    large, small = solve(0.9, 1.0), solve(0.9, 1e-12)
+    np.testing.assert_allclose(large, 100.0, rtol=2e-3)  # 1 / (1 - a)^2
+    np.testing.assert_allclose(small * 1e12, large, rtol=1e-5)
+
+
 def test_memory_does_not_depend_on_the_number_of_iterations():
     def temporary(max_iter):
         def loss(a):
