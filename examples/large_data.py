@@ -110,7 +110,7 @@ to_arviz(mcmc, log_likelihood=False)
 
 proxy = taylor_proxy(model, *data)
 guide = AutoMultivariateNormal(model)
-start = proxy.init_params(guide)
+start = proxy.init_params(guide, *data)
 fits = {}
 for name, loss in {
     "Trace_ELBO": Trace_ELBO(),

@@ -65,7 +65,7 @@ def by_guide(kind: str, problem: Crossed) -> Any:
     proxy = None if problem.batch is None else taylor_proxy(model, *data)
     if kind == "normal":
         guide = AutoMultivariateNormal(model)
-        start = {} if proxy is None else {"init_params": proxy.init_params(guide)}
+        start = {} if proxy is None else {"init_params": proxy.init_params(guide, *data)}
         loss = VRELBO(0.5, 10, proxy=proxy)
     else:
         trace = handlers.trace(handlers.seed(model, 0)).get_trace(*data)

@@ -251,7 +251,7 @@ def step_times(name, all_rows=(10_000, 100_000, 1_000_000), steps=2_000, repeats
         proxy = taylor_proxy(model, *data)
         guide = AutoMultivariateNormal(model, init_loc_fn=init_to_value(values=proxy.center))
         svi = SVI(model, guide, optax.adam(1e-4), VRELBO(1.0, 4, gradient="stl", proxy=proxy))
-        state = svi.init(random.key(1), *data, init_params=proxy.init_params(guide))
+        state = svi.init(random.key(1), *data, init_params=proxy.init_params(guide, *data))
 
         def train(state, data, svi=svi):
             return lax.fori_loop(0, steps, lambda _, s: svi.update(s, *data)[0], state)

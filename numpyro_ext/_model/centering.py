@@ -40,7 +40,7 @@ def find_centering(
     :math:`c_j = 1 - v_j` with the variance :math:`v_j` of a decentred effect given all others.
 
     **When it fails.** It is the information at one point, so it is rough where the spread of an
-    effect is hardly known. It changes how well a method works, and never the posterior.
+    effect is hardly known. It never changes the posterior.
 
     :param model: Python callable containing NumPyro primitives.
     :param args: arguments of the model.
@@ -93,7 +93,6 @@ def _effects(model: Model, args: tuple, kwargs: dict[str, Any]) -> list[str]:
     if not effects:
         raise ValueError(
             f"no latent site of {list(sites)} is a Normal whose mean or standard deviation depends"
-            " on another one, so there is nothing to centre; give find_centering the model as it is"
-            " before reparam."
+            " on another one; give find_centering the model as it is before reparam."
         )
     return effects

@@ -41,11 +41,7 @@ from numpyro_ext.data._rows import is_on_host
 
 
 def check_supports(model_trace: Trace, guide_trace: Trace) -> None:
-    """An error if the guide draws a constrained site of the model from all real numbers.
-
-    Only that certain case is refused: a narrower support in the guide, another constrained one and
-    distributions without a density of their own all pass.
-    """
+    """An error if the guide draws a constrained site of the model from all real numbers."""
     for site in latent_sites(model_trace):
         ours, support = guide_trace[site["name"]], elementwise(getattr(site["fn"], "support", None))
         if (
@@ -57,18 +53,13 @@ def check_supports(model_trace: Trace, guide_trace: Trace) -> None:
             and has_density(ours["fn"])
             and not _is_masked(site["fn"])
         ):
-            _refuse_real_numbers(site["name"], support, ours)
-
-
-def _refuse_real_numbers(name: str, support: Any, ours: Site) -> None:
-    drawn, kind = type(base_distribution(ours["fn"])).__name__, type(support).__name__
-    kind = "".join(f" {c.lower()}" if c.isupper() else c for c in kind.lstrip("_")).strip()
-    raise ValueError(
-        f"site '{name}' has the support {kind} in the model, but the guide draws it from {drawn}"
-        " with the support real; use a distribution with that support, such as"
-        " dist.TransformedDistribution(dist.Normal(...), dist.biject_to(support)), or a guide that"
-        " makes it, such as AutoNormal(model)."
-    )
+            drawn, kind = type(base_distribution(ours["fn"])).__name__, type(support).__name__
+            raise ValueError(
+                f"site '{site['name']}' has the support {kind.lstrip('_')} in the model, but the"
+                f" guide draws it from {drawn}, of all real numbers; use"
+                " dist.TransformedDistribution(dist.Normal(...), dist.biject_to(support)), or a"
+                " guide such as AutoNormal(model)."
+            )
 
 
 def _is_masked(fn: Any) -> bool:
@@ -117,13 +108,9 @@ def _check_shape(name: str, site: Site, trace: Trace) -> None:
             continue
         plate = trace.get(frame.name)
         size = frame.size if plate is None else plate["args"][0]
+        remedy = "give the plate as many rows as the data have, or put each axis into its plate"
         if rows == size:
-            remedy = (
-                f"take the rows of the minibatch, as by batch = numpyro.subsample(data, event_dim="
-                f"{fn.event_dim}) or data[idx] with `as idx` of the plate"
-            )
-        else:
-            remedy = "give the plate as many rows as the data have, or put each axis into its plate"
+            remedy = "take the rows of the minibatch, as by data[idx] with `as idx` of the plate"
         taken = f"{frame.size} of {size}" if frame.size < size else f"{size}"
         raise ValueError(f"{what} in the plate '{frame.name}' of {taken} rows; {remedy}.")
     _check_columns(what, site, batch)
@@ -155,9 +142,8 @@ def _check_columns(what: str, site: Site, batch: tuple[int, ...]) -> None:
             n = size[axis][1]
             raise ValueError(
                 f"{what}, so that each datum would count {n} times, along axis {axis} of the"
-                " distribution; drop the axis of length 1 of every argument of the model that is a"
-                f" column, such as one of shape ({n}, 1), as by jnp.squeeze(data, -1), or put axis"
-                f" {axis} into a numpyro.plate of its own."
+                f" distribution; drop the axis of length 1 of every argument of shape ({n}, 1), as"
+                f" by jnp.squeeze(data, -1), or put axis {axis} into a numpyro.plate of its own."
             )
 
 
@@ -197,9 +183,8 @@ def read_global(
             if plate in info.plates:
                 raise ValueError(
                     f"latent site '{site}' is local to the subsampled plate '{plate}', and"
-                    f" {because}; use a guide of numpyro_ext.guides whose network reads the rows,"
-                    " or numpyro's AutoNormal, which has parameters per row, or drop"
-                    " subsample_size."
+                    f" {because}; use a guide whose network reads the rows, AutoNormal, which has"
+                    " parameters per row, or drop subsample_size."
                 )
     return info
 
@@ -219,8 +204,6 @@ def check_rows(
     its rows: where an argument has NaN, and where a support has bounds, which may depend on latent
     sites; then only data beyond bounds that do not are an error, because NumPyro's formulas give
     them a number. Data that are traced cannot be looked at.
-
-    :param bounded: :attr:`ModelInfo.bounded`; if it is not known, True.
     """
     look = partial(_look_at_rows, model, args, kwargs)
     with jax.ensure_compile_time_eval():
@@ -269,7 +252,7 @@ def _refuse_nan_rows(counted: dict[str, Any]) -> None:
             raise ValueError(
                 f"the log density of the observed site '{name}' is NaN in {rows} of {num_rows}"
                 " rows, and the arguments of the model hold NaN; drop these rows, or leave them out"
-                " by numpyro.handlers.mask(mask=~jnp.isnan(...))."
+                " by numpyro.handlers.mask."
             )
 
 
@@ -307,8 +290,7 @@ def _refuse_beyond(here: dict[str, Any], there: dict[str, Any]) -> None:
         if number and all(map(np.array_equal, bounds, there[name][3:])):
             raise ValueError(
                 f"the observed site '{name}' has no density at {number} of its {size} values, such"
-                f" as {example}, which is outside of its support; drop these rows, or leave them"
-                " out by numpyro.handlers.mask."
+                f" as {example}, which is outside of its support; drop these rows, or mask them."
             )
 
 

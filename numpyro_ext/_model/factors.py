@@ -64,11 +64,9 @@ class Factors:
     factors is minus NumPyro's potential of all rows.
 
     A latent site inside the data plate is local. It is no part of x: :meth:`row` takes its value in
-    that row and adds its log prior. A row in which it is masked, as the unobserved value of an
-    ``obs_mask`` is in observed rows, has it with a density of its own, whose integral is 1.
-
-    A row is computed alone by the plate's indices where the model uses them, otherwise on arguments
-    of which only that row is passed, and at worst by a pass over all rows.
+    that row and adds its log prior. A row is computed alone by the plate's indices where the model
+    uses them, otherwise on arguments of which only that row is passed, and at worst by a pass over
+    all rows.
 
      - **info** - the :class:`ModelInfo` of the model, with its global latent sites
        alone, of which x is the flat vector of length D.
@@ -81,11 +79,7 @@ class Factors:
        and the number of blocks of rows that are computed each by itself.
      - **rows_by** - how a row is computed: by ``"plate"``, ``"arguments"`` or ``"all rows"``.
 
-    :param model: Python callable containing NumPyro primitives.
-    :param args: arguments of the model.
-    :param kwargs: keyword arguments of the model.
     :param str data_plate: name of the data plate; needed if observed sites are in several plates.
-    :param dict params: values of the model's ``param`` sites.
     """
 
     def __init__(
@@ -128,13 +122,8 @@ class Factors:
         return shape_trace(fn, *self.program.arguments)
 
     def row(self, x: Array, n: Array, local: Sites | None = None) -> Array:
-        """The log likelihood of row ``n`` at ``x``; under ``jax.vmap``, of each row at its own.
-
-        :param x: ``(D,)``, a flat vector.
-        :param n: the index of a row.
-        :param dict local: unconstrained values of the local sites in this row, whose log prior is
-            added.
-        """
+        """The log likelihood of row ``n`` at ``x``, ``(D,)``, with the log prior of the
+        unconstrained values ``local`` in this row."""
         return self._alone(x, n, {**self._first_states(), **(local or {})})[0]
 
     @property
@@ -173,8 +162,7 @@ class Factors:
         if not self._is_right_on(*split_arguments(*self.program.arguments)):
             raise ValueError(
                 f"on these data a row of the plate '{self.plate}' computed alone differs from that"
-                f" of a pass over all, which it did not on the data before; {self._remedy}, or make"
-                " a new engine for these data."
+                f" of a pass over all; {self._remedy}, or make a new engine for these data."
             )
 
     def check_masks(self) -> None:
@@ -182,8 +170,7 @@ class Factors:
         if self._masked:
             raise ValueError(
                 f"the prior of the local latent site '{self._masked[0]}' is masked in rows whose"
-                " data depend on it, so that no density of the row is proper; mask the observed"
-                " sites of these rows too, or no latent site."
+                " data depend on it; mask the observed sites of these rows too, or no latent site."
             )
 
     @property
@@ -244,11 +231,8 @@ class Factors:
         return jnp.arange(self.info.size)[self.info.slices[name]].reshape(size, -1)
 
     def terms(self, x: Array) -> dict[str, Array]:
-        """The other factors at ``x``: of each site, an array of its batch shape.
-
-        Sites are latent ones, with the log Jacobian of their constraint, and observed ones outside
-        the data plate. Under ``jax.jit`` nothing is computed for the data.
-        """
+        """The other factors at ``x``: of each latent site, with the log Jacobian, and each observed
+        one outside the data plate, an array of its batch shape."""
         terms: dict[str, Array] = {}
         local = {**self.local, **self._first_states()}
         trace = self._trace(x, jnp.arange(self.size), local)
@@ -355,8 +339,7 @@ def _joint_states(discrete: dict[str, Site], plate: str) -> Sites:
     for name, site in discrete.items():
         if not site["fn"].has_enumerate_support or site["fn"].event_shape:
             raise ValueError(
-                f"the local latent site '{name}' is discrete with no finite support; sum it out of"
-                " the model."
+                f"the local latent site '{name}' is discrete with no finite support; sum it out."
             )
         shape = list(jnp.shape(site["value"]))
         shape[frames(site)[plate]] = 1
@@ -367,8 +350,8 @@ def _joint_states(discrete: dict[str, Site], plate: str) -> Sites:
     number = math.prod(map(len, values))
     if number > LARGEST_STATES:
         raise ValueError(
-            f"the discrete local sites {sorted(discrete)} of one row have {number} joint states; at"
-            f" most {LARGEST_STATES} are summed out. Sum them out of the model."
+            f"the discrete local sites {sorted(discrete)} of one row have {number} joint states,"
+            f" more than {LARGEST_STATES}; sum them out of the model."
         )
     table, states, start = np.array(list(product(*values))), {}, 0
     for name, shape in shapes.items():
@@ -394,8 +377,7 @@ def _data_plate(trace: Trace, name: str | None) -> str:
     around = [frames(site) for site in sample_sites(trace) if site["is_observed"]]
     if not around:
         raise ValueError(
-            "the model has no observed site, so it has no factors of data; give a sample site obs=,"
-            " or add a numpyro.factor, in a numpyro.plate."
+            "the model has no observed site, so it has no factors of data; give a sample site obs=."
         )
     plates = sorted(set().union(*around))
     chosen = plates[0] if name is None and len(plates) == 1 else name
@@ -404,11 +386,10 @@ def _data_plate(trace: Trace, name: str | None) -> str:
     if not plates:
         raise ValueError(
             "the observed sites are in no numpyro.plate, so the model does not say what its rows"
-            " are; put them into `with numpyro.plate('rows', N) as idx:`, and index what has a row"
-            " for each datum, as in X[idx] and obs=y[idx]."
+            " are; put them into `with numpyro.plate('rows', N) as idx:`."
         )
     which = "data_plate is not given" if name is None else f"data_plate is {name!r}"
     raise ValueError(
-        f"the observed sites are in the plates {plates}, and {which}; put the data into one"
-        " numpyro.plate, or name the one whose rows are the data by data_plate."
+        f"the observed sites are in the plates {plates}, and {which}; name the one whose rows are"
+        " the data by data_plate."
     )

@@ -26,12 +26,8 @@ def _check_rows(msg: dict[str, Any]) -> None:
 
 
 class valid_plates(Messenger):
-    """Refuse the plates that would silently give wrong answers.
-
-    A ``subsample_size`` above the size only makes NumPyro warn, after the draw. A minibatch inside
-    the body of ``scan`` or ``cond`` is drawn there, out of the reach of every handler: no rows
-    could be given to it.
-    """
+    """Refuse a ``subsample_size`` above the size, and a minibatch inside the body of ``scan`` or
+    ``cond``, to which no rows could be given."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
         _guard_bodies(msg)
@@ -72,10 +68,8 @@ class _no_minibatch(Messenger):
 
 
 class same_plates(Messenger):
-    """Refuse a plate of the model that has another size in the guide: its rows would be dropped.
-
-    :param dict guide_trace: the trace of the guide that is replayed.
-    """
+    """Refuse a plate of the model that has another size in the trace of the replayed guide: its
+    rows would be dropped."""
 
     def __init__(self, fn: Model | None, guide_trace: Trace) -> None:
         super().__init__(fn)
@@ -90,14 +84,10 @@ class same_plates(Messenger):
         )
         if ours != theirs:
             raise ValueError(
-                f"plate '{msg['name']}' has {_sizes(*ours)} in the model but {_sizes(*theirs)} in"
-                " the guide, whose rows the model would take; give both the same size and"
-                " subsample_size."
+                f"plate '{msg['name']}' has {ours[1]} of {ours[0]} rows in the model but"
+                f" {theirs[1]} of {theirs[0]} in the guide, whose rows the model would take; give"
+                " both the same size and subsample_size."
             )
-
-
-def _sizes(size: int, batch: int) -> str:
-    return f"{size} rows" if batch == size else f"{batch} of {size} rows"
 
 
 class refuse_mutable(Messenger):
@@ -107,15 +97,12 @@ class refuse_mutable(Messenger):
         if msg["type"] == "mutable":
             raise ValueError(
                 f"the model has the mutable site '{msg['name']}', which every particle would update"
-                " in its own way; make it a numpyro.param or pass it as an argument of the model."
+                " in its own way; pass it as an argument of the model."
             )
 
 
 class refuse_noise(Messenger):
-    """Refuse noise outside the sample sites, such as dropout, where two runs must share it.
-
-    :param str because: what it would break.
-    """
+    """Refuse noise outside the sample sites, such as dropout, where two runs must share it."""
 
     def __init__(self, fn: Model, because: str) -> None:
         super().__init__(fn)
@@ -124,9 +111,8 @@ class refuse_noise(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "prng_key":
             raise ValueError(
-                "the model draws noise by numpyro.prng_key outside its sample sites (as dropout,"
-                f" or a site that handlers.block hides), {self.because}; draw it at a sample"
-                " site, or leave it out."
+                "the model draws noise by numpyro.prng_key outside its sample sites, as dropout,"
+                f" {self.because}; draw it at a sample site, or leave it out."
             )
 
 
@@ -141,10 +127,7 @@ class latents_only(Messenger):
 class every_row(Messenger):
     """Give a subsampled plate all of its indices, and that size as its ``subsample_size``.
 
-    Without the second NumPyro would warn that the index is longer than the ``subsample_size``.
-
-    * ``plates`` - ``{plate: (size, subsample_size)}`` as the model declares them; a plate may have
-      fewer rows than its minibatch.
+    * ``plates`` - ``{plate: (size, subsample_size)}`` as the model declares them.
     """
 
     def __init__(self, fn: Model | None = None) -> None:
@@ -182,12 +165,8 @@ class first_rows(Messenger):
 
 
 class given_rows(Messenger):
-    """Take plates whose minibatch the arguments of the model are as plates of these rows.
-
-    Nothing chooses rows of them then; their sites keep the scale N / B.
-
-    :param plates: names of these plates, see :attr:`ModelInfo.given`.
-    """
+    """Take plates whose minibatch the arguments of the model are, :attr:`ModelInfo.given`, as
+    plates of these rows; their sites keep the scale N / B."""
 
     def __init__(self, fn: Model, plates: Collection[str]) -> None:
         super().__init__(fn)
@@ -201,10 +180,7 @@ class given_rows(Messenger):
 
 
 class weighted_rows(Messenger):
-    """Let the rows of plates count as often as their weights say.
-
-    :param dict weights: ``{plate: (rows,)}``.
-    """
+    """Let the rows of plates count as often as their weights say, ``{plate: (rows,)}``."""
 
     def __init__(self, fn: Model, weights: dict[str, Array]) -> None:
         super().__init__(fn)
@@ -222,8 +198,6 @@ class weighted_rows(Messenger):
 class rows(substitute):
     """Give plates these indices, of any length, whether or not they have a ``subsample_size``.
 
-    :param fn: the model.
-    :param dict idx: ``{plate: (length,) indices}``.
     :param dict plates: ``{plate: (size, subsample_size)}`` as the model was read; another
         subsampled plate, or another size, is an error.
     """
@@ -260,11 +234,8 @@ _apart.defjvp(lambda x, dx: (_apart(*x), *dx))
 
 
 class drawn_once(Messenger):
-    """Keep the compiler from drawing a value anew in every sum that reads it.
-
-    On CPUs it would compute the inverse error function of a normal draw in each of them, one number
-    after the other, which can take as long as the rest of a step of many particles.
-    """
+    """Keep the compiler of CPUs from drawing a value anew in every sum that reads it, which can
+    take as long as the rest of a step."""
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "sample" and not (msg["is_observed"] or isinstance(msg["fn"], Delta)):
@@ -299,9 +270,6 @@ def subsampled_plates(trace: Trace) -> dict[str, tuple[int, int]]:
 class seed_plates(Messenger):
     """Draw the minibatches of plates by one key, so that all particles share one.
 
-    NumPyro's own draw takes a pass over all rows of the plate, and one step after another.
-
-    :param rng_key: the key of all plates.
     :param dict idx: what it has drawn for some of them.
     """
 

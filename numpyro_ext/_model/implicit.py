@@ -20,12 +20,9 @@ class Implicit(dist.Distribution):
     r"""A draw without a density: the guide site of a generator network.
 
     Sampling returns ``value``, differentiable in whatever made it; ``log_prob`` raises
-    :class:`IntractableDensityError`. So a loss that needs :math:`\log q` is an error, never the
-    silent collapse that a ``Delta`` in the same place would be.
-
-    It is one draw: a ``sample_shape``, or a plate larger than the value, would repeat the same
-    number where independent ones are meant, and raises. Inside a plate give ``value`` the plate's
-    shape, from one noise vector per row.
+    :class:`IntractableDensityError`, where a ``Delta`` would collapse silently. It is one draw:
+    a ``sample_shape``, or a plate larger than the value, raises. Inside a plate give ``value`` the
+    plate's shape, from one noise vector per row.
 
     :param value: the draw; its last ``event_dim`` dimensions are the event.
     :param int event_dim: number of event dimensions, at least as many as ``support`` has.
@@ -59,9 +56,7 @@ class Implicit(dist.Distribution):
         ndim = jnp.ndim(value)
         if not support.event_dim <= event_dim <= ndim:
             raise ValueError(
-                f"event_dim is {event_dim}, value has {ndim} dimensions and the support is one of"
-                f" {support.event_dim}-dimensional events; event_dim must be between"
-                f" {support.event_dim} and {ndim}."
+                f"event_dim is {event_dim}; it must be between {support.event_dim} and {ndim}."
             )
         self.value = jnp.asarray(value)
         self.trajectory = trajectory
@@ -104,8 +99,7 @@ class Implicit(dist.Distribution):
         if math.prod(batch_shape) > math.prod(self.batch_shape):
             raise ValueError(
                 f"an Implicit site of batch shape {self.batch_shape} is asked for batch shape"
-                f" {batch_shape}, but it holds one draw and copies of it are not independent; make"
-                " value of that shape, from noise of that shape (as in the plate around the site)."
+                f" {batch_shape}, but it holds one draw; make value, and its noise, of that shape."
             )
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:

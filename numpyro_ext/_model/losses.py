@@ -2,9 +2,7 @@
 
 One minibatch or one draw may overflow, and NaN in the parameters would be the end of the fit. Where
 the loss is NaN, or its gradient not finite, the gradient is zero in all parameters, and an
-``InferenceWarning`` is raised while the program runs. The loss itself is left as it is, so that the
-losses of a run show these steps. It may be infinite with a right gradient, of the
-particles whose weights are not zero.
+``InferenceWarning`` is raised while the program runs. The loss itself is left as it is.
 """
 
 from collections.abc import Callable

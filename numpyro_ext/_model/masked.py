@@ -1,8 +1,7 @@
 """Entries of latent sites that a mask leaves out of the density: their density is flat.
 
 An ``obs_mask`` makes a latent site of all rows, and masks it in those that are observed; ragged
-arrays are masked where they are padded. Nothing reads these entries, so that every value of them is
-as good as another: a guide spreads without bound, and a chain drifts away.
+arrays are masked where they are padded. There a guide would spread without bound.
 """
 
 from collections.abc import Collection
@@ -94,10 +93,8 @@ class masks_filled(Messenger):
     """The model with :class:`Filled` in place of each latent site that an array masks, if nothing
     in the density reads the masked entries. A discrete one has its own prior there.
 
-    What is read keeps its mask, as a prior that is flat on purpose, and so does what the replayed
-    guide masks as well.
-
-    :param but: sites that keep their mask.
+    What is read keeps its mask, as a prior that is flat on purpose, and so do what the replayed
+    guide masks as well and the sites ``but``.
     """
 
     def __init__(self, fn: Model, but: Collection[str] = ()) -> None:
@@ -174,14 +171,9 @@ class masks_filled(Messenger):
 def record_filled(
     name: str, guide: Any, values: Sites, args: tuple, kwargs: dict[str, Any]
 ) -> None:
-    """A factor in a guide of all latent sites, for losses that know nothing of
-    :class:`masks_filled`: with minus the log density that it adds to the model, which they lack.
-
-    :func:`trace_of` leaves the factor out.
-
-    :param guide: an auto guide that is set up.
-    :param values: what it drew.
-    """
+    """A factor in an auto guide that is set up, for losses that know nothing of
+    :class:`masks_filled`: minus the log density that it adds to the model at the drawn ``values``.
+    :func:`trace_of` leaves it out."""
     if not any(map(is_masked, latent_sites(guide.prototype_trace))):
         return
     fn = seed(first_rows(masks_filled(guide.model)), random.key(0))

@@ -76,9 +76,8 @@ def permute(keys: Array, i: Array, size: int) -> Array:
     A number is written with :math:`b = \lceil\log_2 N\rceil` bits, split into halves
     :math:`L, R`, and goes through a Feistel network: :math:`L \leftarrow L \oplus F_k(R)` in even
     rounds, :math:`R \leftarrow R \oplus F_k(L)` in odd ones, repeated while the result is not below
-    N. This is a bijection for any F, so no array of N numbers is needed; it is not a uniform draw
-    among all N! permutations. Up to 8 rows it is: so few are ordered by random numbers, because on
-    3 bits the network is uneven.
+    N. No array of N numbers is needed. It is no uniform draw among all N! permutations, except up
+    to 8 rows, which are ordered by random numbers.
 
     :param keys: :func:`round_keys`, ``(rounds,)``, or ``(rounds, B)`` for a bijection of each row.
     """
@@ -128,9 +127,7 @@ def epoch_indices(
 ) -> tuple[Array, Array, Array]:
     """The next minibatch of a pass in which each row occurs once, and the counters after it.
 
-    Pass ``epoch`` visits the rows in the order that :func:`permute` gives by the key
-    ``fold_in(rng_key, epoch)``, with the chain's ``rng_key``. A batch that starts near
-    the end of a pass goes on with the first rows of the next pass.
+    A batch that starts near the end of a pass goes on with the first rows of the next pass.
 
     :param offset: rows of the current pass that are used already, less than ``size``.
     """

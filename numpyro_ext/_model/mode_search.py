@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 import math
-from typing import Any
+from typing import Any, NamedTuple
 import warnings
 
 import jax
@@ -28,21 +28,23 @@ from numpyro_ext._model.normal_fit import (
     fit_normal,
     laplace,
     some_rows,
+    sum_rows,
 )
 from numpyro_ext._model.operations import (
     count_operations,
     jit_on_data,
-    progress_bar,
     quick_options,
     run_once,
 )
-from numpyro_ext._model.potential import ROWS, Potential
+from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import draw_params, draw_start, prior_center, start_near_median
 from numpyro_ext._model.whole_rows import on_some_rows
 from numpyro_ext._typing import Model, Sites
 
-_ADAM_STEPS, _ADAM_PIECES, _SEARCHES = 2000, 20, 4
+_ADAM_STEPS, _ADAM_PIECE, _SEARCHES = 2000, 100, 4
+_MOST_OF_ADAM = 5e10
+"""Numbers that Adam may compute; of more a search begins with Newton steps."""
 _NEWTON_STEPS, MOST_PASSES = 60, 300
 """The budget of one search: Newton steps, and gradients of all rows."""
 _STEPS_OF_A_STAGE = 10
@@ -52,14 +54,11 @@ _NEAR = 0.05
 """The decrement at which a search ends."""
 _LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
 _NORMAL_MODE, _NORMAL_FIT = 0.3, 0.1
-"""Departures up to which a mode, and a variational fit in its place, are taken without a warning;
-a fit has come as near as a normal can, so what it leaves is of another kind."""
+"""Departures up to which a mode, and a fit in its place, are taken without a warning."""
 _STEEP = 3.0
 """The slope of a fit above which it is said to be unfinished."""
-_REDRAWN = 8  # starts, of up to 100 tries each
 _LOST = 1e3
-"""Standard deviations from a mode beyond which the start of a search was of no use: a likelihood
-that is flat to the last digit there, as that of raw columns behind an exponential."""
+"""Standard deviations from a mode beyond which the start of a search was of no use."""
 _APART, _LEAST_SHARE = 1.5, 1e-3
 _ROWS_EACH = 10  # of a minibatch, for each latent number
 _SAME_HEIGHT, _SAME_PLACE = 0.1, 0.5
@@ -85,9 +84,8 @@ def find_modes(
 
     Where there is no mode, as in a centred hierarchy, where gradients around it are far from those
     of a normal posterior, or where another normal has an ELBO that is surely higher, the normal of
-    greatest ELBO takes its place: it is fitted from the mode (or from where the search began) and
-    from the prior's median in units of the prior, and the one of greater ELBO, by the same 64
-    draws, goes on. It stays where its ELBO is greater than that of the mode's normal. Its ``slope``
+    greatest ELBO takes its place, if its ELBO is greater than that of the mode's normal: it is
+    fitted from the mode (or from where the search began) and from the prior's median. Its ``slope``
     says whether it has converged: a step would gain half of its square in nats.
 
     An :class:`InferenceWarning` says what did not hold, as ``modes.problems`` does. With funsor
@@ -98,8 +96,7 @@ def find_modes(
 
     :param model: Python callable containing NumPyro primitives.
     :param args: arguments of the model, which may take the whole of a
-        :class:`~numpyro_ext.data.HostArray`, as it takes a batch of a loader: it is given some of
-        the rows at a time.
+        :class:`~numpyro_ext.data.HostArray`: it is given some of the rows at a time.
     :param rng_key: random number generator key of the search.
     :param int starts: the number of searches.
     :param dict init_params: unconstrained values of all latent sites, where one search begins
@@ -107,38 +104,22 @@ def find_modes(
     :param kwargs: keyword arguments of the model.
     :return: :class:`Modes`.
 
-    .. doctest::
-
-        >>> import numpyro, numpyro.distributions as dist
-        >>> from numpyro_ext.optim import find_modes
-        >>> def model(x):
-        ...     z = numpyro.sample("z", dist.Normal(300.0, 20.0))
-        ...     numpyro.sample("x", dist.Normal(z, 5.0), obs=x)
-        >>> modes = find_modes(model, 310.0)
-        >>> print(f"{modes.heaviest.center[0]:.1f} {modes.heaviest.factor[0, 0]:.2f}")
-        309.4 4.85
-        >>> print(f"{modes.log_evidence:.2f}")  # of N(310; 300, 20^2 + 5^2)
-        -4.06
+    >>> from numpyro_ext.optim import find_modes
+    >>> def model(x):
+    ...     z = numpyro.sample("z", dist.Normal(300.0, 20.0))
+    ...     numpyro.sample("x", dist.Normal(z, 5.0), obs=x)
+    >>> modes = find_modes(model, 310.0)
+    >>> print(f"{modes.heaviest.center[0]:.1f} {modes.heaviest.factor[0, 0]:.2f}")
+    309.4 4.85
+    >>> print(f"{modes.log_evidence:.2f}")  # of N(310; 300, 20^2 + 5^2)
+    -4.06
     """
-    modes = _modes_of(model, args, kwargs, rng_key, check_count("starts", starts), init_params)
-    if modes.problems:
-        warnings.warn(InferenceWarning(" ".join(modes.problems)), stacklevel=2)
-    return modes
-
-
-def _modes_of(
-    model: Model,
-    args: tuple,
-    kwargs: dict[str, Any],
-    rng_key: Array | None = None,
-    starts: int = 4,
-    init_params: Sites | None = None,
-) -> Modes:
     if is_traced((args, kwargs)):
         raise ValueError(
-            "an argument of the model is traced (jax.jit, jax.vmap), while modes are found from"
-            " numbers; call find_modes outside, and use its result inside."
+            "an argument of the model is traced, while modes are found from numbers; call"
+            " find_modes outside, and use its result inside."
         )
+    check_count("starts", starts)
     rng_key = random.key(0) if rng_key is None else rng_key
     model = on_some_rows(model, args, kwargs)
     because = "the modes are those of all latent sites together"
@@ -150,16 +131,15 @@ def _modes_of(
     potential = Potential(model, info, params, args, kwargs).on_one_batch()
     if init_params is not None:
         init_params = info.check_unconstrained("init_params", init_params)
-    return search_modes(rng_key, model, potential, init_params, starts=starts)
+    modes = search_modes(rng_key, model, potential, init_params, starts=starts)
+    if modes.problems:
+        warnings.warn(InferenceWarning(" ".join(modes.problems)), stacklevel=2)
+    return modes
 
 
 def is_searched(size: int, params: Iterable[str], mutable: bool) -> bool:
-    """Whether a search makes sense: neither for networks, nor for more latent dimensions than a
-    matrix is for.
-
-    :param params: names of the model's ``param`` sites.
-    :param bool mutable: whether it has ``mutable`` ones.
-    """
+    """Whether a search makes sense for a model with these ``param`` sites: not for networks, nor
+    for more latent dimensions than a matrix is for."""
     networks = mutable or any(name.endswith("$params") for name in params)
     return 0 < size <= DENSE_UP_TO and not networks
 
@@ -173,26 +153,22 @@ def modes_or_warning(
     room: int | None = None,
     who: str = "the guide begins",
 ) -> Modes | None:
-    """The modes of the posterior on these arguments; None, with a warning, where none are found.
-
-    :param room: the number of modes at which the guide can begin; a warning says if there are more.
-    """
-    if is_traced((args, kwargs)):
-        _warn(
-            f"{who} at NumPyro's start, because its model's arguments are traced (jax.jit,"
-            " jax.vmap) and have no numbers to find a mode from; start it outside, give"
-            " init_from=find_modes(model, *args), or init_from=None to be silent."
-        )
-        return None
+    """The modes of the posterior on these arguments; None, with a warning, where none are found,
+    and a warning where there are more than ``room`` at which the guide can begin."""
     # The search is on numbers, also where the program around it is traced.
     traced = is_traced(jnp.zeros(()))
     try:
-        with block(), jax.ensure_compile_time_eval() if traced else nullcontext():
-            modes = _modes_of(model, args, kwargs, starts=starts)
+        with (
+            block(),
+            jax.ensure_compile_time_eval() if traced else nullcontext(),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore", InferenceWarning)
+            modes = find_modes(model, *args, starts=starts, **kwargs)
     except Exception as error:  # whatever stops the search, there is a start without it
         _warn(
-            f"{who} at NumPyro's start, because the search for a mode failed: {error}"
-            " Give init_from=None to be silent."
+            f"{who} at NumPyro's start, because the search for a mode failed: {error} Give"
+            " init_from=find_modes(model, *args), or init_from=None to be silent."
         )
         return None
     several = of_kind(modes.problems, "several modes")
@@ -213,16 +189,13 @@ def search_modes(
     potential: Potential,
     start: Sites | None,
     init_strategy: Callable[..., Any] = init_to_uniform,
-    key_again: Array | None = None,
     starts: int = 4,
 ) -> Modes:
     """The modes of a posterior, as :func:`find_modes` says.
 
     :param start: unconstrained sites where one search begins.
-    :param key_again: key of other starts, some nearer to the prior's median, of which the one of
-        lowest potential is taken where the search from the first one has led nowhere.
     """
-    info, given = potential.info, start is not None
+    info, has_start = potential.info, start is not None
     key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
     search, measure = make_search(key_mode, potential), NormalMeasure(key_shape, potential)
     energy: Any = 0.0
@@ -234,82 +207,45 @@ def search_modes(
     if np.isfinite(energy):
         ends = search(starts_of(key_start, info.ravel(start), starts))
         mode = next(ends)
-    if mode is None or not (given or mode.decrement <= _LOST):
+    if mode is None or not (has_start or mode.decrement <= _LOST):
         spent = 0 if mode is None else mode.row_gradients
-        key_again = key_start if key_again is None else key_again
-        start = _start_again(key_again, model, potential, init_strategy)
+        start, energy, grad = start_near_median(key_start, model, potential)
+        potential.check_start(start, potential.first_rows(), energy, grad)
         ends = search(starts_of(key_start, info.ravel(start), starts))
         mode = next(ends)
-    all_ends = [mode, *ends] if mode.at_mode and not given else [mode]
+    all_ends = [mode, *ends] if mode.at_mode and not has_start else [mode]
     spent += sum(end.row_gradients for end in all_ends)
-    modes = [measure.with_shape(x) for x in _merge_ends(all_ends)] if mode.at_mode else [mode]
+    modes = [measure(x) for x in _merge_ends(all_ends)] if mode.at_mode else [mode]
     mode, problems = modes[0], _several_problem(modes, len(all_ends))
-    if not mode.at_mode or mode.departure > _NORMAL_MODE or _is_uphill(mode):
+    # Another normal has an ELBO that is surely higher, by more than half a nat.
+    is_uphill = mode.slope - 2 * mode.slope_error > 1
+    if not mode.at_mode or mode.departure > _NORMAL_MODE or is_uphill:
         if not np.isfinite(mode.decrement):
             # The search leaves out minibatches whose gradient is not finite; all rows are in here.
             rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
             potential.check_start(start, rows, *jax.jit(potential.full_value_and_grad)(start))
         x = info.ravel(start)
         begins = [(mode.center, mode.factor) if mode.at_mode else (x, jnp.full_like(x, 0.05))]
-        if len(modes) == 1 and not given:  # of several modes, it might end in another one
+        if len(modes) == 1 and not has_start:  # of several modes, it might end in another one
             median, sds = prior_center(key_start, model, potential)
             begins.append((median, sds / 10))
-        fit = measure.with_shape(fit_normal(key_svi, potential, measure)(begins))
+        fit = measure(fit_normal(key_svi, potential, measure)(begins))
         spent += fit.row_gradients
         fit_problems = (*mode.problems, *fit.problems)
         if mode.at_mode and mode.elbo >= fit.elbo:
             fit = mode
-        problems += (*_distance_problem(mode, fit, advice(info)), *_slope_problem(fit))
+        problems += _normal_problems(mode, fit, advice(info))
         modes[0] = replace(fit, share=mode.share, problems=fit_problems)
     problems = (*(problem for mode in modes for problem in mode.problems), *problems)
     problems += _few_rows_problem(info)
     return Modes(tuple(modes), info.shapes, spent, tuple(dict.fromkeys(problems)))
 
 
-def _is_uphill(mode: Mode) -> bool:
-    """True if another normal has an ELBO that is surely higher, by more than half a nat."""
-    return mode.slope - 2 * mode.slope_error > 1
-
-
-def _few_rows_problem(info: ModelInfo) -> tuple[Problem, ...]:
-    """What is said where the rows that are given are too few to stand for all."""
-    rows = sum(batch for _, batch in info.given.values())
-    if not rows or rows >= _ROWS_EACH * info.size:
-        return ()
-    sentence = (
-        f"the arguments of the model are a minibatch of {rows} rows, fewer than {_ROWS_EACH} for"
-        f" each of {info.size} latent numbers, so that its mode and scales may be far from those of"
-        " all rows; give init_from of a guide, or whitening of a kernel, the result of"
-        " find_modes(model, *args) on more rows."
-    )
-    return (Problem(sentence, "few rows"),)
-
-
-def _start_again(
-    rng_key: Array, model: Model, potential: Potential, init_strategy: Callable[..., Any]
-) -> Sites:
-    """The start of lowest potential near the prior's median, or of those that are drawn anew."""
-    start, energy, grad = start_near_median(rng_key, model, potential)
-    drawn, energies, _ = draw_start(
-        random.split(rng_key, _REDRAWN),
-        model,
-        potential.info,
-        *potential.arguments,
-        init_strategy=init_strategy,
-        validate_grad=True,
-    )
-    best = int(np.argmin(np.nan_to_num(energies, nan=np.inf)))
-    if np.isfinite(energies[best]) and not energy <= energies[best]:
-        return {name: x[best] for name, x in drawn.items()}
-    potential.check_start(start, potential.first_rows(), energy, grad)
-    return start
-
-
 def _merge_ends(ends: list[Mode]) -> list[Mode]:
     """The modes among the ends of searches, with their shares, the heaviest first."""
-    found = [end for end in ends if end.at_mode and np.isfinite(end.log_evidence)]
+    at_modes = [end for end in ends if end.at_mode and np.isfinite(end.log_evidence)]
     kept: list[Mode] = []
-    for mode in sorted(found, key=lambda mode: -mode.log_evidence):
+    for mode in sorted(at_modes, key=lambda mode: -mode.log_evidence):
         # A diagonal knows no direction in which a posterior of many dimensions is long.
         least = _APART if mode.factor.ndim == 2 else 3 + math.sqrt(len(mode.center))
         if all(max(mode.distance(x.center), x.distance(mode.center)) > least for x in kept):
@@ -328,7 +264,7 @@ def _merge_ends(ends: list[Mode]) -> list[Mode]:
 
 def _is_copy(mode: Mode, other: Mode) -> bool:
     """True if the two are as high, and their coordinates the same but for signs and places."""
-    x, y = (np.abs(np.asarray(one.center, np.float64)) for one in (mode, other))
+    x, y = (np.abs(np.asarray(end.center, np.float64)) for end in (mode, other))
     order = np.argsort(x)
     near = np.all(abs(x[order] - np.sort(y)) < _SAME_PLACE * mode.sds[order])
     return bool(near and abs(mode.log_evidence - other.log_evidence) < _SAME_HEIGHT)
@@ -340,64 +276,60 @@ def _several_problem(modes: list[Mode], num_searches: int) -> tuple[Problem, ...
     if apart <= 3 + math.sqrt(len(best.center)):
         return ()
     shares = ", ".join(f"{mode.share:.2g}" for mode in modes)
-    copies = "check that the modes are copies of each other"
+    copies = ""
     if all(mode.copy_of is not None for mode in others):
-        copies = "let it be, if the modes are copies of each other, as it seems"
+        copies = ", or let it be, if the modes are copies of each other, as it seems"
     sentence = (
         f"searches from {num_searches} points ended at different modes, {apart:.2g} standard"
-        f" deviations apart, with {shares} of the mass, and what starts at one of them may not"
-        " leave it; take particles or at least four chains that start together"
-        " (chain_method='vectorized'), which begin at all of them with these shares, use"
-        f" AutoMixtureNormal, or {copies}."
+        f" deviations apart, with {shares} of the mass; take particles, AutoMixtureNormal or at"
+        f" least four chains with chain_method='vectorized', which begin at all of them{copies}."
     )
     return (Problem(sentence, "several modes"),)
 
 
-def _distance_problem(mode: Mode, fit: Mode, advice: str) -> tuple[Problem, ...]:
-    """What is said where a search has not ended at a mode that is near normal."""
-    if not mode.at_mode:
-        what = "the search for a mode ended where the gradient of all rows is not finite"
-        if mode.num_negative:
-            what = (
-                "the curvature is not that of a mode where the search ended (negative directions:"
-                f" {mode.num_negative})"
-            )
-        elif np.isfinite(mode.decrement):
-            what = f"the search for a mode ended {mode.decrement:.2g} standard deviations from one"
-        sentence = (
-            f"{what}{budget_note(mode)}, so center and scales come from a variational fit instead;"
-            f" {advice}, or give init_params near the mode."
-        )
-        return (Problem(sentence, "no mode"),)
-    if fit.departure > _NORMAL_FIT:
-        error = f"relative error {fit.departure**0.5:.2g}"
-        if not np.isfinite(fit.departure):
-            error = "at half of the points they are not finite"
-        sentence = (
-            f"gradients around the center are far from those of a normal posterior ({error}), so"
-            " the scales found do not hold in all of it. A flow, which bends, may be right; for a"
-            f" kernel, a proxy or a normal guide {advice}, or use NUTS."
-        )
-        return (Problem(sentence, "far from normal"),)
-    return ()
-
-
-def _slope_problem(fit: Mode) -> tuple[Problem, ...]:
-    """What is said of a fit that has not come to the greatest ELBO."""
-    if not fit.variational or fit.slope - 2 * fit.slope_error <= _STEEP:
+def _few_rows_problem(info: ModelInfo) -> tuple[Problem, ...]:
+    """What is said where the rows that are given are too few to stand for all."""
+    rows = sum(batch for _, batch in info.given.values())
+    if not rows or rows >= _ROWS_EACH * info.size:
         return ()
     sentence = (
-        f"the normal of greatest ELBO is not found: another step would still gain about"
-        f" {fit.slope**2 / 2:.2g} nats, so center and scales may be far off; reparametrise the"
-        " model, or give init_params near the posterior."
+        f"the arguments of the model are a minibatch of {rows} rows, fewer than {_ROWS_EACH} for"
+        f" each of {info.size} latent numbers, so that mode and scales may be far off; give"
+        " init_from= or whitening= the result of find_modes(model, *args) on more rows."
     )
-    return (Problem(sentence, "not converged"),)
+    return (Problem(sentence, "few rows"),)
 
 
-def budget_note(mode: Mode) -> str:
-    """The end of a sentence on where a search ended."""
-    spent = f", when its budget of {MOST_PASSES} gradients of all rows was spent"
-    return spent if mode.out_of_budget else ""
+def _normal_problems(mode: Mode, fit: Mode, advice: str) -> tuple[Problem, ...]:
+    """What is said where a search has not ended at a mode that is near normal, and of a fit that
+    has not come to the greatest ELBO."""
+    problems: tuple[Problem, ...] = ()
+    if not mode.at_mode:
+        what = "where the gradient of all rows is not finite"
+        if mode.num_negative:
+            what = f"where the curvature has {mode.num_negative} negative directions"
+        elif np.isfinite(mode.decrement):
+            what = f"{mode.decrement:.2g} standard deviations from one"
+        sentence = (
+            f"the search for a mode ended {what}, so center and scales come from a variational fit"
+            f" instead; {advice}, or give init_params near the mode."
+        )
+        problems = (Problem(sentence, "no mode"),)
+    elif fit.departure > _NORMAL_FIT:
+        sentence = (
+            "gradients around the center are far from those of a normal posterior (relative error"
+            f" {fit.departure**0.5:.2g}), so the scales found do not hold in all of it. A flow may"
+            f" be right; for a kernel, a proxy or a normal guide {advice}, or use NUTS."
+        )
+        problems = (Problem(sentence, "far from normal"),)
+    if fit.variational and fit.slope - 2 * fit.slope_error > _STEEP:
+        sentence = (
+            "the normal of greatest ELBO is not found: another step would gain about"
+            f" {fit.slope**2 / 2:.2g} nats; reparametrise the model, or give init_params near the"
+            " posterior."
+        )
+        problems += (Problem(sentence, "not converged"),)
+    return problems
 
 
 def advice(info: ModelInfo) -> str:
@@ -424,6 +356,18 @@ def starts_of(rng_key: Array, first: Array, num: int = 4) -> np.ndarray:
     return np.asarray(run_once(draw, rng_key, first))
 
 
+class _Point(NamedTuple):
+    """Where a descent is, with what has been computed there; all in double precision."""
+
+    x: np.ndarray
+    value: float
+    grad: np.ndarray
+    factor: np.ndarray
+    decrement: float = np.inf
+    num_negative: int = 0
+    passes: int = 1
+
+
 def make_search(
     rng_key: Array, potential: Potential, *, adam: bool = True
 ) -> Callable[[Any], Iterator[Mode]]:
@@ -431,88 +375,147 @@ def make_search(
     ``search(starts)``, which goes from each of the points ``(n,)`` to a mode: by Adam on minibatch
     gradients, then by damped Newton steps with the gradient of all rows, of which a search takes
     ``MOST_PASSES`` at most. If the points are near modes, ``adam`` can be left out.
-    """
-    import optax  # not imported by NumPyro itself
 
+    Of many rows Newton steps take 10,000 first, then ten times as many, and so on; all rows then
+    take few passes.
+    """
     all_rows = sum(size for size, _ in potential.plates.values()) or batch_rows(potential)
     n, dtype = potential.info.size, jnp.result_type(float)
-    unknown = np.asarray([np.inf, 0], dtype), np.zeros(n, dtype)
-    empty = jax.eval_shape(optax.scale_by_adam().init, jax.ShapeDtypeStruct((n,), dtype))
-    moments = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), empty)
-    unit: Any = np.eye(n, dtype=dtype) if n <= DENSE_UP_TO else np.ones(n, dtype)
     cost = count_operations(
         potential.value_and_grad_flat, np.zeros(n, dtype), potential.first_rows()
     )
+    adam = adam and _ADAM_STEPS * cost < _MOST_OF_ADAM
     gradients = 4 * _ADAM_STEPS + 30 * _SEARCHES * all_rows / batch_rows(potential)
     options = quick_options(cost * gradients, WORTH_OPTIMISING)
-    piece = jit_on_data(partial(_adam, potential), options)
-    newton = jit_on_data(partial(_newton, potential, _NEAR), options)
-    most = max((size for size, _ in potential.plates.values()), default=0) / ROWS
-    stages = [10**k for k in range(9) if 10 ** (k + 1) <= most]
-    on_some = jit_on_data(
-        lambda num, *at: _newton(potential, _NEAR * jnp.sqrt(most / num), *at, pieces=num), options
-    )
-    pieces = _ADAM_PIECES if adam else 0
+    by_adam = jit_on_data(partial(_adam, potential), options)
+    sums, directions = sum_rows(potential, options), _Directions(potential, options)
+    size = max((size for size, _ in potential.plates.values()), default=0)
+    stages = [10**k for k in range(4, 12) if 10 ** (k + 1) <= size]
 
-    def begin(x: Array) -> tuple[Array, Array, int]:
-        """Newton steps on 10,000 rows, then on ten times as many, and so on: a point, the factor
-        there, and the gradients of a row that were spent. All rows then take few passes."""
-        factor, spent = unit, 0
-        for num in stages:
-            y, at, moved = x, unknown, True
-            for _ in range(_STEPS_OF_A_STAGE):
-                y, at, decrement, moved, factor, _, tries = on_some(np.int32(num), y, *at, factor)
-                spent += int(tries) * num * ROWS
-                if not moved or not np.isfinite(decrement):
-                    break
-            if not np.isfinite(decrement):
-                return x, unit, spent
-            x = y
-        return x, factor, spent
+    def descend(x: Any, factor: np.ndarray, enough: float, rows: int | None = None) -> _Point:
+        """Damped Newton steps on all rows, or on some, until the decrement is small enough."""
+        x = np.asarray(x, dtype)
+        point, decrements = _Point(x, *sums(x, rows), factor), []
+        for _ in range(_NEWTON_STEPS if rows is None else _STEPS_OF_A_STAGE):
+            step, factor, num_negative = directions.newton(point)
+            slope = float(point.grad @ step)
+            decrement = math.sqrt(max(slope, 0)) if np.isfinite(slope) else np.nan
+            point = point._replace(factor=factor, decrement=decrement, num_negative=num_negative)
+            decrements.append(decrement)
+            spent = point.passes >= MOST_PASSES or (factor.ndim == 1 and _is_slow(decrements))
+            if not decrement >= enough or spent:
+                break
+            new = _halved(point, step, lambda x: sums(x.astype(dtype), rows))
+            if new.x is point.x:
+                break
+            point = new
+        return point
 
     def search(starts: Any) -> Iterator[Mode]:
-        before: list[tuple[Array, Mode]] = []
+        before: list[tuple[Any, Mode]] = []
         for which, start in enumerate(jnp.asarray(x, dtype) for x in starts):
-            with progress_bar(pieces + _NEWTON_STEPS, "finding the mode") as advance:
-                x, spent, state = start, 0, (moments, start)
-                for k in range(pieces):
-                    x, state = piece(x, state, rng_key, np.int32(which), np.int32(k))
-                    spent += _ADAM_STEPS // _ADAM_PIECES * batch_rows(potential)
-                    advance()
-                fallback = [start, state[1]]  # the latter, where Adam last had a finite gradient
-                first, factor, more = begin(x)
-                x, spent = first, spent + more
-                same = [end for y, end in before if stages and _is_same(end, x, y, most, stages)]
-                if same:  # on some of the rows, and so on all of them
-                    yield replace(same[0], row_gradients=spent)
-                    continue
-                left, at, decrements = MOST_PASSES, unknown, []
-                for _ in range(_NEWTON_STEPS):
-                    x, at, decrement, moved, factor, num_negative, tries = newton(x, *at, factor)
-                    spent, left = spent + int(tries) * all_rows, left - int(tries)
-                    decrements.append(float(decrement))
-                    advance()
-                    if left <= 0 or (factor.ndim == 1 and _is_slow(decrements)):
-                        break
-                    if fallback and not np.isfinite(decrement):
-                        x, at, factor = fallback.pop(), unknown, unit
-                    elif not bool(moved):
-                        break
-            fit = Mode(
-                x, factor, float(decrement), int(num_negative), spent, laplace(at[0], factor)
-            )
-            end = replace(fit, out_of_budget=left <= 0)
+            x, spent = start, 0
+            if adam:
+                x = by_adam(start, random.fold_in(rng_key, which))
+                spent = _ADAM_STEPS * batch_rows(potential)
+            # Above 512 numbers the diagonal of the search before does for the steps of this one.
+            is_known = bool(before) and not directions.dense
+            factor = np.asarray(before[-1][1].factor, float) if is_known else directions.unit
+            for rows in stages:
+                some = descend(x, factor, _NEAR * math.sqrt(size / rows), rows)
+                spent += some.passes * rows
+                if not np.isfinite(some.decrement):
+                    break
+                x, factor = some.x, some.factor
+            # On some of the rows, and so on all of them: their modes are as far as the root tells.
+            apart = 0.5 * math.sqrt(size / stages[-1]) if stages else 0.0
+            same = [end for y, end in before if replace(end, center=y).distance(x) < apart]
+            if same:
+                yield replace(same[0], row_gradients=spent)
+                continue
+            point = descend(x, factor, _NEAR)
+            spent += point.passes * all_rows
+            if not np.isfinite(point.decrement):
+                point = descend(start, directions.unit, _NEAR)
+                spent += point.passes * all_rows
+            if not directions.dense and np.isfinite(point.decrement):
+                point = directions.with_diagonal(point)
+            center, factor = (jnp.asarray(y, dtype) for y in (point.x, point.factor))
+            evidence = laplace(point.value, factor)
+            end = Mode(center, factor, point.decrement, point.num_negative, spent, evidence)
             if end.at_mode:
-                before.append((first, end))
+                before.append((x, end))
             yield end
 
     return search
 
 
-def _is_same(end: Mode, x: Array, y: Array, most: float, stages: list[int]) -> bool:
-    """True if two searches have come to one point of the rows of the last stage, near which the
-    mode of all rows is as far as the root of their number tells."""
-    return replace(end, center=y).distance(x) < 0.5 * math.sqrt(most / stages[-1])
+def _halved(point: _Point, step: np.ndarray, sums: Callable[[np.ndarray], Any]) -> _Point:
+    """The point after a step, or after the half, the quarter, ... of it that lowers the potential;
+    the same point where none does."""
+    digits = float(jnp.finfo(jnp.result_type(float)).eps) * abs(point.value)
+    for k in range(_HALVINGS + 1):
+        x = point.x - (0.5**k * step).astype(point.x.dtype)
+        value, grad = sums(x)
+        change = value - point.value
+        if abs(change) <= digits:  # its digits do not show it, but the trapezoidal rule does
+            change = -0.5 * 0.5**k * float(point.grad @ step + grad @ step)
+        if change <= 0:
+            return point._replace(x=x, value=value, grad=grad, passes=point.passes + k + 1)
+    return point
+
+
+class _Directions:
+    r"""Newton steps, and the factor A with :math:`A A^\top = H^{-1}`, from the curvature of at most
+    10,000 rows, whose negative directions are turned positive.
+
+    For large n the factor is that of the diagonal, which is taken where a search begins and where
+    it ends, and conjugate gradients solve for a step in its units.
+    """
+
+    def __init__(self, potential: Potential, options: Any) -> None:
+        n = potential.info.size
+        self.dense, prior = n <= DENSE_UP_TO, potential.prior()
+        self.unit = np.eye(n) if self.dense else np.ones(n)
+
+        def of_both(x: Array, directions: Array) -> tuple[Array, Array]:
+            """The curvature, and the prior's part of it, along these directions."""
+            here = _curvature(potential, some_rows(potential), x, directions, self.dense)
+            return here, _curvature(prior, potential.first_rows(), x, directions, self.dense)
+
+        self.of_both = jit_on_data(of_both, options)
+        self.solve = jit_on_data(partial(_conjugate_step, potential), options)
+
+    def newton(self, point: _Point) -> tuple[np.ndarray, np.ndarray, int]:
+        """The step, the factor, and the number of negative directions."""
+        x, dtype = point.x, point.x.dtype
+        if not self.dense:
+            if np.array_equal(point.factor, self.unit):
+                point = self.with_diagonal(point)
+            scales = (point.factor**-2).astype(dtype)
+            step = self.solve(x, point.grad.astype(dtype), scales)
+            return np.asarray(step, float), point.factor, point.num_negative
+        # In the coordinates of the factor before, because in float32 the curvature of columns as
+        # they come would lose its least eigenvalues beside the largest.
+        root = point.factor
+        H, prior = (np.asarray(a, float) for a in self.of_both(x, root.T.astype(dtype)))
+        if not np.all(np.isfinite(H)):
+            return np.full(len(x), np.nan), root, 0
+        unit = 1 / np.sqrt(np.maximum(np.abs(np.diagonal(H)), np.abs(np.diagonal(prior))))
+        w, Q = np.linalg.eigh(unit[:, None] * (H + H.T) / 2 * unit)
+        least = np.einsum("ik,ij,jk->k", Q, unit[:, None] * prior * unit, Q)
+        scales = np.maximum(np.abs(w), np.maximum(least, _LEAST_CURVATURE))
+        step = root @ (unit * (Q @ ((Q.T @ (unit * (point.grad @ root))) / scales)))
+        # The factor is lower triangular: the R of a QR of a root.
+        R = np.linalg.qr((unit[:, None] * Q / np.sqrt(scales)).T, mode="r")
+        return step, root @ (R.T * np.sign(np.diagonal(R))), int(np.sum(w < 0))
+
+    def with_diagonal(self, point: _Point) -> _Point:
+        """The point with the factor of the diagonal there."""
+        both = self.of_both(point.x, np.eye(len(point.x), dtype=point.x.dtype))
+        w, prior = (np.asarray(a, float) for a in both)
+        scales = np.maximum(np.abs(w), np.abs(prior))
+        return point._replace(factor=1 / np.sqrt(scales), num_negative=int(np.sum(w < 0)))
 
 
 def _hessian_product(
@@ -526,20 +529,16 @@ def _hessian_product(
     return lambda direction: jax.jvp(grad, (x,), (direction,))[1]
 
 
-def _curvature(potential: Potential, idx: dict[str, Array], x: Array, root: Array) -> Array:
-    """The Hessian on the rows ``idx``: ``(n, n)``, in coordinates of which ``root`` is the matrix;
-    or the ``(n,)`` diagonal for large n."""
-    dense = root.ndim == 2
-
+def _curvature(
+    potential: Potential, idx: dict[str, Array], x: Array, directions: Array, dense: bool
+) -> Array:
+    """The Hessian on the rows ``idx`` between ``(n, n)`` directions; or, not dense, its diagonal
+    there."""
     product = _hessian_product(potential, idx, x)
-
-    def along(direction: Array) -> Array:
-        slope = product(direction)
-        return slope if dense else jnp.vdot(slope, direction)
-
-    directions = root.T if dense else jnp.eye(len(x), dtype=x.dtype)
-    slopes = lax.map(along, directions, batch_size=32)
-    return jnp.matmul(slopes, root, precision="highest") if dense else slopes
+    if dense:
+        slopes = lax.map(product, directions, batch_size=32)
+        return jnp.matmul(slopes, directions.T, precision="highest")
+    return lax.map(lambda v: jnp.vdot(v, product(v)), directions, batch_size=32)
 
 
 def _conjugate_step(potential: Potential, x: Array, g: Array, scales: Array) -> Array:
@@ -553,111 +552,37 @@ def _conjugate_step(potential: Potential, x: Array, g: Array, scales: Array) -> 
     return jnp.where(downhill, step, diagonal)
 
 
-def _adam(
-    potential: Potential, x: Array, state: Any, rng_key: Array, which: Array, k: Array
-) -> tuple[Array, Any]:
-    """A hundred steps, at a rate that falls over the whole search; from a point whose gradient is
-    not finite back to the last one where it was, and Adam begins anew.
-
-    :param k: counts the pieces of the search ``which``.
-    """
+def _adam(potential: Potential, x: Array, rng_key: Array) -> Array:
+    """Steps of Adam at a rate that falls; from a point whose gradient is not finite back to the
+    last one where it was, and Adam begins anew."""
     import optax  # not imported by NumPyro itself
 
-    num = _ADAM_STEPS // _ADAM_PIECES
     rate = optax.exponential_decay(0.05, _ADAM_STEPS, 0.001 / 0.05)
     adam = optax.scale_by_adam()
 
     def step(carry: tuple[Array, Any], at: tuple[Array, Any, Any]) -> tuple[Any, None]:
-        x, (state, known) = carry
+        x, (state, last) = carry
         i, idx, rows = at
         _, g = potential.with_rows(idx, rows).value_and_grad_flat(x, idx)
         fine = jnp.all(jnp.isfinite(g * g))  # Adam takes the square
         update, new = adam.update(jnp.where(fine, g, 0), state)
         step = jnp.asarray(rate(i), x.dtype) * jnp.asarray(update)
-        fresh = adam.init(x), known
-        moved = jax.tree.map(partial(jnp.where, fine), (x - step, (new, x)), (known, fresh))
+        fresh = adam.init(x), last
+        moved = jax.tree.map(partial(jnp.where, fine), (x - step, (new, x)), (last, fresh))
         return moved, None
 
-    keys = random.split(random.fold_in(random.fold_in(rng_key, which), k), num)
-    idx = jax.vmap(partial(draw_batch, potential=potential))(keys)
-    batches = k * num + jnp.arange(num), idx, potential.read_ahead(idx)
-    return lax.scan(step, (x, state), batches)[0]
+    def piece(carry: Any, k: Array) -> tuple[Any, None]:
+        keys = random.split(random.fold_in(rng_key, k), _ADAM_PIECE)
+        idx = jax.vmap(partial(draw_batch, potential=potential))(keys)
+        batches = k * _ADAM_PIECE + jnp.arange(_ADAM_PIECE), idx, potential.read_ahead(idx)
+        return lax.scan(step, carry, batches)[0], None
 
-
-def _newton(
-    potential: Potential,
-    enough: Any,
-    x: Array,
-    value: Array,
-    g: Array,
-    root: Array,
-    pieces: Array | None = None,
-) -> tuple[Any, ...]:
-    """One damped step: ``(x, (value, g), decrement, moved, factor, num_negative, passes)``.
-
-    The value is a pair, whose sum it is: see :meth:`Potential.full_sums`. Where it is infinite, it
-    and the gradient g are not known yet: the step then has the length 0 and finds them. So they are
-    taken once at each point, and compiled once.
-
-    :param enough: the decrement at which it stays.
-    :param pieces: see :meth:`Potential.full_sums`.
-    :param root: the factor before, in whose coordinates the curvature is taken, because in float32
-        that of columns as they come would lose its least eigenvalues beside the largest.
-    """
-    known = jnp.isfinite(value[0])
-
-    def curvatures() -> tuple[Array, Array]:
-        prior = _curvature(potential.prior(), potential.first_rows(), x, root)
-        return _curvature(potential, some_rows(potential), x, root), prior
-
-    one = jnp.eye(len(x), dtype=x.dtype) if root.ndim == 2 else jnp.ones_like(x)
-    H, prior = lax.cond(known, curvatures, lambda: (one, one))
-    if H.ndim == 2:
-        # With a unit diagonal, so that float32 resolves coordinates of very unequal scale.
-        unit = 1 / jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(H)), jnp.abs(jnp.diagonal(prior))))
-        w, Q = jnp.linalg.eigh(unit[:, None] * (H + H.T) / 2 * unit)
-        least = jnp.einsum("ik,ij,jk->k", Q, unit[:, None] * prior * unit, Q)
-        scales = jnp.maximum(jnp.abs(w), jnp.maximum(least, _LEAST_CURVATURE))
-        step = root @ (unit * (Q @ ((Q.T @ (unit * (g @ root))) / scales)))
-        # A A^T = H^{-1}, lower triangular: the R of a QR of a root.
-        R = jnp.linalg.qr((unit[:, None] * Q / jnp.sqrt(scales)).T, mode="r")
-        factor = root @ (R.T * jnp.sign(jnp.diagonal(R)))
-    else:
-        w, scales = H, jnp.maximum(jnp.abs(H), jnp.abs(prior))
-        step, factor = _conjugate_step(potential, x, g, scales), 1 / jnp.sqrt(scales)
-    decrement = jnp.sqrt(jnp.maximum(jnp.vdot(g, step), 0))
-    near = known & (decrement < enough)
-    most = jnp.where(known, _HALVINGS, 0)
-
-    def change(k: Array, new_value: Array, new_g: Array) -> Array:
-        """Of the potential by a step; where its digits do not show it, by the trapezoidal rule."""
-        seen = jnp.sum(new_value - value)
-        told = -0.5 * 0.5 ** k.astype(x.dtype) * (jnp.vdot(g, step) + jnp.vdot(new_g, step))
-        digits = jnp.finfo(x.dtype).eps * jnp.abs(value[0])
-        return jnp.where(known & (jnp.abs(seen) <= digits), told, seen)
-
-    def worse(carry: tuple[Array, Any]) -> Array:
-        k, new = carry
-        return (k < most) & ~(change(k, *new) <= 0)
-
-    def halve(carry: tuple[Array, Any]) -> tuple[Array, Any]:
-        k = carry[0] + 1
-        z = potential.info.unravel(x - 0.5**k * step)
-        high, low = potential.full_sums(z, None if pieces is None else ROWS, pieces)
-        ravel = potential.info.ravel
-        return k, (jnp.stack([high[0], low[0]]), ravel(high[1]) + ravel(low[1]))
-
-    start = jnp.asarray(-1, jnp.int32), (jnp.where(near, value, jnp.nan), g)
-    k, new = lax.while_loop(worse, halve, start)
-    moved = ~near & jnp.isfinite(new[0][0]) & (change(k, *new) <= 0)
-    x = jnp.where(moved, x - 0.5 ** k.astype(x.dtype) * step, x)
-    at = jax.tree.map(partial(jnp.where, moved), new, (value, g))
-    not_known = jnp.where(moved, jnp.finfo(x.dtype).max, jnp.nan)
-    return x, at, jnp.where(known, decrement, not_known), moved, factor, jnp.sum(w < 0), k + 1
+    start = x, (adam.init(x), x)
+    (x, _), _ = lax.scan(piece, start, jnp.arange(_ADAM_STEPS // _ADAM_PIECE))
+    return x
 
 
 def _is_slow(decrements: list[float]) -> bool:
-    """True if six steps have not come twice as near: those of a diagonal come linearly nearer, and
-    sixty of them would then not come a thousand times nearer."""
-    last = decrements[1:]  # the first step finds the gradient
-    return len(last) > _TWICE_AS_NEAR_IN and last[-1] > last[-1 - _TWICE_AS_NEAR_IN] / 2
+    """True if six steps have not come twice as near, as of sixty that go nowhere."""
+    before = decrements[:-_TWICE_AS_NEAR_IN]
+    return bool(before) and decrements[-1] > before[-1] / 2

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-import math
 from typing import Any, Self
 
 from jax import Array, random
@@ -11,10 +10,9 @@ from jax.typing import ArrayLike
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from numpyro_ext._model.read import ModelInfo, latent_sites, unconstrained_shape, unravel
+from numpyro_ext._model.read import ModelInfo, Shapes, unravel
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext._model.whitening import Whitening
-from numpyro_ext._numpyro import normal_of_guide
+from numpyro_ext._model.whitening import Whitening, fitted_normal
 from numpyro_ext._typing import Params, Sites
 
 DENSE_UP_TO = 512
@@ -49,13 +47,9 @@ class Mode:
 
     The other fields are described in :class:`Modes`.
 
-    :param int num_negative: number of negative directions of the curvature, which were turned
-        positive.
-    :param int row_gradients: gradients of single rows that were spent.
+    :param int num_negative: negative directions of the curvature, which were turned positive.
     :param float stiffness: the largest curvature in whitened coordinates, in all but a twentieth of
         the draws, and at least 1, which is that of a normal posterior.
-    :param bool out_of_budget: True if the search was stopped because it had no gradients left.
-    :param tuple problems: a :class:`Problem` for each thing that did not hold.
     """
 
     center: Array
@@ -70,7 +64,6 @@ class Mode:
     elbo_error: float = np.nan
     slope: float = np.nan
     slope_error: float = np.nan
-    out_of_budget: bool = False
     variational: bool = False
     share: float = 1.0
     copy_of: int | None = None
@@ -98,7 +91,7 @@ class Mode:
         """True if the center is a mode."""
         return not self.variational and self.num_negative == 0 and self.decrement <= _AT_MODE
 
-    def distance(self, x: Array) -> float:
+    def distance(self, x: ArrayLike) -> float:
         """The distance of a point from the center, in standard deviations."""
         point, center, root = (np.asarray(y, np.float64) for y in (x, self.center, self.factor))
         away = point - center
@@ -114,9 +107,8 @@ class Modes:
     .. math:: q(z) = \sum_k w_k\, N(z; c_k, A_k A_k^\top), \qquad w_k \propto e^{-U(c_k)} |A_k| .
 
     :func:`find_modes` makes it. It prints as a table, and pickles. The shares :math:`w_k` are those
-    of Laplace's formula among the modes that were found: a mode that no search has reached is not
-    counted, and where a posterior is not near normal at a mode its share is as far off as the
-    formula is.
+    of Laplace's formula among the modes that were found, and as far off as that formula is where a
+    posterior is not near normal at a mode.
 
     :param tuple modes: a record of each mode, the heaviest first, with the fields
 
@@ -143,32 +135,18 @@ class Modes:
         mode"``, ``"far from normal"``, ``"not converged"``, ``"several modes"``, ``"density
         jumps"`` or ``"few rows"``.
 
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist
-        >>> from numpyro_ext.optim import find_modes
-        >>> def model():
-        ...     numpyro.sample("z", dist.Normal(300.0, 20.0))
-        >>> modes = find_modes(model)
-        >>> print(f"{modes.heaviest.center[0]:.0f} {modes.heaviest.factor[0, 0]:.0f}")
-        300 20
-        >>> modes.sample(jax.random.key(0), (5,)).shape
-        (5, 1)
+    >>> from numpyro_ext.optim import find_modes
+    >>> def model():
+    ...     numpyro.sample("z", dist.Normal(300.0, 20.0))
+    >>> modes = find_modes(model)
+    >>> print(f"{modes.heaviest.center[0]:.0f} {modes.heaviest.factor[0, 0]:.0f}")
+    300 20
     """
 
     modes: tuple[Mode, ...]
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    shapes: Shapes
     row_gradients: int = 0
     problems: tuple[Problem, ...] = ()
-
-    def __post_init__(self) -> None:
-        n = sum(math.prod(shape) for _, shape in self.shapes)
-        if any(jnp.shape(mode.center) != (n,) for mode in self.modes):
-            given = [jnp.shape(mode.center) for mode in self.modes]
-            raise ValueError(f"the centers have the shapes {given}; each must be ({n},).")
-        shares = np.array([mode.share for mode in self.modes])
-        if not (np.all(shares > 0) and abs(shares.sum() - 1) < 1e-3):
-            raise ValueError(f"the shares are {shares}; they must be positive and sum to 1.")
 
     @property
     def heaviest(self) -> Mode:
@@ -191,23 +169,16 @@ class Modes:
         return float(np.logaddexp.reduce([mode.log_evidence for mode in self.modes]))
 
     def sample(self, rng_key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draws of the mixture, ``(*sample_shape, n)`` unconstrained vectors in the flat order.
-
-        :param rng_key: random number generator key.
-        :param tuple sample_shape: the leading axes.
-        """
+        """Draws of the mixture, ``(*sample_shape, n)`` unconstrained vectors in the flat order."""
         key_mode, key_xi = random.split(rng_key)
         log_shares = jnp.log(jnp.asarray([mode.share for mode in self.modes]))
         return self.sample_at(key_xi, random.categorical(key_mode, log_shares, shape=sample_shape))
 
     def sample_at(self, rng_key: Array, which: ArrayLike, scale: ArrayLike = 1.0) -> Array:
-        """Draws of the normals at given modes.
+        """Draws ``(*batch, n)`` of the normals at given modes.
 
-        :param rng_key: random number generator key.
-        :param which: ``(*batch,)``, the place of the mode of each draw, such as :meth:`apportion`
-            gives.
+        :param which: ``(*batch,)``, the place of the mode of each draw, as by :meth:`apportion`.
         :param scale: what the standard deviations are multiplied by.
-        :return: ``(*batch, n)`` unconstrained vectors in the flat order.
         """
         which = jnp.asarray(which)[..., None]
         xi = scale * random.normal(rng_key, (*which.shape[:-1], self.size))
@@ -271,30 +242,18 @@ def given_modes(init_from: InitFrom) -> Modes | None:
     if isinstance(init_from, TaylorProxy):
         if init_from.factor is None:
             raise ValueError(
-                "init_from is a taylor_proxy without a normal approximation, because its center is"
-                " not near a mode; give a pair (guide, params) of a fitted AutoMultivariateNormal."
+                "init_from is a taylor_proxy whose center is not near a mode; give a pair (guide,"
+                " params) of a fitted AutoMultivariateNormal."
             )
         return Modes((Mode(init_from.location, init_from.factor),), init_from.shapes)
-    if not (
-        isinstance(init_from, tuple) and len(init_from) == 2 and isinstance(init_from[1], dict)
-    ):
+    if not (isinstance(init_from, tuple) and len(init_from) == 2):
         raise TypeError(
             f"init_from is {type(init_from).__name__}; it must be a pair (guide, params) of a"
-            " fitted guide such as AutoMultivariateNormal and the params of its svi.run, the result"
-            f" of find_modes, a taylor_proxy at a mode, None for NumPyro's start, or {SEARCH!r}."
+            " fitted normal guide, the result of find_modes, a taylor_proxy at a mode, None for"
+            f" NumPyro's start, or {SEARCH!r}."
         )
-    guide, params = init_from
-    normal = normal_of_guide(guide, params)
-    if not all(bool(jnp.all(jnp.isfinite(x))) for x in normal):
-        raise ValueError(
-            f"the mean or the scale of the {type(guide).__name__} of init_from is not finite; fit"
-            " it at a smaller learning rate."
-        )
-    shapes = tuple(
-        (site["name"], unconstrained_shape(site["fn"].support, jnp.shape(site["value"])))
-        for site in latent_sites(guide.prototype_trace)
-    )
-    return Modes((Mode(*normal),), shapes)
+    loc, factor, shapes = fitted_normal(*init_from)
+    return Modes((Mode(loc, factor),), shapes)
 
 
 def check_sites(modes: Modes, info: ModelInfo, what: str = "init_from") -> None:

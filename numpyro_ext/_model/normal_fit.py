@@ -1,6 +1,6 @@
 """The normal of greatest ELBO, and what is measured of any normal approximation of a posterior."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 import math
@@ -55,15 +55,29 @@ def some_rows(potential: Potential) -> dict[str, Array]:
     }
 
 
-def laplace(value: Any, factor: Any) -> float:
-    r"""Laplace's formula :math:`-U(c) + \tfrac n2 \log 2\pi + \log |A|`.
+def sum_rows(potential: Potential, options: Any) -> Callable[..., tuple[float, np.ndarray]]:
+    """``sums(x, rows=None)``: the potential of all rows and its gradient at a flat vector, or those
+    of so many rows that are evenly spread, in double precision piece by piece."""
+    piece = jit_on_data(
+        lambda x, idx: potential.with_rows(idx).value_and_grad_flat(x, idx), options
+    )
 
-    :param value: U at the center, as numbers of which it is the sum.
-    """
+    def sums(x: np.ndarray, rows: int | None = None) -> tuple[float, np.ndarray]:
+        value, grad = 0.0, np.zeros(len(x))
+        for weight, idx in potential.pieces(rows):
+            part, slope = piece(x, idx)
+            value, grad = value + weight * float(part), grad + weight * np.asarray(slope, float)
+        return value, grad
+
+    return sums
+
+
+def laplace(value: float, factor: Any) -> float:
+    r"""Laplace's formula :math:`-U(c) + \tfrac n2 \log 2\pi + \log |A|`."""
     diagonal = np.abs(np.diagonal(factor) if np.ndim(factor) == 2 else np.asarray(factor))
     with np.errstate(divide="ignore"):
         volume = np.sum(np.log(diagonal.astype(float)) + np.log(2 * np.pi) / 2)
-    return float(volume - np.sum(np.asarray(value, float)))
+    return float(volume - value)
 
 
 class NormalMeasure:
@@ -81,17 +95,11 @@ class NormalMeasure:
     the symmetric part of the latter: by Stein's identity :math:`E b \xi^\top` is what the mean
     curvature of U differs from that of the normal.
 
-    U and its gradients are those of at most 10,000 rows, corrected by those of all rows at the
-    center.
+    U is that of at most 10,000 rows, corrected by that of all rows at the center.
     """
 
     def __init__(self, rng_key: Array, potential: Potential) -> None:
         self.rng_key, self.dense = rng_key, potential.info.size <= DENSE_UP_TO
-
-        def center_of(center: Array) -> tuple[Array, Array]:
-            high, low = potential.full_sums(potential.info.unravel(center))
-            ravel = potential.info.ravel
-            return jnp.stack([high[0], low[0]]), ravel(high[1]) + ravel(low[1])
 
         def draws_of(
             rng_key: Array, whitening: Whitening, full_grad: Array, powers: Array
@@ -119,23 +127,20 @@ class NormalMeasure:
             rounding = jnp.finfo(value.dtype).eps * jnp.abs(value)
             return rounding, whitening.pull(full_grad), *lax.map(at, points)
 
-        self._center_of = jit_on_data(center_of, quick_options())
+        self._sums = sum_rows(potential, quick_options())
         self._draws_of = jit_on_data(draws_of, quick_options())
 
-    def with_elbo(self, fit: Mode) -> Mode:
+    def __call__(self, fit: Mode, *, shape: bool = True) -> Mode:
         r"""The normal with its ``elbo``, ``slope`` and ``departure``, from 64 draws; all normals
-        have the same :math:`\xi`, so that their ELBOs are compared with one noise."""
-        return self._measured(fit, shape=False)
+        have the same :math:`\xi`, so that their ELBOs are compared with one noise.
 
-    def with_shape(self, fit: Mode) -> Mode:
-        """The same with its ``stiffness``, and a problem where the density jumps: between the
-        center and a draw the potential must change as its gradients say, by the trapezoidal rule,
-        which is exact for a normal, and otherwise off by a part of what the gradient is off."""
-        return self._measured(fit, shape=True)
-
-    def _measured(self, fit: Mode, shape: bool) -> Mode:
-        value, grad = self._center_of(fit.center)
+        :param shape: whether with its ``stiffness`` too, and a problem where the density jumps: the
+            potential must change as its gradients say, by the trapezoidal rule, which is exact for
+            a normal.
+        """
+        value, grad = self._sums(np.asarray(fit.center))
         powers = jnp.asarray(_POWERS if shape else 0)
+        grad = grad.astype(fit.center.dtype)
         out = self._draws_of(self.rng_key, fit.whitening, grad, powers)
         rounding, slope, xi, b, beyond, curvatures = (np.asarray(x, float) for x in out)
         beyond, curvatures = (np.nan_to_num(x, nan=np.inf) for x in (beyond, curvatures))
@@ -162,10 +167,9 @@ class NormalMeasure:
             jump = float(np.median(np.nan_to_num(np.abs(beyond - bent / 2), nan=np.inf)))
         if np.isfinite(jump) and jump > np.median(np.maximum(1 + _ROUNDINGS * rounding, abs(bent))):
             sentence = (
-                f"the potential changes by {jump:.2g} nats more than its gradient says, so the"
-                " density jumps where a latent site is compared, rounded or used as an index, of"
-                " which a kernel without an accept step knows nothing; sum that site out, or use"
-                " NUTS."
+                f"the potential changes by {jump:.2g} nats more than its gradient says: the density"
+                " jumps where a latent site is compared or rounded, of which a kernel without an"
+                " accept step knows nothing; sum that site out, or use NUTS."
             )
             fit = replace(fit, problems=(*fit.problems, Problem(sentence, "density jumps")))
         return replace(fit, stiffness=float(np.clip(stiffness, 1.0, _STIFFEST)))
@@ -198,13 +202,11 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
     ``fit(starts)``, the normal of greatest ELBO from the best of several normals.
 
     Adam on minibatches moves :math:`q = N(c + A m, A L L^\top A^\top)` from m = 0, in stages of 500
-    steps, after each of which c and A are those of q: so the posterior is nearer to a standard
-    normal in the coordinates of each stage. The gradient is that of *sticking the landing*, whose
-    noise vanishes where q is the posterior. Each start makes one stage; the one of greatest ELBO
-    goes on until its slope is small, in at most fifteen more. After a stage in which a coordinate
-    of m went half as far as Adam's steps can, the rate is twice as large, since the posterior may
-    be far away; after any other it is the first one again. A stage that lowers the ELBO is dropped,
-    and the rate of those after it is half as large.
+    steps, after each of which c and A are those of q. The gradient is that of *sticking the
+    landing*, whose noise vanishes where q is the posterior. Each start makes one stage; the one of
+    greatest ELBO goes on until its slope is small, in at most fifteen more. After a stage in which
+    a coordinate of m went half as far as Adam's steps can, the rate is twice as large; a stage that
+    lowers the ELBO is dropped, and the rate after it is half as large.
 
     References: Roeder, Wu and Duvenaud, *Sticking the landing* (NeurIPS 2017), eq. 8.
     """
@@ -264,7 +266,7 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
         key = random.fold_in(rng_key, k)
         center, root = run(key, fit.center, fit.factor, jnp.asarray(rate, dtype))
         way = float(jnp.max(jnp.abs(fit.whitening.to_xi(center))))
-        end = measure.with_elbo(Mode(center, root, row_gradients=spent, variational=True))
+        end = measure(Mode(center, root, row_gradients=spent, variational=True), shape=False)
         return end, way > rate * falling.sum() / 2
 
     def fit(starts: Iterable[tuple[Array, Array]]) -> Mode:

@@ -16,14 +16,8 @@ from numpyro.primitives import Messenger
 
 from numpyro_ext._checks import check_positive
 from numpyro_ext._model.arguments import is_traced
-from numpyro_ext._model.read import (
-    Shapes,
-    frames,
-    latent_sites,
-    sample_sites,
-    unconstrained_shape,
-)
-from numpyro_ext._numpyro import normal_of_guide
+from numpyro_ext._model.read import Shapes, frames, sample_sites, unconstrained_shape
+from numpyro_ext._model.whitening import fitted_normal
 from numpyro_ext._typing import Model, Params
 
 
@@ -40,9 +34,9 @@ def posterior_as_prior(
 
     with the mean m and the covariance C of the fit :math:`q_{t-1}` in unconstrained space, over all
     its sites together, so that their correlations and the Jacobians of their constraints are kept.
-    The result is a model as any other, with the same sites, arguments, supports and parameters. Its
-    evidence is :math:`p(y_t \mid y_{1:t-1})` as the fit has it; the sum of its logarithms over the
-    days is the log evidence of all rows, exactly so where each day's posterior is normal.
+    The result is a model as any other, with the same sites, arguments, supports and parameters. The
+    sum of its log evidences over the days is that of all rows, exactly so where each day's
+    posterior is normal.
 
     **Forgetting.** The factor f in (0, 1] multiplies the precision of yesterday's posterior, so
     that after a day without rows the standard deviations are larger by :math:`1/\sqrt f`. The rows
@@ -52,19 +46,14 @@ def posterior_as_prior(
     integrated out of the normal and keeps its prior given the others, unless ``sites`` names it.
 
     **Begin at yesterday's parameters**, ``svi.run(..., init_params=fit.params)`` as below: errors
-    add up, and ``diagnose`` sees no error of the days before. From a new start each day has to find
-    the correlations of all days anew, and standard deviations become too small (``python
-    benchmarks/newcomers/systems.py --only streaming``).
+    add up, and from a new start each day has to find the correlations of all days anew.
 
-    An engine of :mod:`numpyro_ext.ep` takes the fit itself, as ``EP(model, prior=fit)``, and
-    compiles nothing anew from the second such day on. The model may be one of this function: a
-    prior of all its sites replaces the one before.
+    An engine of :mod:`numpyro_ext.ep` takes the fit itself, as ``EP(model, prior=fit)``. The model
+    may be one of this function: a prior of all its sites replaces the one before.
 
     :param model: Python callable with NumPyro primitives.
-    :param tuple fit: a normal guide with its parameters, ``(guide, params)``, or ``(svi, result)``
-        or ``(engine, result)`` of a run. Normal guides are ``AutoMultivariateNormal``,
-        ``AutoDiagonalNormal``, ``AutoNormal``, ``AutoLowRankMultivariateNormal`` and
-        ``AutoLaplaceApproximation``.
+    :param tuple fit: a normal guide, such as ``AutoMultivariateNormal``, with its parameters,
+        ``(guide, params)``, or ``(svi, result)`` or ``(engine, result)`` of a run.
     :param float forgetting_factor: the power f, 1 to forget nothing.
     :param sites: the names of the sites whose priors are replaced, by the normal of these alone;
         None for all outside the plates of the observed sites.
@@ -93,19 +82,9 @@ def posterior_as_prior(
     if not is_traced(forgetting_factor) and forgetting_factor > 1:
         raise ValueError(f"forgetting_factor is {forgetting_factor!r}; it must be in (0, 1].")
     guide, params = _guide_and_params(fit)
-    loc, factor = normal_of_guide(guide, params)
-    numbers = loc, factor
-    if not is_traced(numbers) and not all(bool(np.all(np.isfinite(x))) for x in numbers):
-        raise ValueError(
-            f"the mean or the scale of the {type(guide).__name__} is not finite; fit it at a"
-            " smaller learning rate."
-        )
-    trace = guide.prototype_trace
-    shapes = {
-        site["name"]: unconstrained_shape(site["fn"].support, jnp.shape(site["value"]))
-        for site in latent_sites(trace)
-    }
-    names = _choose_sites(trace, list(shapes), sites)
+    loc, factor, all_shapes = fitted_normal(guide, params)
+    shapes = dict(all_shapes)
+    names = _choose_sites(guide.prototype_trace, list(shapes), sites)
     owner = np.concatenate([[name] * math.prod(shape) for name, shape in shapes.items()])
     chosen = np.flatnonzero(np.isin(owner, names))
     loc, factor = loc[chosen], factor[chosen]
@@ -125,8 +104,8 @@ def _guide_and_params(fit: Any) -> tuple[Any, Params]:
         if isinstance(params, dict):
             return guide, params
     raise TypeError(
-        f"the prior is {type(fit).__name__}; it must be a pair (engine, result), (svi, result) or"
-        " (guide, params)."
+        f"the prior is {type(fit).__name__}; it must be (engine, result), (svi, result) or (guide,"
+        " params)."
     )
 
 
@@ -134,19 +113,15 @@ def _choose_sites(trace: Any, latents: list[str], sites: Sequence[str] | None) -
     """The sites whose priors are replaced, in the order of the model."""
     if sites is not None:
         if not sites or not set(sites) <= set(latents):
-            raise ValueError(
-                f"sites is {sites!r}; it must be a list of latent sites of the fit, which are"
-                f" {latents}."
-            )
+            raise ValueError(f"sites is {sites!r}; it must be a list of sites of {latents}.")
         return [name for name in latents if name in set(sites)]
     observed = [site for site in sample_sites(trace) if site["is_observed"]]
     plates = {name for site in observed for name in frames(site)}
     names = [name for name in latents if not plates & set(frames(trace[name]))]
     if not names:
         raise ValueError(
-            f"all latent sites {latents} of the fit are inside the plates {sorted(plates)} of the"
-            " observed sites, so they belong to its rows; name those that the new rows share in"
-            " sites=[...]."
+            f"all latent sites {latents} of the fit belong to its rows, in the plates"
+            f" {sorted(plates)}; name those that the new rows share in sites=[...]."
         )
     return names
 
@@ -231,8 +206,7 @@ class _replace_sites(Messenger):
             return
         if name not in self.waiting[:1]:
             raise ValueError(
-                f"the model samples '{name}' where the fit that is its prior has"
-                f" {self.waiting[:1] or 'no further site'}; the order of the latent sites must be"
+                f"the model samples '{name}' in another order than the fit that is its prior,"
                 f" {list(self.shapes)}."
             )
         self.waiting.pop(0)
@@ -241,8 +215,7 @@ class _replace_sites(Messenger):
         if own != shape:
             raise ValueError(
                 f"the latent site '{name}' has the unconstrained shape {own} in the model and"
-                f" {shape} in the fit that is its prior; leave a site whose size follows the rows"
-                " out of sites."
+                f" {shape} in the fit; leave a site whose size follows the rows out of sites."
             )
         start = sum(map(len, self.noise))
         place = slice(start, start + math.prod(shape))
@@ -271,6 +244,6 @@ class _replace_sites(Messenger):
     def check_all(self) -> None:
         if self.waiting:
             raise ValueError(
-                f"the model has no latent sites {self.waiting}, which the fit that is its prior"
-                " has; name those of the model in sites=[...]."
+                f"the model has no latent sites {self.waiting} of the fit that is its prior; name"
+                " those of the model in sites=[...]."
             )

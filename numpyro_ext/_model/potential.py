@@ -1,9 +1,11 @@
 """A model on its arguments: its traces, and its potential in unconstrained space, at values and on
 rows that the caller chooses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import copy
 from dataclasses import replace
+from itertools import product
+import math
 from typing import Any, Self
 
 import jax
@@ -24,7 +26,6 @@ from numpyro_ext._model.minibatch import plate_indices, replace_indices
 from numpyro_ext._model.read import (
     ModelInfo,
     check_all_rows,
-    depending_on,
     sample_sites,
     trace_of,
 )
@@ -38,18 +39,9 @@ ROWS = 10_000
 _MOST_ROWS, _BYTES = 50_000, 2**22
 
 
-def _rounding(a: Array, b: Array, total: Array) -> Array:
-    """What ``total = a + b`` has lost, exactly (Knuth); none of a sum that is not finite."""
-    part = total - a
-    return jnp.where(jnp.isfinite(total), (a - (total - part)) + (b - part), 0)
-
-
 class Program:
     """A model on its arguments.
 
-    :param model: Python callable containing NumPyro primitives.
-    :param args: arguments of the model.
-    :param kwargs: keyword arguments of the model.
     :param dict params: values of the model's ``param`` and ``mutable`` sites.
     :param dict plates: ``{plate: (size, subsample_size)}`` of the plates whose rows can be chosen.
     """
@@ -136,23 +128,19 @@ class Potential(Program):
     scaled by ``size / len(idx)`` of their plates, so that it estimates the potential of all rows
     without bias. This is the object through which a gradient estimator sees the model.
 
-     - **info** - the static parts of the model: ``info.latents`` is ``{site: (support, ...)}`` in
-       the flat order of its trace; ``info.size`` is the length n of the flat vector;
-       ``info.ravel(z)`` and ``info.unravel(x)`` go from sites to the flat vector and back;
-       ``info.slices`` says where each site is in it.
+     - **info** - the static parts of the model: ``info.latents`` in the flat order, the length
+       ``info.size`` of the flat vector, ``info.ravel(z)`` and ``info.unravel(x)`` between sites and
+       that vector, and ``info.slices`` of each site in it.
      - **plates** - ``{plate: (size, subsample_size)}`` of the plates that take a minibatch.
      - **arguments** - positional and keyword arguments of the model.
 
-    Discrete latent sites are summed out. A deterministic site that depends on them is left out.
+    Discrete latent sites are summed out, of a model whose deterministic sites are then left out.
 
     ``z`` and gradients are dicts of unconstrained sites; ``idx`` holds indices, of any number, for
     every plate in ``plates``. Kernels make the object; a gradient estimator is given it.
 
-    :param model: Python callable containing NumPyro primitives.
     :param ModelInfo info: the result of :func:`read_model` on these arguments.
     :param dict params: values of the model's ``param`` and ``mutable`` sites.
-    :param args: arguments of the model.
-    :param kwargs: keyword arguments of the model.
     :param bool forward_mode: whether to differentiate in forward mode.
 
     >>> from numpyro_ext.mcmc import SGLD, MinibatchGradient
@@ -227,53 +215,42 @@ class Potential(Program):
         Each piece ``c`` of a plate has the whole prior and the scale ``N/|c|``, so the pieces are
         averaged with weights ``|c|/N``; with several plates over all combinations of their pieces.
         """
-        return jax.tree.map(jnp.add, *self.full_sums(z, chunk_size))
-
-    def full_sums(
-        self, z: Sites, chunk_size: int | None = None, pieces: Array | None = None
-    ) -> tuple[Any, Any]:
-        """:meth:`full_value_and_grad` as two such trees, whose sum it is: the second one holds what
-        the first one lost by rounding, so that in single precision the sum of thousands of pieces
-        is as precise as a piece.
-
-        :param pieces: the number of pieces that are taken, of rows evenly spread over all; None
-            takes all rows.
-        """
         chunk_size = self.piece_size if chunk_size is None else chunk_size
-        zeros = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype),
-            jax.eval_shape(self.value_and_grad, z, self.first_rows()),
-        )
-
-        def add(total: Any, part: Any, weight: Any) -> Any:
-            high, low = total
-            part, rest = jax.tree.map(lambda x: weight * x, part)
-            both = jax.tree.map(jnp.add, high, part)
-            lost = jax.tree.map(_rounding, high, part, both)
-            return both, jax.tree.map(lambda a, b, c: a + (b + c), low, rest, lost)
 
         def average(names: list[str], idx: dict[str, Array]) -> Any:
             if not names:
-                return self.with_rows(idx).value_and_grad(z, idx), zeros
+                return self.with_rows(idx).value_and_grad(z, idx)
             name, *rest = names
             size = self.plates[name][0]
             chunk = min(chunk_size, size)
-            whole = size // chunk
-            taken = whole if pieces is None else jnp.minimum(pieces, whole)
-            stride = 1 if pieces is None else size // (taken * chunk)
-            weight = chunk / size if pieces is None else 1 / taken
+
+            def add(total: Any, here: Array) -> Any:
+                part, weight = average(rest, idx | {name: here}), len(here) / size
+                return jax.tree.map(lambda a, b: a + weight * b, total, part)
 
             def body(k: Array, total: Any) -> Any:
-                here = stride * (k * chunk + jnp.arange(chunk))
-                return add(total, average(rest, idx | {name: here}), weight)
+                return add(total, k * chunk + jnp.arange(chunk))
 
-            total = lax.fori_loop(0, taken, body, (zeros, zeros))
-            if pieces is None and whole * chunk < size:
-                here = jnp.arange(whole * chunk, size)
-                total = add(total, average(rest, idx | {name: here}), len(here) / size)
-            return total
+            shapes = jax.eval_shape(self.value_and_grad, z, self.first_rows())
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            total = lax.fori_loop(0, size // chunk, body, zeros)
+            rest_of_rows = jnp.arange(size - size % chunk, size)
+            return add(total, rest_of_rows) if len(rest_of_rows) else total
 
         return average(list(self.plates), {})
+
+    def pieces(self, rows: int | None = None) -> Iterator[tuple[float, dict[str, Array]]]:
+        """``(weight, rows)`` of the pieces of a pass, over which the weighted mean of U is that of
+        all rows; of so many rows of each plate, evenly spread, if a number is given."""
+        parts = []
+        for name, (size, _) in self.plates.items():
+            chunk = min(self.piece_size, size)
+            end = size if rows is None else min(size, -(-rows // chunk) * chunk)
+            bounds = [(k, min(k + chunk, end)) for k in range(0, end, chunk)]
+            parts.append([(name, (b - a) / end, a, b, size // end) for a, b in bounds])
+        for combination in product(*parts):
+            weight = math.prod(share for _, share, *_ in combination)
+            yield weight, {name: step * jnp.arange(a, b) for name, _, a, b, step in combination}
 
     @property
     def takes_minibatches(self) -> bool:
@@ -293,8 +270,7 @@ class Potential(Program):
         return other
 
     def resampled(self, rng_key: Array) -> Self:
-        """The same on as many rows, drawn with replacement from those that are given: the law over
-        minibatches, as far as one of them shows it."""
+        """The same on as many rows, drawn with replacement from those that are given."""
         keys = random.split(rng_key, len(self.info.given))
         weights = {
             name: jnp.zeros(rows).at[replace_indices(key, rows, rows)].add(1.0)
@@ -305,10 +281,7 @@ class Potential(Program):
         return other
 
     def check_all_rows(self, who: str) -> None:
-        """An error where the rows of a minibatch are all that there is to read.
-
-        :param str who: what reads all rows.
-        """
+        """An error where the rows of a minibatch are all that ``who`` can read."""
         check_all_rows(who, self.info.given, *self.arguments)
 
     def first_rows(self) -> dict[str, Array]:
@@ -335,8 +308,9 @@ class Potential(Program):
         if fixed and not self.info.deterministic:
             transforms = {name: biject_to(support) for name, support in supports.items()}
             return lambda z: transform_fn(transforms, z)
-        fn, summed = first_rows(self.model), self.info.summed
-        dropped = depending_on(fn, *self.arguments, summed) if summed else ()
+        fn = first_rows(self.model)
+        # What depends on a site that is summed out has no value.
+        dropped = self.info.deterministic if self.info.summed else ()
 
         def constrain(z: Sites) -> Sites:
             sites = constrain_fn(fn, *self.arguments, z, return_deterministic=True)
@@ -364,30 +338,28 @@ class Potential(Program):
     def check_start(
         self, z: Sites, idx: dict[str, Array], potential: Array, grad: Sites | None = None
     ) -> None:
-        """
-        A ``ValueError`` that names the site if U or its gradient is not finite.
+        """A ``ValueError`` that names the site if U or its gradient is not finite.
 
-        :param z: one start, or several along a leading axis; so ``idx``, ``potential`` and
-            ``grad``.
+        :param z: one start, or several along a leading axis; so ``idx``, ``potential``, ``grad``.
         """
-        tree = (potential, grad)
-        if is_traced(tree):
+        if is_traced((potential, grad)):
             return
-        if all(np.all(np.isfinite(x)) for x in jax.tree.leaves(tree)):  # nothing to compile
-            return
-        chains = (z, idx, potential, grad)
+        starts = (z, idx, potential, grad)
         if jnp.ndim(potential) == 0:
-            chains = jax.tree.map(lambda x: jnp.asarray(x)[None], chains)
-        for c, value in enumerate(chains[2]):
-            z, idx, _, grad = jax.tree.map(lambda x, c=c: x[c], chains)
-            bad = [name for name, g in (grad or {}).items() if not jnp.all(jnp.isfinite(g))]
-            if bad or not jnp.isfinite(value):
-                site = self._nonfinite_site(z, idx) or (bad[0] if bad else None)
-                place = "the initial point" + ("" if site is None else f": see site '{site}'")
-                raise ValueError(
-                    f"the potential or its gradient is not finite at {place}; check the data, or"
-                    " give another init_strategy or init_params."
-                )
+            starts = jax.tree.map(lambda x: jnp.asarray(x)[None], starts)
+        grads = [np.reshape(g, (len(g), -1)) for g in jax.tree.leaves(starts[3])]
+        fine = np.isfinite(np.concatenate([np.reshape(starts[2], (-1, 1)), *grads], axis=1))
+        if np.all(fine):  # nothing to compile
+            return
+        first = int(np.argmin(np.all(fine, axis=1)))
+        z, idx, _, grad = jax.tree.map(lambda x: x[first], starts)
+        bad = [name for name, g in (grad or {}).items() if not jnp.all(jnp.isfinite(g))]
+        site = self._nonfinite_site(z, idx) or (bad[0] if bad else None)
+        place = "the initial point" + ("" if site is None else f": see site '{site}'")
+        raise ValueError(
+            f"the potential or its gradient is not finite at {place}; check the data, or give"
+            " another init_strategy or init_params."
+        )
 
     def _nonfinite_site(self, z: Sites, idx: dict[str, Array]) -> str | None:
         def densities(z: Sites) -> dict[str, Array]:

@@ -1,7 +1,7 @@
 """The contents of a NumPyro program, and the runs on shapes that read them: sites, plates,
 parameters, and the flat order of latents."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ import numpy as np
 from numpyro import validation_enabled
 from numpyro.distributions import Delta, Unit, biject_to, constraints
 from numpyro.handlers import block, seed, substitute, trace
-from numpyro.infer import init_to_sample, init_to_uniform
+from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
@@ -143,10 +143,8 @@ def not_reparameterized(guide_trace: Trace) -> tuple[str, ...]:
 
 
 def continuous_latents(trace: Trace, *, sums: bool = False) -> dict[str, Site]:
-    """The continuous latent sites of a model's trace; an error if there is none, or a discrete one.
-
-    :param sums: whether a discrete one of few values is allowed, because funsor sums it out.
-    """
+    """The continuous latent sites of a model's trace; an error if there is none, or a discrete one,
+    unless ``sums`` and funsor sums it out."""
     latents, summed = {}, []
     for site in latent_sites(trace):
         name, few = site["name"], site["fn"].has_enumerate_support
@@ -156,21 +154,16 @@ def continuous_latents(trace: Trace, *, sums: bool = False) -> dict[str, Site]:
             summed.append(f"'{name}' is discrete")
         else:
             remedy = "sum it out of the model"
-            if not few:
+            if sums and few:
+                remedy = f"install funsor (pip install funsor), or {remedy}"
+            elif not few:
                 remedy += ", or use numpyro.infer.HMCGibbs with your own update"
-            elif sums:
-                remedy = (
-                    f"install funsor, by which it is summed out (pip install funsor), or {remedy}"
-                )
-            raise ValueError(
-                f"latent site '{name}' is discrete; only continuous latents are supported here:"
-                f" {remedy}."
-            )
+            raise ValueError(f"latent site '{name}' is discrete; {remedy}.")
     if not latents:
+        what = f" ({', '.join(summed)}, and summed out)" if summed else ""
         raise ValueError(
-            "the model has no latent sample site that is continuous"
-            f"{f' ({", ".join(summed)}, and summed out)' if summed else ''}, so there is nothing to"
-            " infer; give it at least one numpyro.sample without obs."
+            f"the model has no latent sample site that is continuous{what}, so there is nothing to"
+            " infer."
         )
     return latents
 
@@ -189,11 +182,8 @@ def shared_plates(guide_trace: Trace) -> dict[str, int]:
 
 
 def latent_size(guide: Model, guide_trace: Trace) -> int:
-    """The number of unconstrained coordinates that a guide draws, over all rows of its plates.
-
-    The model's supports count if the guide has it, as auto guides do, and the supports of the
-    guide's own sites otherwise, so that a ``Delta`` counts as unconstrained.
-    """
+    """The number of unconstrained coordinates that a guide draws, over all rows of its plates, by
+    the model's supports if the guide has it, and by those of its own sites otherwise."""
     model_trace = getattr(guide, "prototype_trace", None)
     if model_trace:  # guides of local latents keep an empty one
         return model_info(model_trace).size
@@ -240,9 +230,7 @@ class ModelInfo:
     r"""The parts of a model that are static on given arguments.
 
     **The flat order.** A latent vector of length :attr:`size` is the unconstrained latent sites in
-    the order in which the model samples them, each ravelled in C order. That is the order of
-    NumPyro's ``AutoContinuous`` guides; ``jax.flatten_util.ravel_pytree`` has another, which sorts
-    the names.
+    the order in which the model samples them, each ravelled in C order, as for ``AutoContinuous``.
 
     :param dict latents: ``{site: Latent}`` in that order.
     :param dict plates: ``{plate: (size, subsample_size)}`` of the plates that take a minibatch.
@@ -255,8 +243,6 @@ class ModelInfo:
     :param tuple mutable: names of the ``mutable`` sites.
     :param tuple summed: names of the discrete latent sites, which are summed out.
     :param int nesting: the number of axes that plates take.
-    :param dict rows: ``{site: (number, scale)}`` of the observed sites: how many log densities it
-        has, and by which number they are scaled; NaN where that is not one number.
     :param bool masked: True if an array masks entries of a latent site.
     :param bool bounded: True if there are numbers outside of the support of an observed site.
     """
@@ -269,7 +255,6 @@ class ModelInfo:
     mutable: tuple[str, ...] = ()
     summed: tuple[str, ...] = ()
     nesting: int = 0
-    rows: dict[str, tuple[int, float]] = field(default_factory=dict)
     masked: bool = False
     bounded: bool = True
     given: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -312,14 +297,11 @@ class ModelInfo:
 
     def check_same_latents(self, before: "ModelInfo") -> None:
         """A ``ValueError`` unless ``before`` has the same latent vector."""
-        here, there = (
-            [(name, latent.unconstrained.shape) for name, latent in info.latents.items()]
-            for info in (self, before)
-        )
-        if here != there:
+        if list(self.shapes) != list(before.shapes):
             raise ValueError(
-                f"on these arguments the model has the latent sites {here}, but the chain that goes"
-                f" on has {there}; start a new chain (mcmc.post_warmup_state = None)."
+                f"on these arguments the model has the latent sites {list(self.shapes)}, but the"
+                f" chain that goes on has {list(before.shapes)}; start a new chain"
+                " (mcmc.post_warmup_state = None)."
             )
 
     def check_unconstrained(
@@ -376,17 +358,9 @@ def model_info(trace: Trace, *, sums: bool = False) -> ModelInfo:
         mutable=tuple(n for n, site in trace.items() if site["type"] == "mutable"),
         summed=summed,
         nesting=max(axes, default=0),
-        rows={name: _rows_of(site) for name, site in trace.items() if is_data(site)},
         masked=any(has_array_mask(site["fn"]) for site in latent_sites(trace)),
         bounded=any(is_bounded(site) for site in trace.values() if is_data(site)),
     )
-
-
-def _rows_of(site: Site) -> tuple[int, float]:
-    fn, shape, scale = site["fn"], jnp.shape(site["value"]), site["scale"]
-    batch = np.broadcast_shapes(shape[: len(shape) - fn.event_dim], fn.batch_shape)
-    is_number = not isinstance(scale, Tracer) and np.size(scale) == 1
-    return math.prod(batch), 1.0 if scale is None else float(scale) if is_number else np.nan
 
 
 def unconstrained_shape(support: constraints.Constraint, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -410,24 +384,6 @@ def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) 
     with refuse_no_rows():
         sites = trace(fn).get_trace(*indexed(args), **indexed(kwargs or {}))
     return {name: site for name, site in sites.items() if not name.endswith(FILLED)}
-
-
-def depending_on(
-    model: Model, args: tuple, kwargs: dict[str, Any], summed: Collection[str]
-) -> frozenset[str]:
-    """The deterministic sites of a model whose values depend on sites that are summed out."""
-
-    def values(summed: Sites, names: Callable[[Trace], Collection[str]]) -> Sites:
-        fn = seed(first_rows(substitute(model, data=summed)), random.key(0))
-        trace = trace_of(substitute(fn, substitute_fn=init_to_sample), args, kwargs)
-        return {name: trace[name]["value"] for name in names(trace)}
-
-    def deterministic(trace: Trace) -> list[str]:
-        return [name for name, site in trace.items() if site["type"] == "deterministic"]
-
-    drawn = jax.eval_shape(lambda: values({}, lambda _: summed))
-    sources = eval_provenance(lambda summed: values(summed, deterministic), summed=drawn)
-    return frozenset(name for name, names in sources.items() if names)
 
 
 def call_and_trace(fn: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Trace]:
@@ -497,11 +453,8 @@ def given_plates(
 def check_all_rows(
     who: str, given: dict[str, tuple[int, int]], args: tuple, kwargs: dict[str, Any]
 ) -> None:
-    """An error where the rows of a minibatch are all that there is to read.
-
-    :param str who: what reads all rows.
-    :param dict given: :attr:`ModelInfo.given`.
-    """
+    """An error where the rows of a minibatch, :attr:`ModelInfo.given`, are all that ``who`` can
+    read."""
     if not given and not is_stream((args, kwargs)):
         return
     what = "a Batches gives them as its loader does"
@@ -509,8 +462,7 @@ def check_all_rows(
         what = f"the arguments of the model are {batch} of the {size} rows of the plate '{plate}'"
     raise ValueError(
         f"{who} reads all rows, and the same rows again, but {what}; use a"
-        " numpyro_ext.data.HostArray of all rows, of which the model takes x[i] by the index of its"
-        " plate, or the plain gradient of a minibatch."
+        " numpyro_ext.data.HostArray of all rows, of which the model takes x[i]."
     )
 
 
@@ -550,12 +502,11 @@ class marked_plates(Messenger):
 
 
 def shapes_on_plates(run: Callable[..., Any], *args: Any) -> Any:
-    """
-    ``jax.eval_shape``, with an error where a plate of :class:`marked_plates` indexes a shorter
-    array, as in ``x[idx]``: JAX would take the last row for all that are missing, and say nothing.
+    """``jax.eval_shape``, with an error where a plate of :class:`marked_plates` indexes a shorter
+    array, as in ``x[idx]``, of which JAX would repeat the last row.
 
-    An index that is computed, such as ``group[idx]``, and one with a mode of its own, as
-    ``jnp.take`` has, are left alone.
+    An index that is computed, such as ``group[idx]``, and one with a mode of its own are left
+    alone.
     """
     program, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
     _follow(program.jaxpr, {})
@@ -608,7 +559,6 @@ def _check_length(shape: tuple[int, ...], axis: int, name: str, size: str) -> No
         where = "rows" if axis == 0 else f"entries along axis {axis}"
         raise ValueError(
             f"the model takes the rows of the plate {name}, which has {size}, from an array of"
-            f" shape {shape}, which has only {shape[axis]} {where}, so that JAX would repeat the"
-            " last one; pass as many rows as the plate has, or give it the size of the data, as by"
-            " len(x)."
+            f" shape {shape}, which has only {shape[axis]} {where}; pass as many rows as the plate"
+            " has, or give it the size of the data, as by len(x)."
         )

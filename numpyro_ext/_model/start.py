@@ -74,8 +74,7 @@ def draw_start(
 
     :param rng_key: one key, or an array of keys for as many starts along a leading axis.
     :param init_strategy: one of NumPyro's; tried until the potential is finite, 100 times at most.
-    :param bool validate_grad: whether the gradient must be finite too, as ``initialize_model`` asks
-        by default.
+    :param bool validate_grad: whether the gradient must be finite too.
     :return: unconstrained sites in the flat order, their potentials (not finite where no start was
         found), and the values of the model's ``param`` and ``mutable`` sites. The numbers are those
         of ``initialize_model``.
@@ -83,7 +82,7 @@ def draw_start(
 
     def draw(rng_key: Array) -> tuple[Sites, Array, Params]:
         fn = first_rows(model)
-        found = initialize_model(
+        initialised = initialize_model(
             rng_key,
             infer_config(fn, parallel) if info.summed else fn,
             init_strategy=init_strategy,
@@ -93,16 +92,13 @@ def draw_start(
             forward_mode_differentiation=forward_mode,
             validate_grad=validate_grad,
         )
-        z = {
-            name: jnp.asarray(x, jnp.result_type(x, float))
-            for name, x in found.param_info.z.items()
-        }
-        potential = found.param_info.potential_energy
-        if validate_grad:
-            for grad in found.param_info.z_grad.values():
-                finite = jnp.isfinite(grad).reshape(*potential.shape, -1).all(-1)
-                potential = jnp.where(finite, potential, jnp.nan)
-        return z, potential, _params_of(found.model_trace)
+        start = initialised.param_info
+        z = {name: jnp.asarray(x, jnp.result_type(x, float)) for name, x in start.z.items()}
+        potential = start.potential_energy
+        for grad in start.z_grad.values() if validate_grad else ():
+            finite = jnp.isfinite(grad).reshape(*potential.shape, -1).all(-1)
+            potential = jnp.where(finite, potential, jnp.nan)
+        return z, potential, _params_of(initialised.model_trace)
 
     z, potential, params = run_once(draw, rng_key)
     return info.in_order(z), potential, params
@@ -114,11 +110,10 @@ def start_near_median(
     """
     Of 64 points around the prior's median and around 0, the one of lowest potential on first rows.
 
-    They are uniform within 2 to 0.0001 in unconstrained space. For likelihoods that overflow, or
-    have no gradient, in most of what ``init_to_uniform`` tries.
+    They are uniform within 2 to 0.0001 in unconstrained space, for likelihoods that overflow in
+    most of what ``init_to_uniform`` tries.
 
-    :return: unconstrained sites, the potential and its gradient; these are not finite where they
-        are at none of the points.
+    :return: unconstrained sites, the potential and its gradient, which may not be finite.
     """
     info, rows = potential.info, potential.first_rows()
 
@@ -130,10 +125,7 @@ def start_near_median(
         around = (widths[:, None, None] * moves).reshape(-1, info.size)
         points = jnp.concatenate([median + around, around])
 
-        def at(x: Array) -> tuple[Array, Array]:
-            return potential.value_and_grad_flat(x, rows)
-
-        values, grads = lax.map(at, points)
+        values, grads = lax.map(lambda x: potential.value_and_grad_flat(x, rows), points)
         finite = jnp.isfinite(values) & jnp.all(jnp.isfinite(grads), 1)
         best = jnp.argmin(jnp.where(finite, values, jnp.inf))
         value = jnp.where(finite[best], values[best], jnp.nan)
@@ -150,9 +142,9 @@ def prior_center(rng_key: Array, model: Model, potential: Potential) -> tuple[Ar
         transform = biject_to(site["fn"].support)
         try:
             low, _, high = _quartiles(site["fn"], key)
+            return (high - low) / 1.349  # of a normal, the standard deviation
         except NotImplementedError:  # an improper prior
             return jnp.ones_like(transform.inv(site["value"]))
-        return (high - low) / 1.349  # of a normal, the standard deviation
 
     def find(rng_key: Array) -> tuple[Array, Array]:
         key_median, key_spread = random.split(rng_key)
@@ -201,24 +193,19 @@ def guide_start(
 ) -> tuple[Array, Sites] | None:
     """The start that NumPyro would find for a ``ContinuousGuide``, with its key; None if none."""
     rng_key: Any = numpyro.prng_key()
-    model, strategy = guide.model, guide.init_loc_fn
+    model = guide.model
     forward_mode = getattr(guide, "forward_mode_differentiation", False)
+    options = {"init_strategy": guide.init_loc_fn, "forward_mode": forward_mode}
     # Without the block the model's own sites would be recorded in the guide's trace.
     with block():
         z, potential, _ = draw_start(
-            rng_key,
-            model,
-            info,
-            args,
-            kwargs,
-            init_strategy=strategy,
-            forward_mode=forward_mode,
-            validate_grad=True,
+            rng_key, model, info, args, kwargs, validate_grad=True, **options
         )
-    found = isinstance(potential, Tracer) or bool(np.isfinite(potential))
-    if not found:  # NumPyro's own error would blame a parameter of a distribution
-        check_rows(given_rows(model, info.given), args, kwargs, strategy)
-    return (rng_key, z) if found else None
+    if isinstance(potential, Tracer) or bool(np.isfinite(potential)):
+        return rng_key, z
+    # NumPyro's own error would blame a parameter of a distribution.
+    check_rows(given_rows(model, info.given), args, kwargs, guide.init_loc_fn)
+    return None
 
 
 def _params_of(trace: dict[str, Any]) -> Params:

@@ -38,6 +38,7 @@ from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.data._rows import is_rows
 
+_MAKE_ANOTHER = "make one by taylor_proxy(model, *args) with the arguments of this run"
 LARGEST_NOISE = 0.5
 """Nats of noise over minibatches up to which a proxy is near enough."""
 SAME, SAME_IN_A_STEP = 1e-4, 3e-2
@@ -79,50 +80,29 @@ class TaylorProxy:
     batch: int
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
 
-    origin: ClassVar[Any] = None
-    """What it was made by; only the object that :func:`taylor_proxy` returned has it."""
     compared: ClassVar[Any] = None
     """The model and the arguments that :meth:`check_data` has compared last."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: x for name, x in vars(self).items() if name not in ("origin", "compared")}
+        return {name: x for name, x in vars(self).items() if name != "compared"}
 
     def __repr__(self) -> str:
         degree, dim = 1 if self.hessian is None else 2, self.location.shape[0]
         return f"TaylorProxy(degree={degree}, {self.size} rows of '{self.plate}', {dim} dimensions)"
 
-    def at(self, guide: Model, params: Params) -> "TaylorProxy":
-        """The same proxy at the mean of a guide: one pass over the data.
-
-        :param guide: the guide.
-        :param dict params: its parameters, such as ``svi.run(...).params``.
-        """
-        return self._origin("taylor_proxy(model, *args, center=(guide, params))").proxy(
-            random.key(0), (guide, params)
-        )
-
-    def init_params(self, guide: Any) -> Params:
+    def init_params(self, guide: Any, *args: Any, **kwargs: Any) -> Params:
         """The parameters of a guide that begins at the center, with the covariance there:
-        ``svi.run(..., init_params=proxy.init_params(guide))``.
+        ``svi.run(..., init_params=proxy.init_params(guide, *args))``.
 
-        :param guide: an ``AutoMultivariateNormal``, ``AutoDiagonalNormal`` or ``AutoNormal`` of the
-            model.
+        :param guide: an ``AutoMultivariateNormal``, ``AutoDiagonalNormal`` or ``AutoNormal``.
+        :param args: arguments of the guide's model, as for ``svi.run``, and so ``kwargs``.
         """
-        args, kwargs = self._origin("init_loc_fn=init_to_value(values=proxy.center)").arguments
         if self.factor is None:
             raise ValueError(
-                "there is no normal approximation at the center of this proxy; move it to a guide"
-                " that was fitted, proxy.at(guide, params)."
+                "there is no normal approximation at the center of this proxy; make it with"
+                " center=(guide, params) of a fitted guide."
             )
         return Whitening(self.location, self.factor).init_params(guide, *args, **kwargs)
-
-    def _origin(self, instead: str) -> Any:
-        if self.origin is None:
-            raise ValueError(
-                "a proxy that was pickled, or has gone through a JAX transformation, has neither"
-                f" its model nor its data; use {instead}."
-            )
-        return self.origin
 
     def unravel(self, x: Array) -> Sites:
         """A ``(d,)`` vector as unconstrained sites."""
@@ -168,10 +148,8 @@ class TaylorProxy:
     ) -> tuple[Array, Array]:
         """The log likelihood of all rows at a ``(d,)`` vector less L, and the residuals.
 
-        :param at_t: the log likelihood of M rows there.
-        :param rows_at: that of the same rows at any vector.
-        :param index: which rows they are, for a change that is NaN where these are not those of the
-            proxy; None does not compare them.
+        :param at_t: the log likelihood of M rows there, and ``rows_at`` that at any vector.
+        :param index: which rows they are, for a change that is NaN where these are others.
         """
         v = t - self.location
 
@@ -196,25 +174,22 @@ class TaylorProxy:
         return change, residuals
 
     def check(self, name: str, layout: Layout, model_trace: Trace) -> None:
-        """An error unless the proxy is one of this model's latent sites and of as many rows.
-
-        :param str name: the objective.
-        """
+        """An error unless the proxy is one of this model's latent sites and of as many rows; for an
+        objective called ``name``."""
         others = [plate for plate, _, _ in layout.subsampled if plate != self.plate]
         self._check_size(model_trace, others)
         if layout.model_params:
             raise ValueError(_with_param(name, layout.model_params[0]))
         if layout.plates:
             raise ValueError(
-                f"{name} with a proxy has a term for each row of '{layout.plates[0]}', which is"
-                " unbiased without it; leave proxy out."
+                f"{name} has a term for each row of '{layout.plates[0]}', which is unbiased without"
+                " a proxy; leave it out."
             )
-        latents = tuple(
+        shapes = tuple(
             (site["name"], unconstrained_shape(site["fn"].support, jnp.shape(site["value"])))
             for site in latent_sites(model_trace)
         )
-        if dict(latents) != dict(self.shapes):
-            raise ValueError(self._other_model(latents, {self.plate: self.size}))
+        self._check_same(shapes, {self.plate: self.size})
 
     def _check_size(self, model_trace: Trace, others: list[str]) -> None:
         plates = {n: s["args"][0] for n, s in model_trace.items() if s["type"] == "plate"}
@@ -222,25 +197,23 @@ class TaylorProxy:
             rows = ", ".join(f"{size} rows of '{plate}'" for plate, size in plates.items())
             raise ValueError(
                 f"the model has {rows or 'no rows'}, but the proxy is one of {self.size} rows of"
-                f" '{self.plate}', with a minibatch of no other plate; make it by"
-                " taylor_proxy(model, *args) with the arguments of this run."
+                f" '{self.plate}', with a minibatch of no other plate; {_MAKE_ANOTHER}."
             )
 
-    def _other_model(self, shapes: tuple, plates: dict[str, int]) -> str:
-        return (
-            f"the model has the unconstrained latent sites {dict(shapes)} and minibatches of"
-            f" {plates}, but the proxy has {dict(self.shapes)} and {self.size} rows of"
-            f" '{self.plate}'; make it by taylor_proxy(model, *args) with this model and the"
-            " arguments of this run."
-        )
+    def _check_same(self, shapes: tuple, sizes: dict[str, int]) -> None:
+        if dict(shapes) != dict(self.shapes) or sizes != {self.plate: self.size}:
+            raise ValueError(
+                f"the model has the unconstrained latent sites {dict(shapes)} and minibatches of"
+                f" {sizes}, but the proxy has {dict(self.shapes)} and {self.size} rows of"
+                f" '{self.plate}'; {_MAKE_ANOTHER}."
+            )
 
     def check_data(
         self, model: Model, args: tuple, kwargs: dict[str, Any], *, once: bool = False
     ) -> bool:
         """An error unless all rows have at the center the log likelihood that they had.
 
-        That is one pass over the data, and sees other data, other values of any argument and
-        another likelihood, also where the model finds them outside of its arguments.
+        That is one pass over the data, which sees data outside of the arguments too.
 
         :param bool once: whether to leave out what was compared last: the same model with the very
             same arguments, none of them an array that can be changed in place.
@@ -271,34 +244,29 @@ class TaylorProxy:
         if not squares <= SAME**2 * self.size:
             raise ValueError(
                 "the model and its arguments hold other data than those of which the proxy is one:"
-                f" at its center the log likelihood of {off:,} of {self.size:,} rows is"
-                " another; make another one by taylor_proxy(model, *args) with the arguments of"
-                " this run."
+                f" at its center the log likelihood of {off:,} of {self.size:,} rows is another;"
+                f" {_MAKE_ANOTHER}."
             )
         object.__setattr__(self, "compared", leaves)
         return True
 
     def of_potential(self, name: str, potential: Potential, *, compare: bool) -> "ProxyPotential":
-        """The potential with this expansion of its rows; an error unless it is one of them.
+        """The potential with this expansion of its rows, for ``name``, who asks.
 
-        :param str name: who asks.
         :param compare: whether a value is NaN where its rows are not those of the proxy.
         """
         info = potential.info
         if info.params:
             raise ValueError(_with_param(name, info.params[0]))
-        plates = {n: N for n, (N, _) in info.plates.items()}
-        if info.shapes != self.shapes or plates != {self.plate: self.size}:
-            raise ValueError(self._other_model(info.shapes, plates))
+        self._check_same(info.shapes, {n: N for n, (N, _) in info.plates.items()})
         return ProxyPotential(self, potential, compare)
 
     def of_run(
         self, model: Model, args: tuple, kwargs: dict[str, Any], power: Any, num: int, *, once: bool
     ) -> "ProxyOfRun":
-        """The proxy in a loss on these arguments, compared with them.
+        """The proxy in a loss on these arguments, compared with them as by :meth:`check_data`.
 
         :param power: of which the loss is a mean of ``num`` weights.
-        :param once: as in :meth:`check_data`.
         """
         return ProxyOfRun(self, not self.check_data(model, args, kwargs, once=once), power, num)
 
@@ -322,8 +290,7 @@ class ProxyOfRun(NamedTuple):
         a (1 - 1/K)` times its variance, which the residuals tell.
 
         The noise grows with the distance from the center without bound, and counts as mass where
-        a > 0: a guide would run away to where there is nothing else. Above 2, where so few weights
-        matter that the formula does not apply, a is capped at 2.
+        a > 0: a guide would run away. Above 2, where the formula does not apply, a is capped at 2.
         """
         a, batch = self.power, len(residuals)
         if batch < 2 or (isinstance(a, float) and a <= 0):
@@ -402,5 +369,5 @@ def noise_message(noise: float, batch: int, size: int) -> str:
         f"with the proxy the log likelihood has a standard deviation of {noise:.2g} nats over"
         f" minibatches of {batch} of {size} rows (up to {LARGEST_NOISE} is fine), so its center is"
         " too far from the posterior, or the minibatch too small, and guides of orders other than 1"
-        " come out too wide; move the center (proxy.at(guide, params)), use degree=2, or more rows."
+        " come out too wide; make it with center=(guide, params), or take more rows."
     )

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 import numpy as np
 
-from numpyro_ext._model.read import set_up
+from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.read import Shapes, latent_sites, set_up, unconstrained_shape
 from numpyro_ext._numpyro import normal_of_guide, params_of_normal
 from numpyro_ext._typing import Params
 
@@ -29,8 +30,8 @@ class Whitening:
     State, samples, ``init_params`` and extra fields remain those of z; momenta, masses, metrics and
     preconditioners are those of :math:`\xi`.
 
-    It changes no law: as the step vanishes the draws are those of the same posterior, whatever c
-    and A are. A wrong A only costs speed, as unequal scales do.
+    It changes no law: whatever c and A are, the draws are those of the same posterior as the step
+    vanishes. A wrong A only costs speed.
 
     :param center: c, ``(n,)`` in the flat order.
     :param factor: A, lower triangular ``(n, n)`` with a positive diagonal, or its diagonal
@@ -67,17 +68,12 @@ class Whitening:
             if not (np.all(np.isfinite(values)) and np.all(diagonal > 0)):
                 raise ValueError("factor must be finite, and positive on its diagonal.")
             if values.ndim == 2 and np.any(np.triu(values, 1)):
-                raise ValueError(
-                    "factor is not lower triangular; pass jnp.linalg.cholesky(covariance)."
-                )
+                raise ValueError("factor must be lower triangular, as of jnp.linalg.cholesky.")
 
     @classmethod
     def from_guide(cls, guide: Any, params: Params) -> "Whitening":
-        """
-        Center and factor of a fitted normal guide.
+        """Center and factor of a fitted normal guide, such as ``AutoMultivariateNormal``.
 
-        :param guide: an ``AutoDiagonalNormal``, ``AutoNormal``, ``AutoMultivariateNormal``,
-            ``AutoLowRankMultivariateNormal`` or ``AutoLaplaceApproximation``.
         :param dict params: what ``svi.get_params`` gives for it.
         """
         return cls(*normal_of_guide(guide, params))
@@ -88,16 +84,9 @@ class Whitening:
 
         :param guide: an ``AutoMultivariateNormal``, or an ``AutoDiagonalNormal`` or ``AutoNormal``,
             whose variances are then those of each coordinate given the others.
-        :param args: arguments of the guide's model, as for ``svi.run``.
-        :param kwargs: its keyword arguments.
+        :param args: arguments of the guide's model, as for ``svi.run``, and so ``kwargs``.
         """
-        try:
-            set_up(guide, args, kwargs)
-        except RuntimeError as error:  # it looks for a start of its own
-            raise ValueError(
-                "the guide finds no start at which the density is finite; make it with"
-                " init_loc_fn=init_to_value(values=proxy.center), or with values of your own."
-            ) from error
+        set_up(guide, args, kwargs)
         return params_of_normal(guide, self.center, self.factor)
 
     def __repr__(self) -> str:
@@ -128,3 +117,18 @@ class Whitening:
         """:math:`A \\xi`, a step in the old coordinates."""
         factor = self.factor.astype(xi.dtype)
         return factor @ xi if factor.ndim == 2 else factor * xi
+
+
+def fitted_normal(guide: Any, params: Params) -> tuple[Array, Array, Shapes]:
+    """Mean and factor of a fitted normal guide, and the unconstrained shapes of its sites."""
+    loc, factor = normal_of_guide(guide, params)
+    if not is_traced((loc, factor)) and not np.all(np.isfinite(loc)) & np.all(np.isfinite(factor)):
+        raise ValueError(
+            f"the mean or the scale of the {type(guide).__name__} is not finite; fit it at a"
+            " smaller learning rate."
+        )
+    shapes = tuple(
+        (site["name"], unconstrained_shape(site["fn"].support, jnp.shape(site["value"])))
+        for site in latent_sites(guide.prototype_trace)
+    )
+    return loc, factor, shapes

@@ -101,7 +101,7 @@ def by_proxy(
     warnings.warn(
         InferenceWarning(
             f"the proxy is not used: at these draws it has a noise of {noise:.2g} nats. Weights and"
-            f" moves take all {proxy.size:,} rows; proxy.at(guide, params) moves it to the draws."
+            f" moves take all {proxy.size:,} rows; make it with center=(guide, params)."
         ),
         stacklevel=5,
     )

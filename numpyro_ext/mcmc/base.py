@@ -556,7 +556,7 @@ class ModelKernel(ResumableKernel):
             self._check_same_data(model_args, kwargs)
             if self.finds_settings:
                 potential = self.potential(model_args, kwargs)
-                self._find_settings(potential, None, first_key, resumes, num_chains)
+                self._find_settings(potential, None, resumes, num_chains)
             return None
         self._read_arguments(first_key, model_args, kwargs)
         info = self.info
@@ -571,7 +571,7 @@ class ModelKernel(ResumableKernel):
             first = init_params
             if init_params is not None and not single:
                 first = jax.tree.map(lambda x: x[0], init_params)
-            self._find_settings(potential, first, first_key, resumes, num_chains)
+            self._find_settings(potential, first, resumes, num_chains)
         self._check_whitening()
         self.setup(potential)
         if resumes:
@@ -602,13 +602,13 @@ class ModelKernel(ResumableKernel):
         self._potential = self._potential_on(self._info, self._params, args, kwargs)
 
     def _find_settings(
-        self, potential: Potential, start: Sites | None, key: Array, resumes: bool, num_chains: int
+        self, potential: Potential, start: Sites | None, resumes: bool, num_chains: int
     ) -> None:
         """Take the settings of an earlier search, or search from ``start``."""
         if is_traced(start):  # of parallel chains, while the search is on numbers
             start = None
         before, on_numbers = self._search_result, potential.on_one_batch()
-        result = settings_for(self, before, on_numbers, start, key, resumes, num_chains)
+        result = settings_for(self, before, on_numbers, start, resumes, num_chains)
         if result is not before:
             self._search_result, self.settings = result, result.settings
             self.coordinates = result.settings.whitening or IdentityCoordinates()

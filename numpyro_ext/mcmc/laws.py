@@ -1,10 +1,9 @@
 r"""The largest step at which each kernel's bias is what the user allows, from its law on a
 Gaussian.
 
-In whitened coordinates the target is near :math:`N(0, I)`: curvature 1 in every direction, and
-minibatch gradients whose noise has the variances :math:`s_k^2`, ``(n,)``, that were measured. The
-laws are exact in the step size for a Gaussian. Variances are relative to the right ones, and a
-bound b on their relative error is the user's.
+In whitened coordinates the target is near :math:`N(0, I)`, and minibatch gradients have noise of
+the variances :math:`s_k^2`, ``(n,)``. The laws are exact in the step size. Variances are relative
+to the right ones, and b is the user's bound on their relative error.
 """
 
 from collections.abc import Callable
@@ -36,7 +35,7 @@ def choose_sgld(
     so :math:`\epsilon = \min_k 2b / (G_k (s_k^2 + 1 + b))`.
 
     :param scale: G, one number or ``(n,)``.
-    :param stiffness: largest curvature h in the posterior; the step is at most :math:`0.5 / (G h)`.
+    :param stiffness: largest curvature h; the step is at most :math:`0.5 / (G h)`.
     """
     scale = np.broadcast_to(scale, np.shape(noise))
     eps = float(np.min(2 * max_bias / (scale * (noise + 1 + max_bias))))
@@ -71,8 +70,7 @@ def choose_sghmc(
     :param friction: C; None tries many.
     :param least_injected: variance that the injected noise, as a gradient noise, must not be below:
         :math:`4 \tanh(C\epsilon/2) / \epsilon^2`.
-    :param stiffness: largest curvature h in the posterior; the step is at most
-        :math:`0.5 / \sqrt h`.
+    :param stiffness: largest curvature h; the step is at most :math:`0.5 / \sqrt h`.
     """
     eps, C = _grid(friction, stiffness)
     s2, coth = float(np.max(noise)), 1 / np.tanh(C * eps / 2)
@@ -113,7 +111,6 @@ def choose_sgnht(
     equal 1, so each is off by its share of noise above or below the mean.
 
     :param bool shared: True if several coordinates share a thermostat; else each has its own.
-    :param stiffness: as for :func:`choose_sghmc`.
     """
     eps, C = _grid(friction, stiffness)
     mean = float(np.mean(noise))

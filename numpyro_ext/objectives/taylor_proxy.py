@@ -15,7 +15,6 @@ def taylor_proxy(
     center: Any = None,
     degree: int = 2,
     rng_key: Array | None = None,
-    block_size: int | None = None,
     **kwargs: Any,
 ) -> TaylorProxy:
     r"""A control variate with which bounds on minibatches are as sharp as those on all rows.
@@ -37,19 +36,16 @@ def taylor_proxy(
     In a loss of order other than 1 the noise that is left would count as mass. Each log weight
     therefore loses :math:`\tfrac12 a (1 - 1/K)` times the variance of the noise, estimated from the
     residuals of the minibatch, where a is the power of the weights (:math:`1 - \alpha`, at most 2).
-
     The cost of a step does not depend on N. The proxy holds d^2 + N numbers.
 
-    **Of which data.** Each run evaluates all rows at the center once, before its first step. If the
-    log likelihood of any row is not what it was when the proxy was made, that is an error. A step
-    that is compiled on arguments of its own, as by ``jax.jit(svi.update)``, compares its minibatch,
-    and its loss is NaN if that differs.
+    **Of which data.** Each run evaluates all rows at the center once, and other data are an error.
+    A step that is compiled on arguments of its own, as by ``jax.jit(svi.update)``, compares its
+    minibatch, and its loss is NaN if that differs.
 
     **When it fails.** Far from the center the noise is that of a plain minibatch or worse. An
     ``InferenceWarning`` says so if its standard deviation exceeds 0.5 nats where the normal
-    approximation at the center has its mass; ``evidence_bounds(svi, result, proxy=proxy)`` measures
-    it where a fitted guide has its mass. Then use ``proxy.at(guide, params)``, the proxy at the
-    mean of the guide. A posterior with several separated modes has no center.
+    approximation at the center has its mass. Then make it with ``center=(guide, params)``, the
+    mean of a guide. A posterior with several separated modes has no center.
 
     The latent sites must lie outside the plate that takes the minibatch, and the model must have no
     ``numpyro.param``. ``proxy.center`` holds the constrained values of c, which
@@ -57,14 +53,12 @@ def taylor_proxy(
 
     :param model: Python callable with NumPyro primitives, in which one plate takes a minibatch.
     :param args: arguments of the model, those of ``svi.run``.
-    :param center: None for the mode, which is searched from up to eight points, by 2,000
-        minibatches and at most 300 gradients of all rows each; or the result of ``find_modes``, of
-        which it is the heaviest one; or a dict of constrained values of all latent sites; or a pair
-        ``(guide, params)`` for the mean of a guide.
+    :param center: None for the mode, which is searched from one point, by 2,000 minibatches and at
+        most 300 gradients of all rows; or the result of ``find_modes``, of which it is the heaviest
+        one; or a dict of constrained values of all latent sites; or a pair ``(guide, params)`` for
+        the mean of a guide.
     :param int degree: 2, or 1 for the expansion without Hessians. Above 512 dimensions it is 1.
     :param jax.random.key rng_key: the key of the search, ``jax.random.key(0)`` if None.
-    :param int block_size: rows of which the sums are computed at once, 10,000 if None. Sums of
-        blocks are added in double precision.
     :param kwargs: keyword arguments of the model, those of ``svi.run``.
     :return: the proxy, a pytree that pickles.
 
@@ -75,29 +69,24 @@ def taylor_proxy(
     2. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016 (the
        energy approximation on minibatches, whose noise this removes).
 
-    **Example**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_ext.objectives import VRELBO, taylor_proxy
-        >>> def model(x, batch=None):
-        ...     mean = numpyro.sample("mean", dist.Normal(0., 10.))
-        ...     with numpyro.plate("rows", len(x), subsample_size=batch) as idx:
-        ...         numpyro.sample("x", dist.Normal(mean, 1.), obs=x[idx])
-        >>> def guide(x, batch=None):
-        ...     numpyro.sample("mean", dist.Normal(3., 0.03))
-        >>> x = 3 + jnp.sin(jnp.arange(1000.))
-        >>> proxy = taylor_proxy(model, x, batch=50)
-        >>> proxy
-        TaylorProxy(degree=2, 1000 rows of 'rows', 1 dimensions)
-        >>> key = jax.random.key(0)
-        >>> all_rows = VRELBO(0.5).loss(key, {}, model, guide, x)
-        >>> fifty = VRELBO(0.5, proxy=proxy).loss(key, {}, model, guide, x, batch=50)
-        >>> bool(abs(all_rows - fifty) < 0.01)  # of 1,200 nats
-        True
+    >>> from numpyro_ext.objectives import VRELBO, taylor_proxy
+    >>> def model(x, batch=None):
+    ...     mean = numpyro.sample("mean", dist.Normal(0., 10.))
+    ...     with numpyro.plate("rows", len(x), subsample_size=batch) as idx:
+    ...         numpyro.sample("x", dist.Normal(mean, 1.), obs=x[idx])
+    >>> def guide(x, batch=None):
+    ...     numpyro.sample("mean", dist.Normal(3., 0.03))
+    >>> x = 3 + jnp.sin(jnp.arange(1000.))
+    >>> proxy = taylor_proxy(model, x, batch=50)
+    >>> proxy
+    TaylorProxy(degree=2, 1000 rows of 'rows', 1 dimensions)
+    >>> key = jax.random.key(0)
+    >>> all_rows = VRELBO(0.5).loss(key, {}, model, guide, x)
+    >>> fifty = VRELBO(0.5, proxy=proxy).loss(key, {}, model, guide, x, batch=50)
+    >>> bool(abs(all_rows - fifty) < 0.01)  # of 1,200 nats
+    True
     """
     if degree not in (1, 2):
         raise ValueError(f"degree is {degree!r}; it must be 1 or 2.")
-    rows = TaylorExpansion(model, args, kwargs, degree=degree, block_size=block_size)
+    rows = TaylorExpansion(model, args, kwargs, degree=degree)
     return rows.proxy(random.key(0) if rng_key is None else rng_key, center)

@@ -27,8 +27,6 @@ class MeanFieldState(NamedTuple):
 
     count: Array
     """Number of steps so far."""
-    num_rejected: Array
-    """Number of precisions that a step would have made negative, and that it left as they were."""
     normals: dict[str, Any]
     """The memory of the rule for each pair, by the name of its mean."""
     other: Any
@@ -68,28 +66,23 @@ def mean_field_optimiser(
     def init(params: Any) -> MeanFieldState:
         names, others = pairs_of(params)
         normals = {n: start(n, params[n], to_sd(params[scale_of(n)]) ** -2) for n in names}
-        # Two arrays, because a state whose buffers are given away may not have one of them twice.
-        count, num_rejected = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-        return MeanFieldState(count, num_rejected, normals, rest.init(others))
+        return MeanFieldState(jnp.zeros((), jnp.int32), normals, rest.init(others))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MeanFieldState]:
         names, others = pairs_of(params)
-        steps, normals, num_rejected = {}, {}, state.num_rejected
+        steps, normals = {}, {}
         for name in names:
             mu, leaf = params[name], params[scale_of(name)]
             sd, slope = jax.jvp(to_sd, (leaf,), (jnp.ones_like(leaf),))
             g = Gradient(name, mu, sd**-2, updates[name], updates[scale_of(name)] / (slope * sd))
             mean, precision, normals[name] = rule(state.count, g, state.normals[name])
             # A gradient that is not finite is passed on: `stable_update` looks for it.
-            negative = precision <= 0
-            precision = jnp.where(negative, g.precision, precision)
-            num_rejected += jnp.sum(negative, dtype=jnp.int32)
             steps[name] = (mean - mu).astype(mu.dtype)
             steps[scale_of(name)] = (to_sd.inv(precision**-0.5) - leaf).astype(leaf.dtype)
         rest_steps: Any
         rest_steps, rest_state = rest.update({n: updates[n] for n in others}, state.other, others)
         steps = {name: {**steps, **rest_steps}[name] for name in params}
-        return steps, MeanFieldState(state.count + 1, num_rejected, normals, rest_state)
+        return steps, MeanFieldState(state.count + 1, normals, rest_state)
 
     return optax.GradientTransformation(init, update)
 

@@ -9,7 +9,9 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import optax
 
-from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._checks import check_positive
+
+_MOST_HALVINGS = 20
 
 
 class NaturalGradientState(NamedTuple):
@@ -21,15 +23,11 @@ class NaturalGradientState(NamedTuple):
     """Number of times that a step was halved, over all steps."""
     num_rejected: Array
     """Number of steps left out: the gradient was not finite, or no halving was in the domain."""
-    last_scale: Array
-    """The multiple of the gradient in the last step: rho after its halvings, 0 if left out."""
 
 
 def natural_gradient(
     step_size: optax.ScalarOrSchedule,
     domain: Callable[[Any], Any] | None = None,
-    *,
-    max_halvings: int = 20,
 ) -> optax.GradientTransformation:
     r"""Natural-gradient descent on natural parameters, with a guard of their domain.
 
@@ -40,18 +38,16 @@ def natural_gradient(
 
     For a conjugate term :math:`\rho = 1` is the exact update of coordinate ascent, and a smaller
     :math:`\rho` the average of stochastic variational inference. A step whose new parameters are
-    outside the domain is halved; after ``max_halvings``, or along a gradient that is not finite, it
+    outside the domain is halved; after 20 halvings, or along a gradient that is not finite, it
     is left out.
 
     **When it fails.** Use it without momentum, clipping or Adam, and on natural parameters only:
-    :func:`optax.multi_transform` gives the other parameters to another optimiser. If the count of
-    rejected steps grows, use a smaller ``step_size``; of a run of SVI it is
-    ``optax.tree_utils.tree_get(result.state.optim_state, "num_rejected")``.
+    :func:`optax.multi_transform` gives the other parameters to another optimiser. If
+    ``num_rejected`` of the state grows, use a smaller ``step_size``.
 
     :param step_size: :math:`\rho`, in (0, 1], or a schedule of the number of steps.
     :param domain: ``params -> bool``, or to a tree of booleans that must all be true; in
         :func:`optax.multi_transform` the others' parameters are masked. None for no guard.
-    :param max_halvings: number of halvings after which a step is left out.
 
     References: Hoffman et al., *Stochastic variational inference* (JMLR 2013), equation 22.
 
@@ -69,7 +65,6 @@ def natural_gradient(
     >>> print(f"{posterior.a:.1f} {posterior.b:.1f} {loss(posterior):.3f}")
     15.0 13.0 7.069
     """
-    max_halvings = check_count("max_halvings", max_halvings, minimum=0)
     if not callable(step_size):
         check_positive("step_size", step_size)
         if not isinstance(step_size, Tracer) and float(step_size) > 1:  # type: ignore[arg-type]
@@ -77,7 +72,7 @@ def natural_gradient(
 
     def init(params: Any) -> NaturalGradientState:
         zero = jnp.zeros((), jnp.int32)
-        return NaturalGradientState(zero, zero, zero, jnp.zeros(()))
+        return NaturalGradientState(zero, zero, zero)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, NaturalGradientState]:
         rho = jnp.asarray(step_size(state.count) if callable(step_size) else step_size, float)
@@ -96,25 +91,21 @@ def natural_gradient(
 
         finite = _all_true(jax.tree.map(jnp.isfinite, updates))
         halvings, scale, good = lax.while_loop(
-            lambda carry: finite & ~carry[2] & (carry[0] < max_halvings),
+            lambda carry: finite & ~carry[2] & (carry[0] < _MOST_HALVINGS),
             halve,
             (jnp.zeros((), jnp.int32), rho, inside(rho)),
         )
         good &= finite
-        scale = jnp.where(good, scale, 0)
         # Not scale times the gradient alone, which is NaN where that is not finite.
         updates = jax.tree.map(
             lambda g: jnp.where(good, -scale * g, 0).astype(jnp.asarray(g).dtype), updates
         )
         return updates, NaturalGradientState(
-            state.count + 1, state.num_halvings + halvings, state.num_rejected + ~good, scale
+            state.count + 1, state.num_halvings + halvings, state.num_rejected + ~good
         )
 
     return optax.GradientTransformation(init, update)
 
 
 def _all_true(tree: Any) -> Array:
-    good = jnp.ones((), bool)
-    for leaf in jax.tree.leaves(tree):
-        good &= jnp.all(leaf)
-    return good
+    return jnp.all(jnp.array([jnp.all(leaf) for leaf in jax.tree.leaves(tree)]))

@@ -28,7 +28,6 @@ def vadam(
     prior_precision: float | Mapping[str, Array] = 1.0,
     b1: float = 0.9,
     b2: float = 0.99,
-    square_root: bool = True,
     squares: Literal["loc", "scale"] = "loc",
     scale_transform: Transform | None = None,
     other: optax.GradientTransformation | None = None,
@@ -47,22 +46,17 @@ def vadam(
 
     It is here to compare with the literature; :func:`~numpyro_ext.optim.ivon` is the one to use.
 
-    **Biased by.** s tends to the expected square of the *mean* gradient of a minibatch, not to a
-    mean of squares: with minibatches of M rows the standard deviation is too large, by a factor of
-    up to :math:`\sqrt M`, and more particles make it larger still (``squares="scale"`` with the
-    loss ``CurvatureELBO("squared_gradient", K)`` averages the squares of K draws). At a constant
-    step size the mean wanders; give a schedule.
-
-    The formula needs a normal prior of mean 0 on unconstrained sites, ``TraceMeanField_ELBO`` with
-    ``AutoNormal`` and one particle (``Trace_ELBO`` evaluates the prior at the draw, which adds
-    noise to g). ``num_data`` and ``prior_precision`` can contradict the model without a sign.
+    **Biased by.** s tends to the expected square of the *mean* gradient of a minibatch: with
+    minibatches of M rows the standard deviation is too large, by a factor of up to :math:`\sqrt M`
+    (``squares="scale"`` with the loss ``CurvatureELBO("squared_gradient", K)`` averages the squares
+    of K draws). The formula needs a normal prior of mean 0 on unconstrained sites,
+    ``TraceMeanField_ELBO`` with ``AutoNormal`` and one particle.
 
     :param step_size: epsilon, positive, or a schedule of the number of steps.
     :param int num_data: N, times the scale of rows under ``numpyro.handlers.scale``.
     :param prior_precision: lambda, positive, or a dict of arrays by the name of the mean's leaf.
     :param float b1: share of the averaged gradient that is kept, in [0, 1).
     :param float b2: share of the averaged square that is kept, in [0, 1).
-    :param bool square_root: whether the mean's step is divided by the root; False is Vprop.
     :param str squares: where :math:`g^2` is taken from: ``"loc"``, the gradient of the mean, or
         ``"scale"``, that of the scale, which is then :math:`N g^2 + \lambda - \mathrm{sd}^{-2}`
         in units of natural gradients, as ``CurvatureELBO("squared_gradient", K)`` makes it.
@@ -114,8 +108,7 @@ def vadam(
         of_loc = ((g.of_mean - lam * g.mean) / num_data) ** 2
         of_scale = (g.of_precision + g.precision - lam) / num_data
         s = b2 * last.square + (1 - b2) * (of_loc if squares == "loc" else of_scale)
-        square = s / (1 - b2**t)
-        divisor = (jnp.sqrt(square) if square_root else square) + lam / num_data
+        divisor = jnp.sqrt(s / (1 - b2**t)) + lam / num_data
         mean = g.mean - rate_at(step_size, count) * m / (1 - b1**t) / divisor
         return mean, num_data * s + lam, Moments(m, s)
 

@@ -36,11 +36,10 @@ def wag(learning_rate: optax.ScalarOrSchedule, alpha: float = 3.5) -> optax.Grad
     are taken, are y; :func:`wasserstein_eval_params` gives x, the answer. Both start at the same
     point and agree again at rest.
 
-    **When it fails.** A step is about twice the plain step (the two terms in v add up), so start
-    from half the learning rate that suits plain descent. There is no bound on the momentum: noisy
-    gradients with a constant learning rate are averaged less and less. The difference y - x stands
-    in for the inverse exponential map of the Wasserstein space: particle i must stay particle i.
-    It comes last in an :func:`optax.chain`.
+    **When it fails.** A step is about twice the plain step, so start from half the learning rate
+    that suits plain descent. There is no bound on the momentum: noisy gradients with a constant
+    learning rate are averaged less and less. Particle i must stay particle i, because y - x stands
+    in for the inverse exponential map. It comes last in an :func:`optax.chain`.
 
     :param learning_rate: :math:`\epsilon`, positive, or a schedule of the step k - 1.
     :param float alpha: acceleration factor, at least 1; the theory requires more than 3.
@@ -49,16 +48,13 @@ def wag(learning_rate: optax.ScalarOrSchedule, alpha: float = 3.5) -> optax.Grad
     (ICML 2019), algorithm 1.
 
     >>> from numpyro_ext.optim import wag
-    >>> from numpyro_ext.particles import SVGD, AutoParticles
-    >>> def model():
-    ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
-    >>> optim = optax.chain(optax.scale_by_rms(decay=0.9, eps=1e-6), wag(0.001))
-    >>> guide = AutoParticles(model, 50, init_from=None)
-    >>> svi = SVI(model, guide, optim, SVGD())
-    >>> result = svi.run(jax.random.key(0), 600, progress_bar=False)
-    >>> w = guide.particles(result.params)["w"]
-    >>> bool(abs(w.mean() - 3) < 0.2), bool(abs(w.std() - 2) < 0.2)
-    (True, True)
+    >>> optim = wag(0.05)
+    >>> params, state = jnp.array(4.0), optim.init(jnp.array(4.0))
+    >>> for _ in range(100):
+    ...     updates, state = optim.update(2 * (params - 1), state)
+    ...     params = optax.apply_updates(params, updates)
+    >>> print(f"{params:.2f}")
+    1.00
     """
     check_learning_rate(learning_rate)
     check_positive("alpha", alpha)
@@ -92,8 +88,7 @@ def wnes(
     the answer, as for :func:`wag`.
 
     **When it fails.** Without ``mu`` the momentum grows towards 1, which fails after a while with
-    noisy gradients; published are :math:`\mu \epsilon` of 0.1 to 0.3 (c of 0.5 to 0.7). Particles
-    must keep their order, as for :func:`wag`.
+    noisy gradients. Particles must keep their order, as for :func:`wag`.
 
     :param learning_rate: :math:`\epsilon`, positive, or a schedule of the step k - 1.
     :param float mu: lower bound of the second derivatives of the negative log density along
@@ -137,14 +132,13 @@ def wnes(
 def wasserstein_eval_params(opt_state: Any, params: Any) -> Any:
     r"""The sequence x of :func:`wag` and :func:`wnes`, which is the answer, from y.
 
-    The two sequences differ by :math:`O(\epsilon |v|)` and agree at rest. Continue from y, the
-    parameters that the optimiser holds, and report x. The parameters of another optimiser (in
-    :func:`optax.multi_transform` or :func:`optax.masked`) and of :func:`po` are returned unchanged.
+    Continue from y, the parameters that the optimiser holds, and report x. The parameters of
+    another optimiser (in :func:`optax.multi_transform` or :func:`optax.masked`) and of :func:`po`
+    are returned unchanged.
 
-    :param opt_state: any tree that holds the state of the optimiser: optax's own, the
-        ``optim_state`` of an ``SVI`` state, with chains and wrappers around it.
-    :param params: y, unconstrained as the optimiser holds them; ``result.params`` of
-        ``SVI.run`` are so where the accelerated parameters are real, as particles are.
+    :param opt_state: any tree that holds the state of the optimiser, such as the ``optim_state`` of
+        an ``SVI`` state.
+    :param params: y, unconstrained, such as ``result.params`` of ``SVI.run`` for particles.
     :return: x, in the structure of ``params``.
 
     >>> from numpyro_ext.optim import wasserstein_eval_params, wnes
@@ -165,19 +159,18 @@ def wasserstein_eval_params(opt_state: Any, params: Any) -> Any:
     states = [s for s in jax.tree.leaves(opt_state, is_leaf=is_state) if is_state(s)]
     if not states:
         raise ValueError(
-            "opt_state holds no state of wag, wnes or po; give the optim_state of the SVI state, or"
-            " the state of the optax transformation."
+            "opt_state holds no state of wag, wnes or po; give the optim_state of the SVI state."
         )
 
-    def is_masked(value: Any) -> bool:
+    def is_other(value: Any) -> bool:
         return isinstance(value, optax.MaskedNode)
 
     def behind(lead: Any, value: Any) -> Any:
-        return value if is_masked(lead) else value - lead
+        return value if is_other(lead) else value - lead
 
     for state in states:
         if isinstance(state, WassersteinState):
-            params = jax.tree.map(behind, state.lead, params, is_leaf=is_masked)
+            params = jax.tree.map(behind, state.lead, params, is_leaf=is_other)
     return params
 
 

@@ -25,18 +25,13 @@ def whitened(
     Adam moves each number by about its learning rate, whatever the gradient is. Here a rate of 0.01
     is a hundredth of a posterior standard deviation, for any number of rows and any units.
 
-    **When it fails.** It is only as fast as its start is good. Give it the parameters with which
-    the guide starts at a mode, with the covariance there, from
-    ``taylor_proxy(...).init_params(guide)`` or
-    ``find_modes(...).whitening.init_params(guide, *args)``, and pass the same to
-    ``svi.run(init_params=)``.
+    **When it fails.** It is only as fast as its start is good: give it, and ``svi.run``, parameters
+    at a mode from ``taylor_proxy(...).init_params(guide, *args)`` or
+    ``find_modes(...).whitening.init_params(guide, *args)``.
 
     :param optimizer: optax optimiser of all parameters, such as ``optax.adam(0.01)``.
     :param init_params: parameters of an ``AutoMultivariateNormal``, ``AutoDiagonalNormal`` or
         ``AutoNormal``: each ``*_loc`` with its ``*_scale_tril`` or ``*_scale``.
-
-    **References:** Bottou et al., *Optimization methods for large-scale machine learning* (SIAM
-    Review 2018), section 6.
 
     >>> from numpyro_ext.optim import whitened
     >>> sds = jnp.array([3e-5, 4.])

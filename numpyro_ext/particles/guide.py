@@ -19,7 +19,7 @@ from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._model.modes import SEARCH, InitFrom
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import ModelInfo, depending_on
+from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Float, Model, Params, Sites, Trace
@@ -131,8 +131,7 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
         self.seen = None if is_traced((args, kwargs)) else (info, (args, kwargs))
         self.summed = bool(info.summed)
         if self.summed:
-            with handlers.block():
-                self.left_out = depending_on(self.model, args, kwargs, info.summed)
+            self.left_out = frozenset(info.deterministic)
         m = self.num_particles
         warn_of_few_particles(m, info.size)
         # Without the block the model's own sites would be recorded in the guide's trace.

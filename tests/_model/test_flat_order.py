@@ -48,17 +48,3 @@ def test_score_of_a_kernel_has_it():
     first = jax.tree.map(lambda x: x[0], draws(1)[0])
     mcmc.run(random.key(0), extra_fields=("accept_prob",), init_params=first)
     assert mcmc.get_extra_fields()["accept_prob"].min() > 0.95
-
-
-def test_score_estimators_are_fitted_in_it():
-    seen = []
-
-    class Recorder:
-        def fit(self, samples):
-            seen.append(samples)
-            return lambda points: jnp.zeros_like(points)
-
-    sites, x = draws(6)
-    kernel = KernelHMC(model, 0.1, score=Recorder(), training_samples=sites)
-    kernel.init(random.key(0), 0, None, (), {})
-    assert any(np.allclose(samples, x) for samples in seen)

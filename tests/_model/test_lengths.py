@@ -7,16 +7,10 @@ import numpy as np
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, SVI
-from numpyro.infer.autoguide import AutoNormal
-import optax
 import pytest
 
 from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.read import shape_trace
-from numpyro_ext.ep import EP
-from numpyro_ext.mcmc import SGLD
-from numpyro_ext.objectives import VRELBO, taylor_proxy
 
 X, Y = jnp.ones(200), jnp.zeros(400)
 SHORT = r"rows of the plate 'rows', which has 400, from an array of shape \(.*200"
@@ -68,22 +62,3 @@ FITTING = {
 def test_an_array_that_is_indexed_rightly_passes(take):
     run(X, Y, FITTING[take], 50)
     run(X, Y, FITTING[take])
-
-
-@pytest.mark.parametrize("as_array", [jnp.asarray, np.asarray])
-def test_every_part_says_so(as_array):
-    """A loss with NumPyro's guide, a kernel, an engine and a proxy, with minibatches."""
-    args = as_array(X), as_array(Y)
-    svi = SVI(model, AutoNormal(model), optax.sgd(0.1), VRELBO(1.0, 2))
-    fits = {
-        "kernel": lambda: MCMC(
-            SGLD(model, 1e-3), num_warmup=0, num_samples=1, progress_bar=False
-        ).run(random.key(0), *args, batch=50),
-        "engine": lambda: EP(model).init(random.key(0), *args),
-        "proxy": lambda: taylor_proxy(model, *args, batch=50),
-    }
-    if as_array is jnp.asarray:  # of a NumPy array NumPyro's guide takes no such row
-        fits["loss"] = lambda: svi.run(random.key(0), 1, *args, batch=50, progress_bar=False)
-    for fit in fits.values():
-        with pytest.raises(ValueError, match=SHORT):
-            fit()

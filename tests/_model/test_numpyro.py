@@ -7,10 +7,7 @@ import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
-from numpyro.infer.autoguide import (
-    AutoLaplaceApproximation,
-    AutoNormal,
-)
+from numpyro.infer.autoguide import AutoLaplaceApproximation
 import optax
 import pytest
 
@@ -55,11 +52,3 @@ def test_a_laplace_guide_without_curvature_is_refused():
     params = {"auto_loc": jnp.zeros(1)}
     with pytest.raises(ValueError, match=r"Hessian .* use AutoNormal"):
         posterior_guide(guide, [params], (), {}, every_row)
-
-
-def test_ordinary_guides_come_back_as_they_are():
-    guide = AutoNormal(narrow)
-    same, params = posterior_guide(guide, [{}], (), {}, every_row)
-    assert same is guide
-    assert params == [{}]
-    assert guide.prototype_trace is not None

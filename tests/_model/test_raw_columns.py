@@ -8,8 +8,6 @@ import numpy as np
 import numpyro
 from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
-from numpyro.infer import init_to_value
-from numpyro.infer.autoguide import AutoNormal
 import pytest
 
 from numpyro_ext._model.checks import read_global
@@ -123,23 +121,6 @@ def test_correlated_columns_have_a_center_where_a_matrix_is_too_large():
     off = np.asarray(mode.center, np.float64) - np.linalg.solve(H, x.T @ y)
     assert np.sqrt(off @ H @ off) < 0.2  # of sqrt(520) = 23 for a draw
     assert mode.decrement < 0.05 and mode.factor.shape == (n,)
-
-
-def test_a_guide_that_finds_no_start_is_told_of_the_center():
-    """By NumPyro's own search, which tries coefficients within 2 of 0."""
-
-    def model():
-        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
-        with numpyro.plate("rows", 6, subsample_size=2) as i:
-            far = jnp.where(jnp.abs(w - 5.0) < 1.0, 0.0, jnp.inf)
-            numpyro.sample("y", dist.Normal(w, 1.0), obs=5.0 + 0.1 * i)
-            numpyro.factor("far", -far)
-
-    proxy = taylor_proxy(model, center={"w": 5.0})
-    with pytest.raises(ValueError, match=r"no start .*init_to_value\(values=proxy.center\)"):
-        proxy.init_params(AutoNormal(model))
-    at_center = AutoNormal(model, init_loc_fn=init_to_value(values=proxy.center))
-    assert "w_auto_loc" in proxy.init_params(at_center)
 
 
 def local_level(y):

@@ -68,14 +68,6 @@ def test_ravel_and_unravel_are_inverse():
         assert jnp.array_equal(x[where], jnp.ravel(z[name]))
 
 
-def test_order_survives_a_pass_through_jax():
-    info = read_model(unordered, (data(),))
-    sorted_by_jax = jax.jit(info.unravel)(jnp.arange(float(SIZE)))
-    assert tuple(sorted_by_jax) == tuple(sorted(ORDER))
-    assert tuple(info.in_order(sorted_by_jax)) == ORDER
-    assert jnp.array_equal(info.ravel(sorted_by_jax), jnp.arange(float(SIZE)))
-
-
 def test_says_what_the_model_contains():
     def model(x):
         scale = numpyro.param("scale", 2.0)
@@ -126,12 +118,6 @@ def test_reading_computes_nothing():
     assert not arrays_of_size(jaxpr, 1_000)
     shapes = jax.make_jaxpr(lambda: trace_of(handlers.seed(model, 0))["x"]["value"])().jaxpr
     assert arrays_of_size(shapes, 1_000), "the check itself is blind"
-
-
-def test_reading_leaves_no_trace_in_a_model_that_is_traced():
-    with handlers.trace() as outer, handlers.seed(rng_seed=0):
-        read_model(unordered, (data(),))
-    assert not outer
 
 
 def test_a_support_may_depend_on_another_site():

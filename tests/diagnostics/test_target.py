@@ -52,7 +52,7 @@ def fitted():
     proxy = taylor_proxy(model, *data)
     guide = AutoMultivariateNormal(model)
     svi = SVI(model, guide, optax.adam(0.01), VRELBO(0.5, proxy=proxy))
-    return svi, proxy.init_params(guide), data, proxy
+    return svi, proxy.init_params(guide, *data), data, proxy
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_a_proxy_that_is_too_noisy_is_not_used():
         warnings.simplefilter("ignore")
         far = taylor_proxy(model, *data, center={"w": 1.5, "half": 2.0})
     arguments = {"model_args": data, "num_samples": 200}
-    with pytest.warns(InferenceWarning, match=r"proxy is not used: .* all 12,000 rows; move the"):
+    with pytest.warns(InferenceWarning, match=r"proxy is not used: .* all 12,000 rows; make it"):
         found = pareto_khat(svi, params, proxy=far, **arguments)
     svi.loss.proxy = None
     np.testing.assert_allclose(

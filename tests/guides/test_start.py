@@ -159,7 +159,7 @@ def test_without_a_search_the_parameters_are_the_usual_ones(model, options, own)
 def test_traced_arguments_and_a_search_that_fails_warn_and_begin_as_usual(monkeypatch):
     x = jnp.array([[0.3, -0.7]] * 4)
     svi = SVI(mean_of, small(mean_of), optax.adam(5e-3), Trace_ELBO())
-    with pytest.warns(InferenceWarning, match=r"arguments are traced .* no numbers"):
+    with pytest.warns(InferenceWarning, match="is traced, while modes are found from numbers"):
         state = jax.jit(svi.init)(random.key(0), x)
     guide = small(mean_of, init_from=None)
     usual = svi.get_params(SVI(mean_of, guide, svi.optim, Trace_ELBO()).init(random.key(0), x))
@@ -171,7 +171,7 @@ def test_traced_arguments_and_a_search_that_fails_warn_and_begin_as_usual(monkey
     def fail(*args, **kwargs):
         raise ValueError("no curvature.")
 
-    monkeypatch.setattr(mode_search, "_modes_of", fail)
+    monkeypatch.setattr(mode_search, "find_modes", fail)
     with pytest.warns(InferenceWarning, match="search for a mode failed: no curvature"):
         begun(small(unequal))
 

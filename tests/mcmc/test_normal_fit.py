@@ -32,7 +32,7 @@ def quartic():
 def shape_of(model, center, factor):
     potential = Potential(model, read_model(model, (), {}), {}, (), {})
     fit = Mode(jnp.asarray(center), jnp.asarray(factor))
-    return NormalMeasure(random.key(0), potential).with_shape(fit)
+    return NormalMeasure(random.key(0), potential)(fit)
 
 
 def test_departure_and_stiffness_of_a_quartic():

@@ -12,10 +12,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC
 import pytest
 
-from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import read_model
-from numpyro_ext.mcmc import SGHMC, SGLD, Whitening
-from numpyro_ext.mcmc.settings import Fitness
+from numpyro_ext.mcmc import SGHMC, SGLD
 from tests.mcmc.models import gaussian_mean, gaussian_mean_data
 
 ROWS = 50
@@ -88,46 +85,6 @@ def test_data_of_a_closure_have_their_own_settings():
     mcmc.post_warmup_state, now[0] = mcmc.last_state, NARROW
     with pytest.raises(ValueError, match="a chain goes on with other data than those for which"):
         mcmc.run(random.key(1))
-
-
-def rows(y, batch):
-    loc = numpyro.sample("loc", dist.Normal(0.0, 1e4).expand([2]).to_event(1))
-    with numpyro.plate("rows", ROWS, subsample_size=batch) as i:
-        numpyro.sample("y", dist.Normal(loc, 1.0).to_event(1), obs=y[i])
-
-
-def test_what_data_are_told_from_others():
-    """Gradients are xi + shift, in deviations, so the distance is the square of the shift."""
-    sd = ROWS**-0.5
-    y = jnp.stack([Y, 2 * Y], 1)
-
-    def potential(y, batch=10):
-        args = y, batch
-        return Potential(rows, read_model(rows, args), {}, args, {})
-
-    fitness = Fitness.at(potential(y), Whitening(jnp.zeros(2), jnp.full(2, sd)))
-    np.testing.assert_allclose(fitness.gradients.std(), 1.0, atol=0.6)
-    assert fitness.of(potential(y)) == "same"
-    assert fitness.of(potential(y + 0.1 * sd)) == "near"
-    assert fitness.of(potential(y + sd)) == "other"
-    assert fitness.of(potential(y, batch=5)) == "other"
-    assert pickle.loads(pickle.dumps(fitness)).of(potential(y)) == "same"
-
-
-def below(y, upper):
-    p = numpyro.sample("p", dist.Uniform(0.0, upper))
-    numpyro.sample("y", dist.Normal(p, 0.1), obs=y)
-
-
-@pytest.mark.slow
-def test_a_chain_goes_on_within_other_bounds():
-    """The posterior is Normal(y, 0.1), far from both bounds."""
-    mcmc = chains(SGLD(below, 0.003, steps_per_sample=10), jit_model_args=True)
-    mcmc.run(random.key(0), jnp.array(0.5), 1.0)
-    assert float(mcmc.get_samples()["p"].mean()) == pytest.approx(0.5, abs=0.05)
-    mcmc.post_warmup_state = mcmc.last_state
-    mcmc.run(random.key(1), jnp.array(2.2), 5.0)
-    assert float(mcmc.get_samples()["p"][200:].mean()) == pytest.approx(2.2, abs=0.05)
 
 
 def test_a_chain_does_not_go_on_with_another_latent_vector():

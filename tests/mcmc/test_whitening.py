@@ -91,7 +91,7 @@ def test_the_map_and_the_gradient_are_those_of_the_definition(factor, tol):
     ("center", "factor", "words"),
     [
         (jnp.zeros(2), jnp.ones(3), "shapes"),
-        (jnp.zeros(2), jnp.ones((2, 2)), "not lower triangular"),
+        (jnp.zeros(2), jnp.ones((2, 2)), "must be lower triangular"),
     ],
 )
 def test_a_wrong_factor_is_an_error(center, factor, words):

@@ -376,5 +376,5 @@ def test_a_guide_that_does_not_cover_the_model_and_data_with_nan():
     for loss in (VRELBO(), BBAlphaELBO()):
         assert_refuses("the model has no sample site", loss, {}, empty, empty, x)
         assert_refuses("'scale' .*missing in the guide", loss, {}, model, empty, x)
-        assert_refuses("'scale' has the support positive", loss, {}, model, real, x)
+        assert_refuses("'scale' has the support Positive", loss, {}, model, real, x)
         assert_refuses("'x' have 1 NaN", loss, {}, model, guide, x.at[0].set(jnp.nan))

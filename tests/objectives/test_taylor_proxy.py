@@ -211,14 +211,12 @@ def test_a_center_that_is_too_far_warns_and_moves_to_the_mean_of_a_guide():
     def guide(batch=30):
         numpyro.sample("b", dist.Normal(numpyro.param("m", 0.0), 0.04))
 
-    with pytest.warns(InferenceWarning, match=r"30 of 300 rows.*proxy.at\(guide, params\)"):
+    with pytest.warns(InferenceWarning, match=r"30 of 300 rows.*center=\(guide, params\)"):
         far = taylor_proxy(slope, center={"b": 1.5})
-    near = far.at(guide, {"m": 0.5})
+    near = taylor_proxy(slope, center=(guide, {"m": 0.5}))
     assert near.center["b"] == pytest.approx(0.5, abs=0.01)
     assert near.noise < 0.05 < 5 < far.noise
     assert repr(near) == "TaylorProxy(degree=2, 300 rows of 'rows', 1 dimensions)"
-    with pytest.raises(ValueError, match=r"pickled.*taylor_proxy\(model, \*args, center="):
-        pickle.loads(pickle.dumps(far)).at(guide, {"m": 0.5})
     ControlVariate(near.center)
 
 

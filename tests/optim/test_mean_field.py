@@ -13,7 +13,6 @@ import optax
 import pytest
 
 from numpyro_ext.optim import ivon, vadam, von
-from numpyro_ext.optim.von import LastNormal
 
 ALL = {"ivon": ivon, "von": lambda **kw: von(0.1, **kw), "vadam": lambda **kw: adam_of(**kw)}
 
@@ -62,21 +61,6 @@ def test_four_steps_of_vadam_by_hand(tol):
     np.testing.assert_allclose(normal_of(params)[1], 0.4123907575, **close)
 
 
-def test_vadam_with_no_noise_and_hardly_a_prior_is_adam():
-    optim = vadam(0.03, num_data=10, prior_precision=1e-6, scale_transform=ExpTransform())
-    start = jnp.array([2.0, -1.0, 0.5])
-    params, theirs = params_of(start, jnp.full(3, 1e3)), start
-    adam = optax.adam(0.03, 0.9, 0.99, eps=1e-7)
-    state, adam_state = optim.init(params), adam.init(theirs)
-    for _ in range(50):
-        grad = jnp.array([3.0, 1.0, 0.2]) * (params["w_loc"] - 1)
-        params, state = step(optim, gradient_of(10 * grad, 0.0, 1.0), state, params)
-        grad = jnp.array([3.0, 1.0, 0.2]) * (theirs - 1)
-        steps, adam_state = adam.update(grad, adam_state)
-        theirs = optax.apply_updates(theirs, steps)
-    np.testing.assert_allclose(params["w_loc"], theirs, rtol=1e-5)
-
-
 def test_two_steps_of_ivon_by_hand(tol):
     """P' = P + p C + (p C)^2 / 2 P, m' = b m + (1 - b) G, mu' = mu - r m' / (1 - b^t) P'."""
     optim = ivon(0.2, b1=0.5, precision_rate=0.1, scale_transform=ExpTransform())
@@ -89,19 +73,16 @@ def test_two_steps_of_ivon_by_hand(tol):
     np.testing.assert_allclose(normal_of(params), [mu, P**-0.5], rtol=tol(1e-5, 1e-9))
 
 
-def test_momentum_on_natural_parameters_is_the_heavy_ball(tol):
-    """By hand: eta' = eta - rho dL/dm + g (eta - eta_before), with 1 / s2 and mu / s2 as eta."""
-    rho, g = 0.2 / 0.7, 0.3 / 0.7
-    optim = von(
-        rho, momentum=g, momentum_on="natural", retraction=False, scale_transform=ExpTransform()
-    )
-    params = params_of(0.4, 0.5**0.5)
-    before = LastNormal(jnp.array(0.1), jnp.array(1 / 0.8))
-    state = optim.init(params)._replace(normals={"w_loc": before})
-    params, _ = step(optim, gradient_of(0.7, -0.9, 0.5**0.5), state, params)
-    mu, sd = normal_of(params)
-    np.testing.assert_allclose(sd**-2, 1.8071428571, rtol=tol(1e-5, 1e-9))
-    np.testing.assert_allclose(mu, 0.3782608696, rtol=tol(1e-5, 1e-9))
+def test_two_steps_of_von_by_hand(tol):
+    """P' = P + r C + (r C)^2 / 2 P, mu' = mu - r G / P' + g P (mu - mu_before) / P'."""
+    optim = von(0.2, momentum=0.5, scale_transform=ExpTransform())
+    params, mu, before, P = params_of(1.0, 0.5), 1.0, 1.0, 4.0
+    state = optim.init(params)
+    for G, C in ((3.0, 20.0), (-1.0, -30.0)):
+        params, state = step(optim, gradient_of(G, C / 2, P**-0.5), state, params)
+        old, P = P, P + 0.2 * C + (0.2 * C) ** 2 / (2 * P)
+        mu, before = mu + (0.5 * old * (mu - before) - 0.2 * G) / P, mu
+    np.testing.assert_allclose(normal_of(params), [mu, P**-0.5], rtol=tol(1e-5, 1e-9))
 
 
 PRECISION = jnp.array([[4.0, 1.5, 0.0], [1.5, 9.0, -2.0], [0.0, -2.0, 1.0]])
@@ -120,7 +101,6 @@ def exact(params):
         ivon(0.2, precision_rate=0.1, scale_transform=ExpTransform()),
         von(0.1, scale_transform=ExpTransform()),
         von(0.1, momentum=0.5, scale_transform=ExpTransform()),
-        von(0.1, momentum=0.5, momentum_on="natural", scale_transform=ExpTransform()),
     ],
 )
 def test_exact_gradients_lead_to_the_best_mean_field_normal(optim, tol):
@@ -133,11 +113,10 @@ def test_exact_gradients_lead_to_the_best_mean_field_normal(optim, tol):
 
     params = params_of([5.0, 5.0, 5.0], [0.1, 3.0, 10.0])
     start = params, optim.init(params)
-    (params, state), _ = jax.jit(lambda s: jax.lax.scan(advance, s, length=2000))(start)
+    (params, _), _ = jax.jit(lambda s: jax.lax.scan(advance, s, length=2000))(start)
     mu, sd = normal_of(params)
     np.testing.assert_allclose(mu, MODE, rtol=tol(1e-4, 1e-8))
     np.testing.assert_allclose(sd**-2, jnp.diag(PRECISION), rtol=tol(1e-4, 1e-8))
-    assert state.num_rejected == 0
 
 
 @pytest.mark.parametrize("size", [1e6, 1e19, np.inf])
@@ -161,20 +140,9 @@ def test_the_retraction_keeps_half_of_a_precision_at_least(rate):
     params = params_of(jnp.zeros(3), [0.1, 1.0, 10.0])
     noise = gradient_of(jnp.zeros(3), [-300.0, -2.0, 1.0], [0.1, 1.0, 10.0])
     for optim in (von(rate, scale_transform=ExpTransform()), ivon(scale_transform=ExpTransform())):
-        new, state = step(optim, noise, optim.init(params), params)
+        new, _ = step(optim, noise, optim.init(params), params)
         ratio = (normal_of(params)[1] / normal_of(new)[1]) ** 2
-        assert jnp.all(ratio > 0.4999) and state.num_rejected == 0
-
-
-def test_without_it_a_negative_precision_is_left_as_it_was_and_counted():
-    optim = von(1.0, retraction=False, scale_transform=ExpTransform())
-    params = params_of(jnp.zeros(2), [1.0, 1.0])
-    new, state = step(
-        optim, gradient_of([1.0, 1.0], [-5.0, 1.5], [1.0, 1.0]), optim.init(params), params
-    )
-    np.testing.assert_allclose(normal_of(new)[1] ** -2, [1.0, 4.0], rtol=1e-5)
-    np.testing.assert_allclose(new["w_loc"], [-1.0, -0.25], rtol=1e-5)
-    assert state.num_rejected == 1
+        assert jnp.all(ratio > 0.4999)
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
@@ -188,14 +156,6 @@ def test_a_step_of_ivon_is_one_standard_deviation_at_most(sign):
     (mu, _), (mean, sd) = normal_of(params), normal_of(new)
     np.testing.assert_allclose(mean[0] - mu[0], -sign * sd[0], rtol=1e-5)
     np.testing.assert_allclose(mean[1] - mu[1], -0.5 * 0.1 * sd[1] ** 2, rtol=1e-4)
-
-
-@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
-def test_the_buffers_of_a_state_may_be_given_away(make):
-    optim, params = make(), params_of(jnp.zeros(2), jnp.ones(2))
-    gradient = gradient_of(jnp.ones(2), jnp.ones(2), jnp.ones(2))
-    update = jax.jit(lambda state: optim.update(gradient, state, params)[1], donate_argnums=0)
-    assert update(update(optim.init(params))).count == 2
 
 
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)

@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning
-from numpyro_ext.optim import Modes, find_modes
+from numpyro_ext.optim import find_modes
 from tests.two_modes import LOCS, SDS, SHARES, in_raw_units
 
 
@@ -152,8 +152,6 @@ def local(x):
         (lambda: find_modes(two_modes, starts=0), ValueError, "starts is 0"),
         (lambda: find_modes(local, jnp.ones(4)), ValueError, "'z'"),
         (lambda: find_modes(two_modes, init_params={"z": 0.0}), ValueError, "init_params has"),
-        (lambda: Modes(found().modes, (("z", ()),)), ValueError, r"each must be \(1,\)"),
-        (lambda: Modes(found().modes[1:], found().shapes), ValueError, "sum to 1"),
     ],
 )
 def test_bad_input_is_refused_by_a_sentence(call, error, words):
@@ -162,5 +160,5 @@ def test_bad_input_is_refused_by_a_sentence(call, error, words):
 
 
 def test_traced_arguments_are_refused_by_a_sentence():
-    with pytest.raises(ValueError, match=r"is traced .* call find_modes outside"):
+    with pytest.raises(ValueError, match=r"is traced.* call find_modes outside"):
         jax.jit(lambda y: find_modes(exchanged, y).heaviest.center)(jnp.ones(3))

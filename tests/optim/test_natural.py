@@ -1,16 +1,11 @@
 """Steps of natural gradients: the step, the guard of the domain, and use in SVI."""
 
 import jax
-from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from numpyro_ext.expfam import (
-    NIW,
-    NIWNatural,
-)
 from numpyro_ext.optim import natural_gradient
 
 PARAMS = {"a": np.array([4.0, -30.0]), "b": np.array(0.5)}
@@ -27,7 +22,7 @@ def test_a_step_is_rho_times_the_gradient():
     new, state = step(natural_gradient(0.25))
     np.testing.assert_allclose(new["a"], [2.0, -30.25])
     np.testing.assert_allclose(new["b"], 0.5625)
-    assert tuple(state) == (1, 0, 0, 0.25)
+    assert tuple(state) == (1, 0, 0)
     with pytest.raises(ValueError, match=r"step_size is 1.5; it must be in \(0, 1\]"):
         natural_gradient(1.5)
 
@@ -45,15 +40,13 @@ def test_a_step_is_halved_until_it_is_inside():
     optim = natural_gradient(0.8, lambda p: {"a": p["a"] > jnp.array([3.2, -50]), "b": True})
     new, state = step(optim)
     np.testing.assert_allclose(new["a"], [3.6, -30.05], rtol=1e-6)
-    np.testing.assert_allclose(tuple(state), (1, 4, 0, 0.05), rtol=1e-6)
+    assert tuple(state) == (1, 4, 0)
 
 
-@pytest.mark.parametrize("max_halvings", [0, 3])
-def test_a_step_that_stays_outside_is_left_out(max_halvings):
-    optim = natural_gradient(0.8, lambda p: p["a"][0] > 3.2, max_halvings=max_halvings)
-    new, state = step(optim)
+def test_a_step_that_stays_outside_is_left_out():
+    new, state = step(natural_gradient(0.8, lambda p: p["a"][0] > 4.0))
     np.testing.assert_array_equal(new["a"], PARAMS["a"])
-    assert tuple(state) == (1, max_halvings, 1, 0.0)
+    assert tuple(state) == (1, 20, 1)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -62,28 +55,4 @@ def test_a_gradient_that_is_not_finite_moves_nothing(bad, domain):
     new, state = step(natural_gradient(0.8, domain), gradient={**GRADIENT, "b": np.array(bad)})
     for name in PARAMS:
         np.testing.assert_array_equal(new[name], PARAMS[name])
-    assert tuple(state) == (1, 0, 1, 0.0)
-
-
-@pytest.mark.slow
-def test_no_step_leaves_the_domain_of_a_family():
-    """Random gradients of all sizes, each of which would leave the domain of an NIW at once."""
-    start = NIW.from_standard(
-        loc=np.array([1.0, -1.0]), kappa=2.0, df=5.0, scale_matrix=np.array([[2.0, 0.3], [0.3, 1]])
-    )
-    optim = natural_gradient(1.0, NIW.in_domain)
-
-    def advance(carry, key):
-        params, state = carry
-        keys = iter(random.split(key, 5))
-        size = 10 ** random.uniform(next(keys), minval=-1, maxval=3)
-        gradient = NIWNatural(*(size * random.normal(next(keys), p.shape) for p in params))
-        updates, state = optim.update(gradient, state, params)
-        params = optax.apply_updates(params, updates)
-        return (params, state), NIW.in_domain(params)
-
-    run = jax.jit(
-        lambda start: lax.scan(advance, (start, optim.init(start)), random.split(random.key(0), 50))
-    )
-    (_, state), inside = run(start)
-    assert inside.all() and state.num_halvings > 50 and state.num_rejected < 50
+    assert tuple(state) == (1, 0, 1)

@@ -91,22 +91,6 @@ def test_equals_the_recursion_as_a_slow_loop(name, optim, options, tol):
             np.testing.assert_allclose(ours[site], exact[site], rtol=tol(2e-6, 1e-12), atol=1e-5)
 
 
-def coefficient(mu, eps, beta):
-    """c, from two steps of velocity 1: x_1 = eps and y_1 = x_1 + c eps."""
-    x, y = path(wnes(eps, mu=mu, beta=beta), 0.0, 1, jnp.ones_like)
-    return (y[0] - x[0]) / x[0]
-
-
-def test_momentum_of_wnes_is_that_of_the_riemannian_method(tol):
-    grid = np.array(np.meshgrid([1e-3, 0.5, 3.0, 1000.0], [1e-4, 1e-3], [0.0, 0.2, 5.0]))
-    grid = grid.reshape(3, -1).T
-    outcome = jax.jit(jax.vmap(lambda p: coefficient(p[0], p[1], p[2])))(jnp.asarray(grid, float))
-    np.testing.assert_allclose(outcome, [momentum(*row) for row in grid], rtol=tol(3e-6, 1e-11))
-    np.testing.assert_allclose(
-        coefficient(3.0, 0.01, 0.2), 0.7035559334380297, rtol=tol(1e-6, 1e-14)
-    )
-
-
 def test_noise_of_po_is_standard_normal_and_falls_as_a_power():
     optim = po(2.0, decay=0.0, noise=0.5, noise_decay=0.7, rng_key=random.key(0))
     start = {"a": jnp.zeros(4000), "b": jnp.zeros((2, 2000))}
@@ -155,34 +139,6 @@ def test_only_the_labelled_parameters_are_accelerated(name):
     w = svi.get_params(start)["auto_particles"][:, 0]
     after = svi.get_params(jax.jit(svi.update)(start)[0])["theta"]
     np.testing.assert_allclose(after, 0.5 + 0.01 * jnp.mean(4 - w - 0.5), rtol=1e-6)
-
-
-def test_svi_moves_particles_as_the_recursion_does():
-    guide = AutoParticles(model, 8, init_from=None)
-    svi = SVI(model, guide, wnes(0.1, mu=1.0), SVGD())
-    state = svi.init(random.key(0))
-    params = svi.get_params(state)
-
-    def v(z):
-        w, theta = z["auto_particles"], z["theta"]
-        g = -(w - 3) / 4 - (w + theta - 4)
-        return {"auto_particles": SVGD().velocity(w, g), "theta": jnp.mean(4 - w - theta)}
-
-    x, y = path(wnes(0.1, mu=1.0), params, 5, v)
-    update = jax.jit(svi.update)
-    for _ in range(5):
-        state, _ = update(state)
-    ours = svi.get_params(state)
-    for site in params:
-        np.testing.assert_allclose(ours[site], y[site][-1], rtol=2e-5)
-    ours = wasserstein_eval_params(state.optim_state, ours)
-    for site in params:
-        np.testing.assert_allclose(ours[site], x[site][-1], rtol=2e-5)
-
-
-def test_learning_rate_may_be_traced():
-    last = lambda eps, mu: path(wnes(eps, mu=mu), 4.0, 3, lambda z: -2 * (z - 1))[1][-1]  # noqa: E731
-    np.testing.assert_allclose(jax.jit(last)(0.05, 2.0), last(0.05, 2.0), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_without_a_search_particles_begin_as_numpyro_has_it(model, options):
 
 def test_traced_arguments_warn_and_begin_as_numpyro_has_it():
     svi = by_default(mean_of, 5)
-    with pytest.warns(InferenceWarning, match=r"particles begin at NumPyro's start.*are traced"):
+    with pytest.warns(InferenceWarning, match=r"particles begin at NumPyro's start.*is traced"):
         state = jax.jit(svi.init)(random.key(0), jnp.full((4, 2), 7.0))
     assert np.all(np.abs(svi.get_params(state)["auto_particles"]) < 2.0)
 
