@@ -38,8 +38,8 @@ def summed_log_density(trace: Trace, batches: dict[str, tuple[int, int]]) -> Arr
             log_p = log_p * (site["scale"] / math.prod(scales.get(n, 1.0) for n in frames(site)))
         if any(name.startswith("_time") for name in names.values()):
             raise ValueError(
-                f"site '{site['name']}' is in a scan over time with discrete latent sites, which"
-                " are summed out without minibatches alone; drop subsample_size."
+                f"site '{site['name']}' is in a scan with discrete latent sites, which are summed"
+                " out without minibatches alone; drop subsample_size."
             )
         factor = funsor.to_funsor(log_p if names else jnp.squeeze(log_p), funsor.Real, names)
         summed = set(factor.inputs) - plates

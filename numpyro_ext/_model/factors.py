@@ -6,14 +6,13 @@ at a flat vector x of unconstrained latent sites. Expectation propagation replac
 another, each at latent vectors of its own, so that no factor may cost a pass over all the data.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 import copy
 from dataclasses import replace
 from functools import partial
 from itertools import product
 import math
 from typing import Any, Self
-import warnings
 
 import jax
 from jax import Array, lax, random
@@ -23,7 +22,6 @@ from numpyro.distributions import biject_to
 from numpyro.handlers import seed, substitute
 from numpyro.infer import init_to_uniform
 
-from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.arguments import split_arguments
 from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
@@ -39,7 +37,6 @@ from numpyro_ext._model.read import (
     sample_sites,
     shape_trace,
 )
-from numpyro_ext._model.sharding import num_devices, sharding_of_rows
 from numpyro_ext._numpyro import default_key, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.data._ahead import read_ahead, with_rows
@@ -47,8 +44,6 @@ from numpyro_ext.data._rows import is_on_host
 
 LARGEST_STATES = 64
 """The number of joint states of the discrete local sites up to which they are summed out."""
-LARGEST_WHOLE = 1000
-"""The number of rows up to which a row may be picked from a pass over all of them."""
 TOLERANCE = 1e-4
 """The largest error of the log likelihood l of a row, in units of 1 + |l|."""
 _BLOCK = 1000
@@ -65,8 +60,7 @@ class Factors:
 
     A latent site inside the data plate is local. It is no part of x: :meth:`row` takes its value in
     that row and adds its log prior. A row is computed alone by the plate's indices where the model
-    uses them, otherwise on arguments of which only that row is passed, and at worst by a pass over
-    all rows.
+    uses them, and otherwise on arguments of which only that row is passed.
 
      - **info** - the :class:`ModelInfo` of the model, with its global latent sites
        alone, of which x is the flat vector of length D.
@@ -75,9 +69,7 @@ class Factors:
      - **local** - the continuous local sites in one row: zeros of their unconstrained shapes.
      - **states** - the joint states of the discrete ones: arrays with a leading axis.
      - **axes** - the axis of the data plate in each of them, in unconstrained space.
-     - **sharding, blocks** - the devices over which the rows of the arguments are spread, or None,
-       and the number of blocks of rows that are computed each by itself.
-     - **rows_by** - how a row is computed: by ``"plate"``, ``"arguments"`` or ``"all rows"``.
+     - **rows_by** - how a row is computed: by ``"plate"`` or ``"arguments"``.
 
     :param str data_plate: name of the data plate; needed if observed sites are in several plates.
     """
@@ -107,8 +99,6 @@ class Factors:
         self.axes |= {n: frames(x)[self.plate] for n, x in discrete.items()}
         self.states = _joint_states(discrete, self.plate)
         self._masked = [name for name in self.axes if is_masked(trace[name])]
-        self.sharding = sharding_of_rows(self.program.arguments, self.size)
-        self.blocks = num_devices(self.sharding)
         self._index: Array | None = None  # of the row that has been read
         self.rows_by = self.choose_rows_by()
         # One program for all data, which are its arguments.
@@ -180,38 +170,13 @@ class Factors:
             (name, latent.unconstrained.shape) for name, latent in self.info.latents.items()
         )
         local = tuple(self.local), tuple(self.states)
-        return self.plate, self.size, self.blocks, sites, local, self.rows_by
+        return self.plate, self.size, sites, local, self.rows_by
 
     def on(self, args: tuple, kwargs: dict[str, Any]) -> Self:
         """The same factors of other arguments of the same shapes, which may be traced."""
         other = copy.copy(self)
         other.program = Program(self.program.model, args, kwargs)
         return other
-
-    def by_blocks(self, fn: Callable[..., Any], arrays: Any) -> Any:
-        """``fn(factors, arrays)`` on each block of rows, where its rows are counted from 0.
-
-        A block sees its own part of the arguments alone, so that none leaves its device.
-
-        :param arrays: a tree of arrays with a row, or an equal share of rows, for each of n.
-        :return: what ``fn`` returns, with the leading axes of the blocks joined.
-        """
-        if self.blocks == 1:
-            return fn(self, arrays)
-        leaves, tree = jax.tree.flatten(self.program.arguments)
-        of_rows = {k: jnp.asarray(x) for k, x in enumerate(leaves) if self._has_rows(x)}
-
-        def of_block(parts: dict[int, Array], arrays: Any) -> Any:
-            here = [parts.get(k, x) for k, x in enumerate(leaves)]
-            there = self.on(*jax.tree.unflatten(tree, here))
-            there.size, there.blocks = self.size // self.blocks, 1
-            return fn(there, arrays)
-
-        def split(x: Array) -> Array:
-            return x.reshape(self.blocks, len(x) // self.blocks, *x.shape[1:])
-
-        blocks = jax.vmap(of_block)(*jax.tree.map(split, (of_rows, arrays)))
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), blocks)
 
     def _has_rows(self, leaf: Any) -> bool:
         return jnp.shape(leaf)[:1] == (self.size,)
@@ -254,27 +219,21 @@ class Factors:
         return jax.jit(jax.vmap(draw))(random.split(rng_key, num_samples))
 
     def choose_rows_by(self) -> str:
-        """The first way to compute a row alone that gives every row the number of a pass over all,
-        in as many blocks as the rows are spread over, or in one."""
+        """The way to compute a row alone that gives every row the number of a pass over all; an
+        error if there is none."""
+        local, every = {**self.local, **self._first_states()}, jnp.arange(self.size)
         # An error in a pass over all rows is one of the model.
-        self.rows_by = "all rows"
-        jax.eval_shape(self._is_right)
-        for blocks, rows_by in product(sorted({self.blocks, 1})[::-1], ("plate", "arguments")):
-            self.blocks, self.rows_by = blocks, rows_by
+        jax.eval_shape(lambda x: self._log_lik(x, every, local), jnp.zeros(self.info.size))
+        for self.rows_by in ("plate", "arguments"):
             try:
                 if jax.jit(self._is_right)():
                     return self.rows_by
             except (TypeError, ValueError):  # what is not indexed may not broadcast with a row
                 pass
-        problem = (
+        raise ValueError(
             f"no row of the plate '{self.plate}' can be computed alone, because the model does not"
-            f" use the plate's indices; {self._remedy}"
+            f" use the plate's indices; {self._remedy}."
         )
-        if self.size > LARGEST_WHOLE:
-            raise ValueError(f"{problem}.")
-        cost = f"a row now costs a pass over all {self.size}, and all rows {self.size}^2"
-        warnings.warn(InferenceWarning(f"{problem}; {cost}."), stacklevel=4)
-        return "all rows"
 
     @property
     def _remedy(self) -> str:
@@ -293,12 +252,9 @@ class Factors:
             n = jnp.asarray(np.linspace(0, self.size - 1, ROWS).astype(int))
         expected = jax.vmap(lambda x: self._log_lik(x, n, local))(x)
 
-        def alone(block: Factors, n: Array) -> Array:
-            each = jax.vmap(partial(block._alone, local=local), (0, None))
-            # Some rows at a time, at all points.
-            return lax.map(lambda n: each(x, n)[:, 0], n % block.size, batch_size=_BLOCK)
-
-        each = self.by_blocks(alone, n).swapaxes(0, 1)
+        alone = jax.vmap(partial(self._alone, local=local), (0, None))
+        # Some rows at a time, at all points.
+        each = lax.map(lambda n: alone(x, n)[:, 0], n, batch_size=_BLOCK).swapaxes(0, 1)
         if each.shape != expected.shape:
             return False
         return jnp.allclose(each, expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
@@ -307,8 +263,6 @@ class Factors:
         """The log likelihood of row ``n``, ``(1,)``."""
         if self.rows_by == "plate":
             return self._log_lik(x, n[None] if self._index is None else self._index, local)
-        if self.rows_by == "all rows":
-            return self._log_lik(x, jnp.arange(self.size), local)[n[None]]
 
         def of_row(leaf: Any) -> Any:
             return jnp.asarray(leaf)[n][None] if self._has_rows(leaf) else leaf

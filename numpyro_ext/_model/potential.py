@@ -152,8 +152,7 @@ class Potential(Program):
     ...     def estimate(self, rng_key, i, z, idx, potential, state):
     ...         value, grad = potential.full_value_and_grad(z)
     ...         return value, grad, state
-    >>> kernel = SGLD(model, 1e-3, gradient=FullGradient())
-    >>> x = jnp.array([1.0, 2.0, 3.0, 6.0])
+    >>> kernel, x = SGLD(model, 1e-3, gradient=FullGradient()), jnp.array([1.0, 2.0, 3.0, 6.0])
     >>> _, grad = kernel.estimate_gradient(random.key(0), {"loc": jnp.array(3.0)}, (x,))
     >>> print(f"{grad['loc']:.4f}")    # 3 / 100 of the prior, 0 of the likelihood
     0.0300
@@ -194,13 +193,6 @@ class Potential(Program):
     def value_and_grad_flat(self, x: Array, idx: dict[str, Array]) -> tuple[Array, Array]:
         """:meth:`value_and_grad` of the ``(n,)`` flat vector: U, and its ``(n,)`` gradient."""
         value, grad = self.value_and_grad(self.info.unravel(x), idx)
-        return value, self.info.ravel(grad)
-
-    def full_value_and_grad_flat(
-        self, x: Array, chunk_size: int | None = None
-    ) -> tuple[Array, Array]:
-        """:meth:`full_value_and_grad` of the flat vector."""
-        value, grad = self.full_value_and_grad(self.info.unravel(x), chunk_size)
         return value, self.info.ravel(grad)
 
     def draw_rows(self, rng_key: Array) -> dict[str, Array]:

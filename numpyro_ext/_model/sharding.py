@@ -7,8 +7,7 @@ from typing import Any
 import jax
 from jax import Array
 from jax.core import Tracer
-import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 
 def num_devices(sharding: NamedSharding | None) -> int:
@@ -22,18 +21,6 @@ def num_devices(sharding: NamedSharding | None) -> int:
         )
     axes = sharding.spec[0] if isinstance(sharding.spec[0], tuple) else (sharding.spec[0],)
     return math.prod(sharding.mesh.shape[axis] for axis in axes)
-
-
-def sharding_of_rows(tree: Any, size: int) -> NamedSharding | None:
-    """The sharding of a first axis over which arrays of so many rows are spread; None if none is
-    spread evenly."""
-    for x in jax.tree.leaves(tree):
-        if isinstance(x, Array) and not isinstance(x, Tracer) and jnp.shape(x)[:1] == (size,):
-            sharding = x.sharding
-            if isinstance(sharding, NamedSharding) and any(sharding.spec[:1]):
-                of_rows = NamedSharding(sharding.mesh, PartitionSpec(sharding.spec[0]))
-                return of_rows if num_devices(of_rows) > 1 else None
-    return None
 
 
 def spread_arrays(

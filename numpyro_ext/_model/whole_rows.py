@@ -27,11 +27,8 @@ _TOLERANCE = 1e-3
 
 
 class _rows_of(Messenger):
-    """Take plates that have the rows of the arguments as plates of all rows.
-
-    :param plates: their names.
-    :param scale: N / B, for plates that are B long because the arguments are.
-    """
+    """Take plates that have the rows of the arguments as plates of all rows, with the scale N / B
+    for those that are B long because the arguments are."""
 
     def __init__(self, fn: Model, plates: dict[str, bool], scale: float) -> None:
         super().__init__(fn)
@@ -98,15 +95,11 @@ def on_some_rows(model: Model, args: tuple, kwargs: dict[str, Any]) -> Model:
         if follows and not plates.keys() & frames(site).keys():
             raise ValueError(
                 f"{_WHOLE}, and site '{site['name']}', which has a row for each, lies in no plate"
-                " that has their number; put it into `with numpyro.plate('rows', len(x)) as i` and"
-                " take x[i]."
+                " that has their number; put it into one, and take x[i]."
             )
     for site in latent_sites(few):
         if plates.keys() & frames(site).keys():
-            raise ValueError(
-                f"{_WHOLE}, and its latent site '{site['name']}' has a value for each; give them as"
-                " arrays if they fit into memory."
-            )
+            raise ValueError(f"{_WHOLE}, and latent site '{site['name']}' has a value for each.")
     by_rows = _OnSomeRows(model, size, plates)
     _check_sum(by_rows, args, kwargs)
     return by_rows
@@ -159,7 +152,6 @@ def _check_sum(model: _OnSomeRows, args: tuple, kwargs: dict[str, Any]) -> None:
         difference = whole[0] - (halves[0][0] + halves[1][0]) / 2
         if abs(difference) > _TOLERANCE * whole[1]:
             raise ValueError(
-                f"{_WHOLE}, and its log density is not a sum over rows: it changes with those that"
-                " are given beside a row. Take x[i] by the index of the plate, and compute what"
-                " needs all rows, such as their mean, before; or give arrays."
+                f"{_WHOLE}, and its log density is not a sum over rows. Take x[i] by the index of"
+                " the plate, and compute what needs all rows, such as their mean, before."
             )

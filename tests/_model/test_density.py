@@ -60,8 +60,3 @@ def test_jacobian_is_that_of_autodiff(tol):
     z = {name: transform[name].inv(trace[name]["value"]) for name in ORDER}
     expected = jnp.linalg.slogdet(jax.jacfwd(constrained)(info.ravel(z)))[1]
     assert jnp.allclose(log_abs_det(trace, ORDER), expected, atol=tol(1e-5, 1e-11))
-
-
-def test_discrete_sites_have_no_jacobian():
-    trace = trace_of(handlers.seed(lambda: numpyro.sample("k", dist.Poisson(3.0)), 0))
-    assert log_abs_det(trace, ["k"]) == 0.0

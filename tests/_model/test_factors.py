@@ -13,7 +13,6 @@ from scipy import stats
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
-from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.guides.gauss_newton import Outputs
 from tests._model.models import ROWS, crossed, data, straight, unordered
 
@@ -59,13 +58,6 @@ def vectors(X, y):
         numpyro.sample("y", dist.StudentT(4.0, X @ beta, scale), obs=y)
 
 
-def closed(y=None):
-    """Data that no argument holds, and no index."""
-    loc = numpyro.sample("loc", dist.Normal(0.4, 2.0))
-    with numpyro.plate("rows", ROWS):
-        numpyro.sample("x", dist.Normal(loc, 1.3), obs=data())
-
-
 def standardised(y):
     """The scale of a row is that of all rows."""
     loc = numpyro.sample("loc", dist.Normal(0.4, 2.0))
@@ -91,17 +83,13 @@ MODELS = {
     "schools": (schools, (TREATMENT,), {}, "plate"),
     "local": (local_schools, (TREATMENT,), {}, "plate"),
     "arguments": (vectors, (X, TREATMENT), {}, "arguments"),
-    "all rows": (closed, (), {}, "all rows"),
     "rows of a table": (crossed, (X, (ROWS, 3)), ROWS_OF_DATA, "plate"),
     "two plates": (two_plates, (data(), jnp.arange(ROWS) % 2), ROWS_OF_DATA, "plate"),
 }
 
 
 def factors_of(name):
-    model, args, options, way = MODELS[name]
-    if way == "all rows":
-        with pytest.warns(InferenceWarning, match="all 6, and all rows 6"):
-            return Factors(model, args, **options)
+    model, args, options, _ = MODELS[name]
     return Factors(model, args, **options)
 
 
@@ -125,28 +113,6 @@ def test_factors_sum_to_minus_the_potential_of_all_rows(name, tol):
     ours, expected = jax.jit(jax.vmap(both))(0.7 * random.normal(random.key(1), (3, info.size)))
     np.testing.assert_allclose(ours, expected, rtol=tol(1e-5, 1e-12))
     assert factors.rows_by == way
-
-
-@pytest.mark.parametrize(("centred", "blocks"), [(False, 2), (True, 1)])
-def test_spread_rows_are_computed_in_blocks_unless_they_need_one_another(centred, blocks):
-    def model(x, y):
-        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
-        with numpyro.plate("rows", len(y)) as idx:
-            loc = w * (x - jnp.mean(x) if centred else x)[idx]
-            numpyro.sample("y", dist.Normal(loc, 1.0), obs=y[idx])
-
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("rows",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
-    x, y = np.asarray(X[:, 0]), np.asarray(data())
-    factors = Factors(model, tuple(jax.device_put(a, sharding) for a in (x, y)))
-    assert factors.blocks == blocks
-
-    def alone(there, n):
-        return jax.vmap(there.row, (None, 0))(jnp.array([0.8]), n % there.size)
-
-    expected = stats.norm.logpdf(y, 0.8 * (x - np.mean(x) if centred else x))
-    found = jax.jit(lambda n: factors.by_blocks(alone, n))(jnp.arange(ROWS))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_each_row_is_right_at_a_latent_vector_of_its_own(tol):
@@ -189,12 +155,9 @@ def test_local_sites_are_no_part_of_the_flat_vector():
     assert set(factors.terms(jnp.zeros(1))) == {"tau"}
 
 
-def test_rows_that_depend_on_each_other_are_taken_from_all_of_them():
-    with pytest.warns(InferenceWarning, match="plate 'rows' can"):
-        factors = Factors(standardised, (data(),))
-    found = factors.row(jnp.array([0.2]), jnp.array(4))
-    y = np.asarray(data())
-    np.testing.assert_allclose(found, stats.norm.logpdf(y[4], 0.2, y.std()), rtol=1e-5)
+def test_rows_that_depend_on_each_other_are_refused():
+    with pytest.raises(ValueError, match="plate 'rows' can"):
+        Factors(standardised, (data(),))
 
 
 LATE = 195
@@ -210,15 +173,10 @@ def jump(y, cut=LATE):
 
 def test_all_rows_are_compared_with_a_pass_over_all():
     """Sliced by its arguments a row is one of the first; eight of 200 rows do not see that."""
-    y, costs = jnp.sin(jnp.arange(200.0)), "a row now costs a pass over all 200"
-    with pytest.warns(InferenceWarning, match=costs):
-        Outputs(jump, (y,))
-    with pytest.warns(InferenceWarning, match=costs):
-        factors = Factors(jump, (y,))
-    x = jnp.array([0.4, 5.0])
-    found = jax.jit(jax.vmap(factors.row, (None, 0)))(x, jnp.arange(200))
-    mean = 0.4 + 5.0 * (np.arange(200) >= LATE)
-    np.testing.assert_allclose(found, stats.norm.logpdf(y, mean, 1.0), rtol=1e-5)
+    y = jnp.sin(jnp.arange(200.0))
+    for make in (Factors, Outputs):
+        with pytest.raises(ValueError, match="no row of the plate 'rows' can be computed alone"):
+            make(jump, (y,))
 
 
 def test_all_rows_are_compared_on_other_data_too():
@@ -228,20 +186,6 @@ def test_all_rows_are_compared_on_other_data_too():
     factors.on((y + 1, jnp.array(1000)), {}).check()
     with pytest.raises(ValueError, match=r"on these data a row.* as in X\[idx\] .* new engine"):
         factors.on((y, jnp.array(LATE)), {}).check()
-
-
-def test_many_rows_that_are_not_indexed_are_refused():
-    """Up to 1,000 rows one of them may cost a pass over all; beyond it may not."""
-    many = jnp.sin(jnp.arange(1001.0))
-
-    def model():
-        loc = numpyro.sample("loc", dist.Normal(0.4, 2.0))
-        with numpyro.plate("rows", 1001):
-            numpyro.sample("x", dist.Normal(loc, 1.3), obs=many)
-
-    words = r"plate 'rows' can.* `with numpyro.plate\('rows', 1001\) as idx:` .* obs=y\[idx\]\.$"
-    with pytest.raises(ValueError, match=words):
-        Factors(model)
 
 
 def test_programs_without_one_data_plate_are_refused():
@@ -257,13 +201,3 @@ def test_programs_without_one_data_plate_are_refused():
         Factors(crossed, table)
     with pytest.raises(ValueError, match="data_plate is 'row'"):
         Factors(crossed, table, data_plate="row")
-
-
-def test_data_with_nan_are_refused_by_name():
-    def whole(y):
-        loc = numpyro.sample("loc", dist.Normal())
-        with numpyro.plate("rows", ROWS):
-            numpyro.sample("y", dist.Normal(loc, 1.0), obs=y)
-
-    with pytest.raises(ValueError, match="observed site 'y' have 1 NaN among 6"):
-        Factors(whole, (TREATMENT.at[2].set(jnp.nan),))

@@ -23,7 +23,7 @@ from numpyro_ext._model.handlers import (
 )
 from numpyro_ext._model.read import read_model, trace_of
 from numpyro_ext.mcmc import SGLD
-from tests._model.models import ROWS, crossed, data, straight, unordered
+from tests._model.models import ROWS, crossed, data, straight
 
 PLATES = {"rows": (ROWS, 2)}
 
@@ -148,13 +148,6 @@ def test_mutable_state_is_refused_by_name():
 
     with pytest.raises(ValueError, match="mutable site 'count'"):
         trace_of(handlers.seed(refuse_mutable(model), 0))
-
-
-def test_chosen_rows_reach_a_model_that_asks_for_them_by_subsample():
-    trace = trace_of(
-        handlers.seed(rows(unordered, {"rows": jnp.array([5, 0])}, PLATES), 0), (data(), 2)
-    )
-    assert jnp.array_equal(trace["x"]["value"], data()[jnp.array([5, 0])])
 
 
 def test_plates_are_entered_again_on_their_rows_and_unseen():

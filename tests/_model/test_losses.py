@@ -82,18 +82,6 @@ def test_finite_steps_are_what_they_were():
         np.testing.assert_allclose(backward[name], forward[name], rtol=1e-4)
 
 
-def test_one_fit_of_several_is_skipped_alone():
-    """Under vmap each has steps of its own."""
-    loss, params = VRELBO(1.0, 2), {"loc": jnp.array([1.5, jnp.inf]), "scale": jnp.ones(2)}
-
-    def grad(params):
-        return jax.grad(lambda p: loss.loss(random.key(0), p, model, guide, "", 6))(params)
-
-    with pytest.warns(InferenceWarning, match="gradient not finite in a step"):
-        found = jax.device_get(jax.jit(jax.vmap(grad))(params))
-    assert np.all(found["loc"][:1] != 0) and np.all(found["loc"][1:] == 0)
-
-
 @pytest.mark.parametrize("loss", [VRELBO(1.0, 3), SVGD()], ids=["VRELBO", "SVGD"])
 def test_a_compiled_update_has_no_effects(loss):
     """Not for the warning either: JAX calls a program with effects from Python, which takes longer

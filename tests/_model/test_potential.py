@@ -194,25 +194,3 @@ def test_unconstrain_undoes_the_constraints_and_drops_what_is_computed(tol):
     assert close(potential.unconstrain("center", constrained), z, tol(1e-5, 1e-11))
     with pytest.raises(ValueError, match=r"center has shape .* at site 'loc'"):
         potential.unconstrain("center", constrained | {"loc": 0.0})
-
-
-def test_constraining_runs_the_model_only_where_it_must():
-    calls = []
-
-    def model(dynamic):
-        calls.append(0)
-        low = numpyro.sample("low", dist.HalfNormal(2.0))
-        numpyro.sample("high", dist.Uniform(low, 5.0) if dynamic else dist.Uniform(0.0, 5.0))
-        with numpyro.plate("rows", ROWS, subsample_size=2):
-            numpyro.sample("x", dist.Normal(), obs=numpyro.subsample(data(), event_dim=0))
-
-    z = {"low": jnp.float32(-0.4), "high": jnp.float32(0.3)}
-    for dynamic, runs in [(False, False), (True, True)]:
-        constrain = potential_of(model, dynamic).postprocess()
-        calls.clear()
-        found = jax.vmap(constrain)(jax.tree.map(lambda x: x + jnp.arange(3.0), z))
-        assert bool(calls) is runs
-        low = found["low"] if dynamic else 0.0
-        share = jax.nn.sigmoid(z["high"] + jnp.arange(3.0))
-        assert np.allclose(found["low"], jnp.exp(z["low"] + jnp.arange(3.0)), rtol=1e-5)
-        assert np.allclose(found["high"], low + (5.0 - low) * share, rtol=1e-5)

@@ -161,14 +161,6 @@ def test_values_are_checked_by_name_and_shape():
         info.check_unconstrained("center", np.ones(SIZE))
 
 
-def test_constrained_values_may_come_with_deterministic_sites():
-    info = read_model(unordered, (data(),))
-    good = {name: np.ones(latent.constrained.shape) for name, latent in info.latents.items()}
-    assert set(info.check_constrained("center", good | {"mean": 1.0})) == set(ORDER)
-    with pytest.raises(ValueError, match="center"):
-        info.check_constrained("center", good | {"other": 1.0})
-
-
 def test_kinds_of_sites():
     def program():
         numpyro.sample("pathwise", dist.Gamma(2.0, 1.0))

@@ -80,7 +80,7 @@ REFUSED = {
     centred: "not a sum over rows",
     without_plate: r"site 'y', .* lies in no plate",
     of_one_size: "on 5 rows it says: .*shape",
-    local: "its latent site 'z' has a value for each",
+    local: "latent site 'z' has a value for each",
 }
 
 
