@@ -46,9 +46,8 @@ def draw_batch(rng_key: Array, potential: Potential) -> dict[str, Array]:
 
 
 def some_rows(potential: Potential) -> dict[str, Array]:
-    """At most 10,000 evenly spaced rows of every plate, 1,000 for large n."""
-    dense = potential.info.size <= DENSE_UP_TO
-    most = _CURVATURE_ROWS if dense else _CURVATURE_ROWS // 10
+    """At most 10,000 evenly spaced rows of every plate."""
+    most = _CURVATURE_ROWS
     return {
         name: (jnp.arange(min(size, most)) * (size / min(size, most))).astype(jnp.int32)
         for name, (size, _) in potential.plates.items()
