@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 import math
 from typing import TYPE_CHECKING, Any
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,9 @@ import numpy as np
 import numpyro
 from numpyro.infer import MCMC
 
-from numpyro_ext._checks import check_count
-from numpyro_ext._model.read import is_data
+from numpyro_ext._checks import InferenceWarning, check_count
+from numpyro_ext._model.read import is_data, sample_sites
+from numpyro_ext._typing import Trace
 from numpyro_ext.diagnostics._evaluate import (
     Prototype,
     count_of,
@@ -91,6 +93,22 @@ def _refuse_large(
             )
 
 
+def _warn_of_factors(trace: Trace) -> None:
+    """A warning that LOO leaves out a term of the likelihood that is a ``numpyro.factor``. A number
+    beside observed sites is likely a prior or a constraint, which LOO has to leave out."""
+    observed = [site for site in sample_sites(trace) if site["is_observed"]]
+    has_data = any(is_data(site) for site in observed)
+    for site in observed:
+        if not is_data(site) and (not has_data or count_of(site) > 1):
+            message = (
+                f"the factor '{site['name']}' of the model has no rows that were observed, so the"
+                " log_likelihood, and LOO with it, leave it out; write it as numpyro.sample(...,"
+                " obs=data) with a distribution, or pass log_likelihood=False."
+            )
+            warnings.warn(InferenceWarning(message), stacklevel=3)
+            return
+
+
 def to_arviz(
     obj: Any,
     result: Any = None,
@@ -117,7 +135,8 @@ def to_arviz(
       ``MCMC``: its extra fields that are arrays (``potential_energy`` becomes ``lp``, or
       ``lp_minibatch`` of a minibatch).
     - ``log_likelihood``: :math:`\log p(x_n \mid z)` of every datum, without plate scale.
-      ``numpyro.factor`` terms belong to ``lp`` only, so that LOO leaves them out.
+      ``numpyro.factor`` terms belong to ``lp`` only; an :class:`InferenceWarning` says where LOO
+      would leave out a factor that looks like a likelihood.
     - ``posterior_predictive``: the observed sites drawn anew at the same arguments.
     - ``observed_data``: the N observations.
 
@@ -182,6 +201,8 @@ def to_arviz(
     each = [len(next(iter(draws.values()))) for draws in fit.draws]
     num_draws = sum(each) or num_samples * len(fit.params)
     _refuse_large(proto, num_draws, log_likelihood, posterior_predictive)
+    if log_likelihood:
+        _warn_of_factors(proto.trace)
     if proto.marginalized:
         attributes |= {"marginalized": proto.marginalized, "left_out": proto.left_out}
     evaluate = evaluator(

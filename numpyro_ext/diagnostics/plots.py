@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from numpyro_ext._checks import check_count
+from numpyro_ext.diagnostics._evaluate import dims_of
 from numpyro_ext.diagnostics.calibration import Calibration
 from numpyro_ext.diagnostics.checks.chains import AGREEMENT, Agreement, compare_chains
 from numpyro_ext.diagnostics.checks.losses import losses_of
@@ -17,6 +18,7 @@ from numpyro_ext.diagnostics.checks.weights import KHAT, WeightSummary, weigh_dr
 from numpyro_ext.diagnostics.classification import bins_of, error_of, probs_and_labels
 from numpyro_ext.diagnostics.comparison import MEAN, SD
 from numpyro_ext.diagnostics.context import FitContext
+from numpyro_ext.diagnostics.full_data import shapes_of
 from numpyro_ext.diagnostics.limits import RHAT
 from numpyro_ext.diagnostics.table import Diagnosis
 
@@ -50,6 +52,8 @@ class DiagnosisPlotData(NamedTuple):
     losses: list[np.ndarray]
     """The losses of each restart."""
     chains: Agreement | None
+    dims: dict[str, tuple[list[str], tuple[int, ...]]]
+    """The names of the axes of each site, and their lengths."""
 
 
 def _pyplot() -> Any:
@@ -81,7 +85,10 @@ def plot_data_of(context: FitContext) -> DiagnosisPlotData:
     chains = compare_chains(context) if several and context.kind != "particles" else None
     chains = chains if chains is not None and chains.names else None
     worst = _worst_numbers(moved) if moved and not isinstance(moved, str) else None
-    return DiagnosisPlotData(worst, weights, losses, chains)
+    trace = shapes_of(context.fit.model, context.fit.args, context.fit.kwargs)
+    sites = {n: s for n, s in trace.items() if s["type"] in ("sample", "deterministic")}
+    dims = {name: (dims_of(site), np.shape(site["value"])) for name, site in sites.items()}
+    return DiagnosisPlotData(worst, weights, losses, chains, dims)
 
 
 def _worst_numbers(groups: list[MovedDraws]) -> MovedNumbers:
@@ -104,7 +111,9 @@ def _worst_numbers(groups: list[MovedDraws]) -> MovedNumbers:
     return MovedNumbers(names, values[:, worst], first.limits, first.farthest, draws)
 
 
-def plot_diagnosis(diagnosis: Diagnosis) -> "dict[str, Axes]":
+def plot_diagnosis(
+    diagnosis: Diagnosis, coords: Mapping[str, Sequence[Any]] | None = None
+) -> "dict[str, Axes]":
     """A picture of what :func:`diagnose` has computed; a title is red where its line is wrong.
 
     A panel that the fit has nothing for is left out:
@@ -120,6 +129,8 @@ def plot_diagnosis(diagnosis: Diagnosis) -> "dict[str, Axes]":
       that change most, where there are at most 300 coordinates.
 
     :param diagnosis: what :func:`diagnose` returned, with the moves for the panels that need them.
+    :param coords: labels by plate, as :func:`to_arviz` takes them, so that number 3 of a site in
+        the plate ``hospital`` is called ``effect[Leeds]`` and not ``effect[3]``.
     :return: the axes by the name of their panel; nothing is shown or saved.
     :raises ImportError: matplotlib is not installed.
 
@@ -131,7 +142,7 @@ def plot_diagnosis(diagnosis: Diagnosis) -> "dict[str, Axes]":
     ['means', 'sds', 'weights', 'losses', 'y', 'x']
     >>> axes["means"].figure.savefig("diagnosis.png")                     # doctest: +SKIP
     """
-    drawn = _panels(diagnosis)
+    drawn = _panels(diagnosis, coords or {})
     if not drawn:
         raise ValueError("this diagnosis has nothing to draw; diagnose the fit itself.")
     columns = min(len(drawn), 3 if len(drawn) in (3, 5, 6) else 4)
@@ -157,13 +168,23 @@ def plot_diagnosis(diagnosis: Diagnosis) -> "dict[str, Axes]":
     return axes
 
 
-def _panels(diagnosis: Diagnosis) -> dict[str, tuple[Callable[[Any], None], str]]:
+def _panels(
+    diagnosis: Diagnosis, coords: Mapping[str, Sequence[Any]]
+) -> dict[str, tuple[Callable[[Any], None], str]]:
     """How each panel is drawn, and the quantity of the line that is its title."""
     panels: dict[str, tuple[Callable[[Any], None], str]] = {}
     if (data := diagnosis.plot_data) is None:
         return panels
+    sizes = dict(axis for site in data.dims.values() for axis in zip(*site, strict=True))
+    for dim, labels in coords.items():
+        if len(labels) != sizes.get(dim):
+            raise ValueError(
+                f"coords has {len(labels)} labels for '{dim}', but the dimensions of the sites are"
+                f" {sizes}."
+            )
+    label = partial(_labelled, dims=data.dims, coords=coords)
     if (moved := data.moved) is not None:
-        names = [textwrap.fill(name, 24) for name in moved.names]
+        names = [textwrap.fill(label(name), 24) for name in moved.names]
         shift, shift_error, ratio, error = moved.values
         band = -moved.farthest, moved.farthest
         panels["means"] = partial(_dots, names, shift, shift_error, band, 0.0), MEAN
@@ -173,10 +194,25 @@ def _panels(diagnosis: Diagnosis) -> dict[str, tuple[Callable[[Any], None], str]
     if data.losses:
         panels["losses"] = partial(_losses, data.losses), "change of the loss"
     if data.chains is not None:
-        panels["chains"] = partial(_chains, data.chains), AGREEMENT
+        panels["chains"] = partial(_chains, data.chains, label), AGREEMENT
     for name, both in moved.draws.items() if moved is not None else ():
-        panels[name] = partial(_posterior, name, *both), ""
+        panels[label(name)] = partial(_posterior, label(name), *both), ""
     return panels
+
+
+def _labelled(
+    name: str,
+    dims: dict[str, tuple[list[str], tuple[int, ...]]],
+    coords: Mapping[str, Sequence[Any]],
+) -> str:
+    """The name of a number, ``site[k]``, with the labels of its place among the coordinates."""
+    match = re.fullmatch(r"(.+?)\[(\d+)\](.*)", name)
+    axes, shape = dims.get(match[1], ([], ())) if match else ([], ())
+    if match is None or not any(dim in coords for dim in axes):
+        return name
+    place = map(int, np.unravel_index(int(match[2]), shape))
+    labels = (str(coords[d][i] if d in coords else i) for d, i in zip(axes, place, strict=True))
+    return f"{match[1]}[{', '.join(labels)}]{match[3]}"
 
 
 def _dots(
@@ -233,13 +269,14 @@ def _losses(losses: list[np.ndarray], ax: Any) -> None:
         ax.set_ylim(low - room, high + room)
 
 
-def _chains(chains: Agreement, ax: Any) -> None:
+def _chains(chains: Agreement, label: Callable[[str], str], ax: Any) -> None:
     ax.plot(chains.ess, chains.rhat, "o", ms=4)
     ax.axhline(RHAT, color="C3", linewidth=1)
     if np.any(np.isfinite(chains.rhat)):
         worst = int(np.nanargmax(chains.rhat))
         where = chains.ess[worst], chains.rhat[worst]
-        ax.annotate(chains.names[worst], where, (4, 4), textcoords="offset points", fontsize=8)
+        name = label(chains.names[worst])
+        ax.annotate(name, where, (4, 4), textcoords="offset points", fontsize=8)
     ax.set(xscale="log", xlabel="effective sample size", ylabel="R-hat")
     ax.tick_params(which="minor", labelbottom=False)
 

@@ -18,7 +18,7 @@ from numpyro.infer.autoguide import (
 from numpyro.infer.util import potential_energy, unconstrain_fn
 import pytest
 
-from numpyro_ext.diagnostics import to_arviz
+from numpyro_ext.diagnostics import InferenceWarning, to_arviz
 from numpyro_ext.mcmc import SGLD
 
 X = jnp.array([0.5, -1.0, 2.0])
@@ -271,6 +271,25 @@ def test_a_site_with_the_name_of_a_dimension_is_refused():
 
     with pytest.raises(ValueError, match="a site 'draw', which is the name of a dimension"):
         given(model, draws={"draw": jnp.ones(5)})
+
+
+def with_factors(x):
+    z = numpyro.sample("z", dist.Normal())
+    numpyro.factor("prior", -jnp.sum(z**2))
+    numpyro.factor("rows", dist.Normal(z).log_prob(x))
+
+
+def only_a_number(x):
+    numpyro.factor("all", dist.Normal(numpyro.sample("z", dist.Normal())).log_prob(x).sum())
+
+
+@pytest.mark.parametrize(("model", "name"), [(with_factors, "prior"), (only_a_number, "all")])
+def test_a_likelihood_without_observed_rows_is_named_before_loo_misses_it(model, name):
+    """A number beside observed rows is left out without a word: see the factor 'penalty' below."""
+    draws = {"z": jnp.linspace(0.1, 1.0, 5)}
+    with pytest.warns(InferenceWarning, match=f"the factor '{name}' .* LOO with it, leave it out"):
+        given(model, X, draws=draws)
+    given(model, X, draws=draws, log_likelihood=False)
 
 
 def test_dims_and_coordinates():

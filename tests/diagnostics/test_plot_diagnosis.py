@@ -46,7 +46,7 @@ def rows(**ok):
 
 
 def parts(**given):
-    empty = {"moved": None, "weights": None, "losses": [], "chains": None}
+    empty = {"moved": None, "weights": None, "losses": [], "chains": None, "dims": {}}
     return DiagnosisPlotData(**empty | given)
 
 
@@ -112,6 +112,19 @@ def test_a_linear_combination_is_one_of_the_numbers_and_has_no_shift():
     assert moved.names == ["both", "a", "all", "b"] and np.isnan(moved.values[0, 0])
     axes = plot_diagnosis(Diagnosis("title", rows(sd=False), parts(moved=moved)))
     np.testing.assert_allclose(dots(axes["sds"])[:, 1], [0.4, 0.8, 1.2, 0.9])
+
+
+def test_numbers_are_called_by_the_coordinates_of_their_plates():
+    names = ["w[4]", "tau", "v[1] (at tau = 3)"]
+    moved = _worst_numbers([group([0.5, 0.7, 0.8], [0.0, 0.0, 0.0], names)])
+    dims = {"w": (["day", "place"], (2, 3)), "tau": ([], ()), "v": (["other"], (2,))}
+    found = Diagnosis("title", rows(shift=True), parts(moved=moved, dims=dims))
+    axes = plot_diagnosis(found, coords={"place": ["Leeds", "Bath", "Hull"]})
+    labels = [text.get_text() for text in axes["means"].get_yticklabels()]
+    assert labels == ["w[1, Bath]", "tau", "v[1] (at tau = 3)"]
+    for coords in ({"place": ["Leeds"]}, {"town": ["Leeds"]}):
+        with pytest.raises(ValueError, match=r"1 labels for '.*', but the dimensions of the sites"):
+            plot_diagnosis(found, coords=coords)
 
 
 def model(x, y, batch=None):
