@@ -325,6 +325,8 @@ class StartGiven(AutoGuide):
             fn = substitute(seed(self.seen_model, rng_key), substitute_fn=at_start)
             transforms, replay, _, trace = _get_model_transforms(fn, args, kwargs)
         self.prototype_trace, self._init_locs = trace, locs
+        plates = [site for site in trace.values() if site["type"] == "plate"]
+        self._prototype_frame_full_sizes = {site["name"]: site["args"][0] for site in plates}
         if replay:
             model = _prepare_model_for_potential(self.seen_model, trace, enum=False)
             whole: Any = partial(constrain_fn, model, args, kwargs, return_deterministic=True)

@@ -156,3 +156,15 @@ def test_deterministic_sites_follow_the_arguments():
     np.testing.assert_allclose(
         guide.particles(params)["y"], 1.5 + params["auto_particles"] * x, rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("options", [{}, {"init_from": None}])
+def test_a_latent_site_of_a_plate_has_its_values_in_each_particle(options):
+    def grouped():
+        with numpyro.plate("groups", 6):
+            numpyro.sample("effect", dist.Normal(1, 2))
+
+    guide = AutoParticles(grouped, 20, **options)
+    svi = SVI(grouped, guide, optax.sgd(0.0), SVGD())
+    params = svi.get_params(svi.init(random.key(0)))
+    assert guide.particles(params)["effect"].shape == (20, 6)
