@@ -147,7 +147,6 @@ def check_stateless(name: str, kinds: Iterable[str]) -> None:
     kinds = sorted(kinds)
     if kinds:
         raise ValueError(
-            f"the network {name} has or changes state besides its weights ({', '.join(kinds)}), but"
-            " must be a function of weights and rows; use layers without state, such as layer norm,"
-            " or call .eval() of an nnx module, which holds its state constant."
+            f"the network {name} has or changes state besides its weights ({', '.join(kinds)}); use"
+            " layers without state, such as layer norm, or call .eval() of an nnx module."
         )

@@ -125,10 +125,7 @@ def mcmc_arguments(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:
 def mcmc_of_draws(
     mcmc: MCMC, draws: dict[str, Any], last_state: Any, args: tuple, kwargs: dict[str, Any]
 ) -> MCMC:
-    """The ``MCMC`` as if its ``run`` had these draws.
-
-    :param dict draws: ``(chain, draw, *shape)`` of each field that it collects.
-    """
+    """The ``MCMC`` as if its ``run`` had these draws, ``(chain, draw, *shape)`` of each field."""
     state: Any = mcmc
     state._states, state._last_state, state._args, state._kwargs = draws, last_state, args, kwargs
     return mcmc
@@ -160,10 +157,8 @@ _SECOND = {
 
 
 def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
-    """Mean and factor of a normal guide, in the order in which the model samples its sites.
-
-    :return: ``(n,)``, and a lower triangular ``(n, n)`` or a diagonal guide's ``(n,)`` scales.
-    """
+    """Mean ``(n,)`` and lower triangular factor of a normal guide, or scales of a diagonal one, in
+    the order in which the model samples its sites."""
     allowed = (*_SECOND, AutoLaplaceApproximation)
     if not isinstance(guide, allowed):
         names = ", ".join(cls.__name__ for cls in allowed)
@@ -210,11 +205,8 @@ def _triangular(root: Array) -> Array:
 
 
 def params_of_normal(guide: Any, loc: Array, factor: Array) -> Params:
-    """The parameters of a normal guide of this mean and covariance, as :func:`normal_of_guide`.
-
-    The variances of an ``AutoNormal`` or ``AutoDiagonalNormal`` are those of each site given the
-    others.
-    """
+    """The parameters of a normal guide of this mean and covariance, as of :func:`normal_of_guide`;
+    variances of a diagonal one are those of each site given the others."""
     allowed = (AutoMultivariateNormal, AutoNormal, AutoDiagonalNormal)
     if not isinstance(guide, allowed):
         names = ", ".join(cls.__name__ for cls in allowed)
@@ -249,11 +241,7 @@ def posterior_guide(
     kwargs: dict[str, Any],
     on_every_row: Callable[[Model], Model],
 ) -> tuple[Model, list[Params]]:
-    """A guide whose call draws what ``sample_posterior`` draws, for all data, and its params.
-
-    Nearly every guide is that already. ``AutoLaplaceApproximation`` becomes a Normal;
-    ``AutoSemiDAIS`` gets all rows by ``on_every_row(model)``. A guide never called is set up.
-    """
+    """A guide whose call draws what ``sample_posterior`` draws, for all data, and its params."""
     if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
         seed(guide, 0)(*args, **kwargs)
     if isinstance(guide, AutoGuideList):
@@ -292,10 +280,7 @@ def unpacking_of(guide: Any) -> Callable[[Array], Sites] | None:
 
 
 class StartGiven(AutoGuide):
-    """``AutoGuide``, set up at a start that a subclass has found in one compiled program.
-
-    NumPyro's own search for a start compiles each operation of the model's gradient for itself.
-    """
+    """``AutoGuide``, set up at a start that a subclass has found in one compiled program."""
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         """A key of ``numpyro.prng_key`` and the unconstrained start; None: NumPyro searches."""
@@ -336,14 +321,10 @@ class StartGiven(AutoGuide):
 
 
 class ContinuousGuide(AutoContinuous, StartGiven):
-    """NumPyro's ``AutoContinuous`` with its private hooks under public names.
-
-    A subclass writes :meth:`latent_distribution`, and :meth:`prepare` where it has to look at the
-    model. The latent vector is in the order in which the model samples its sites.
-    """
+    """NumPyro's ``AutoContinuous`` with its private hooks under public names, and with the latent
+    vector in the order in which the model samples its sites."""
 
     prepared: Any = None
-    """The result of :meth:`prepare`."""
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         """Inspect the model before the guide is set up; the result is kept as ``prepared``."""

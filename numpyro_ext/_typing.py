@@ -90,10 +90,9 @@ class DiagnosableChains(Diagnosable, Protocol):
 
     @property
     def settings(self) -> Any:
-        """The settings that the kernel has found: ``step_size``, ``variance_ratio``,
-        ``kinetic_temperature`` (the least and the largest that are predicted, over T),
-        ``transitions`` per independent draw, ``problems``, a sequence of sentences, and ``if_hot``,
-        what to do about a chain that is hotter than predicted. None if they were given."""
+        """The settings that the kernel has found, None if they were given: ``step_size``,
+        ``variance_ratio``, ``kinetic_temperature`` (the least and the largest that are predicted,
+        over T), ``transitions`` per draw, sentences of ``problems``, and ``if_hot``, what to do."""
         ...
 
     def temperature_at(self, i: Any) -> Array | None:

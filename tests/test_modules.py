@@ -276,7 +276,7 @@ def nnx_dropout():
     return NnxState(lambda rngs: nnx.Dropout(0.5, rngs=rngs))
 
 
-STATE = r"changes state besides its weights \({}\).*must be a function of weights and rows"
+STATE = r"changes state besides its weights \({}\); use layers without state"
 BAD = {
     "linen batch norm": (LinenState, ValueError, STATE.format("batch_stats")),
     "nnx batch norm": (nnx_norm, ValueError, STATE.format("BatchStat")),

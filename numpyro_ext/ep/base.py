@@ -146,6 +146,7 @@ class EPEngine(Engine):
         self.guide: Any = guide_of(self.model, self.family, self.prefix)
         self._plan: EPPlan | None = None
         self._shapes: Any = None
+        self._times: Array | None = None
         self._reader = Reader(self.model, self.data_plate)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -175,11 +176,13 @@ class EPEngine(Engine):
         reading, arrays = self._reader.read(args, kwargs)
         prior = read_prior(reading, arrays, key_prior, self.family == "diagonal")
         self._plan, table = self.table_of(reading, arrays, prior)
-        self._shapes = jax.tree.map(jnp.shape, table)
+        self._shapes, self._times = jax.tree.map(jnp.shape, table), table.times
         locs = reading.factors.info.unravel(prior.center.mean)
         if not has_sites(self.guide, locs):
             self.guide = guide_of(self.model, self.family, self.prefix)
-        start_guide(self.guide, locs, list(self.local_sites), args, kwargs)
+        # Sites inside the plate are integrated out and have no parameters.
+        local_sites = [*reading.factors.local, *reading.factors.states]
+        start_guide(self.guide, locs, local_sites, args, kwargs)
         rows = self._plan.specs[0]
         projection = rows.projection if rows.local else None
         self.guide.take_fit(reading.factors, projection, self._reader.leading, args, kwargs)
@@ -189,8 +192,8 @@ class EPEngine(Engine):
     def update(self, state: EPState, *args: Any, **kwargs: Any) -> tuple[EPState, Array]:
         """One step: the next state, and the loss. A pure function, once ``init`` was called.
 
-        The state is one of these data; the numbers of the prior may be others. Rows that depend on
-        other directions are an error, and under ``jax.jit`` make the loss NaN.
+        A state of another number of rows, or of rows in other directions, is an error, and under
+        ``jax.jit`` makes the loss NaN; the numbers of the prior may be others.
         """
         return self.sweep(*self._for_call(state, args, kwargs))
 
@@ -221,13 +224,12 @@ class EPEngine(Engine):
     def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
         r"""The estimate of log p(y) with the sites of a state, for these arguments of the model.
 
-        It is differentiable in every array and float among them, with the sites held fixed. At a
-        fixed point this is the derivative of EP's evidence, which is stationary in the sites:
+        Its derivative by these, with the sites held fixed, is at a fixed point that of EP's
+        evidence, which is stationary in the sites:
 
         .. math:: \nabla_\theta \log Z = \mathrm E_q \nabla_\theta \log f_0 + \sum_n
             \mathrm E_{\hat p_n} \nabla_\theta l_n
 
-        so that scales of a prior, lengths or noise can be chosen by type-II maximum likelihood.
         Sites that are far from their fixed point for these arguments give a warning.
         """
         log_z, residual = evidence(*self._for_call(lax.stop_gradient(state), args, kwargs))
@@ -242,14 +244,6 @@ class EPEngine(Engine):
     def evaluate(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
         """Minus :meth:`log_evidence`: the loss at a state."""
         return -self.log_evidence(state, *args, **kwargs)
-
-    @property
-    def local_sites(self) -> tuple[str, ...]:
-        """The latent sites inside the plate, which are integrated out and have no parameters."""
-        if self._plan is None:
-            return ()
-        factors = self._plan.reading.factors
-        return (*factors.local, *factors.states)
 
     def convergence(self, state: EPState) -> dict[str, float]:
         """For :func:`~numpyro_ext.diagnostics.diagnose`: parts of the report of a state."""
@@ -290,12 +284,14 @@ class EPEngine(Engine):
         fit: Any = self._shapes == jax.tree.map(jnp.shape, state.table)
         if fit:
             state, fit = on_arguments(plan, state, arrays)
+            if self._times is not None:  # a state of shared sites has no other mark of its rows
+                fit &= jnp.all(state.table.times == self._times)
         if is_traced(fit):
             lost = jnp.where(fit, 0.0, jnp.nan)
             state = state._replace(total=plus(state.total, state.total, lost))
         elif not fit:
             raise ValueError(
-                "the state belongs to other data, whose rows depend on other directions of the"
-                " latent sites; start anew, with prior=(engine, result) to keep what it knows."
+                "the state belongs to other data, of other rows or rows that depend on other"
+                " directions; start anew, with prior=(engine, result) to keep what it knows."
             )
         return plan, state, arrays

@@ -9,12 +9,7 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 
-from numpyro_ext._checks import (
-    InferenceWarning,
-    check_choice,
-    check_nonnegative,
-    check_rate,
-)
+from numpyro_ext._checks import InferenceWarning, check_choice, check_nonnegative, check_rate
 from numpyro_ext.ep.base import EPEngine
 from numpyro_ext.ep.factors import EPPlan
 from numpyro_ext.ep.normal import (
@@ -141,11 +136,7 @@ class EP(EPEngine):
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def parallel_sweep(
-    plan: EPPlan,
-    tol: float,
-    adaptive: bool,
-    state: EPState,
-    arrays: list[Array],
+    plan: EPPlan, tol: float, adaptive: bool, state: EPState, arrays: list[Array]
 ) -> tuple[EPState, Array]:
     """All factors from one q, where d follows the residual if ``adaptive``: state and loss."""
     total = state.total
@@ -169,8 +160,7 @@ def parallel_sweep(
 def _one_by_one(
     plan: EPPlan, state: EPState, arrays: list[Array]
 ) -> tuple[list[Update], list[Site], Array]:
-    """One factor after the other, each from the q that the last one has left: their updates, their
-    damped sites, and the residual."""
+    """Updates, damped sites and residual, each factor from the q that the last one has left."""
     factors, table = plan.reading.factors_of(arrays), state.table
     start = q = moments_of(state.total)
     keys = random.split(state.rng_key, len(plan.specs))

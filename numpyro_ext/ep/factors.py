@@ -32,31 +32,22 @@ engines, so that they share what is compiled."""
 
 
 class Subspace(NamedTuple):
-    """The smallest r for which a factor does not change outside r directions, 0 for a constant and
-    -1 above the largest that is allowed; and ``(R, D)`` directions, of which the first r are these,
-    orthonormal in units of the prior's standard deviations."""
+    """The few directions in which a factor changes."""
 
-    rank: Array
-    directions: Array
+    rank: Array  # 0 for a constant, -1 above the largest rank that is allowed
+    directions: Array  # (R, D), orthonormal in units of the prior's standard deviations
 
 
 @dataclass(frozen=True)
 class FactorGroupSpec:
-    """The static part of a group of factors, of which ``batch_size`` are computed at a time.
+    """The static part of a group of factors, of which ``batch_size`` are computed at a time."""
 
-    - **names** - the sites whose batch elements they are; None for rows of the data.
-    - **local** - coordinates of the local sites that the projection integrates over; 0 if the
-      factor does so itself.
-    - **rank** - the r of rows whose directions are found at each visit, or D for all coordinates;
-      None if the group has the bases.
-    """
-
-    names: tuple[str, ...] | None
+    names: tuple[str, ...] | None  # sites whose batch elements they are; None for rows of the data
     power: float
     projection: Projection
     batch_size: int
-    local: int = 0
-    rank: int | None = None
+    local: int = 0  # coordinates of local sites that the projection integrates over
+    rank: int | None = None  # r, if directions are found at each visit, or D for all coordinates
 
     def log_factor(self, factors: Factors, index: Array, x: Array, z: Array | None = None) -> Array:
         """l of a factor at the flat vector x, and at local sites z if given."""
@@ -79,14 +70,9 @@ class FactorGroupSpec:
         # A row of a larger rank than those that were looked at is skipped: its marginal is a point.
         return jnp.where(subspace.rank < 0, 0, basis_of(subspace.directions, center.sd))
 
-    def number(self, group: "FactorGroup", n: Array) -> Array:
-        """The index of the n-th factor of the group."""
-        return group.index[n] if self.rank is None else n
-
 
 def marginal(factors: Factors, x: Array, n: Array, z: Array | None = None) -> Array:
-    """The log likelihood of row ``n`` at ``x``, with a sum over its discrete local sites and an
-    integral over a continuous one of a single coordinate, or at continuous ones z."""
+    """The log likelihood of row ``n`` at ``x``, with its local sites integrated out, or at z."""
     if not factors.states:
         return _in_state(factors, x, n, {}, z)
     each = jax.vmap(lambda state: _in_state(factors, x, n, state, z))(factors.states)
@@ -112,36 +98,28 @@ def num_points(factors: Factors) -> int:
 
 @dataclass(frozen=True)
 class EPPlan:
-    """The static part of a fit, for which its programs are compiled; ``normal`` are the sites whose
-    terms of the prior are normal."""
+    """The static part of a fit, for which its programs are compiled."""
 
     reading: ModelReading
     specs: tuple[FactorGroupSpec, ...]
-    normal: tuple[str, ...]
+    normal: tuple[str, ...]  # sites whose terms of the prior are normal
 
 
 class FactorGroup(NamedTuple):
-    """The n factors of one group: their indices, and the ``(r, D)`` orthonormal rows A of each,
-    which depends on :math:`u = A x` alone."""
+    """The n factors of one group."""
 
     index: Array
-    basis: Array
+    basis: Array  # (n, r, D): the orthonormal rows A of a factor, which depends on A x alone
 
 
 class FactorTable(NamedTuple):
-    """The factors on given data: groups, as many as the plan has specs, the rows of the data first;
-    the log of the normal part of the prior at 0; the scale of the latent vector.
+    """The factors on given data."""
 
-    - **times** - ``(S,)``, how often q has each of S sites that the rows of the data share; None if
-      each factor has its own.
-    - **taylor** - the ``TaylorSites`` of all rows; None without a proxy.
-    """
-
-    groups: tuple[FactorGroup, ...]
-    constant: Array
+    groups: tuple[FactorGroup, ...]  # one for each spec of the plan, the rows of the data first
+    constant: Array  # the log of the normal part of the prior at 0
     center: Center
-    times: Array | None = None
-    taylor: Any = None
+    times: Array | None = None  # (S,), how often q has each of S sites that the rows share, if any
+    taylor: Any = None  # the TaylorSites of all rows, with a proxy
 
 
 def map_factors(fn: Callable[..., Any], arrays: Any, batch_size: int) -> Any:
@@ -182,12 +160,9 @@ def find_table(
     max_rank: int,
     largest_share: float,
 ) -> tuple[EPPlan, FactorTable]:
-    """The factors, each with its projection; those of the data are these ``rows``, as in
-    :meth:`EPEngine.rows_of`.
-
-    Those of a low rank all have the largest one, since further directions change nothing. The
-    others have all coordinates; all rows do if more than ``largest_share`` are such.
-    """
+    """The factors, each with its projection; those of the data are these ``rows``."""
+    # Those of a low rank all have the largest one, since further directions change nothing. The
+    # others have all coordinates; all rows do if more than ``largest_share`` are such.
     factors, center, D = reading.factors, Center(*prior.center), len(prior.center.mean)
     floats = max(D, num_points(factors))  # that one point of a factor needs
     local = factors.local_size if factors.local_size > 1 else 0
@@ -261,12 +236,8 @@ def _warn_of_ranks(names: Any, rank: np.ndarray, max_rank: int) -> None:
 def find_subspace(
     log_factor: Callable[[Array], Array], mean: Array, sd: Array, rng_key: Array, max_rank: int
 ) -> Subspace:
-    r"""The directions of one factor :math:`l(x)`, with :math:`x = \text{mean} + \text{sd}\, z`.
-
-    It is the rank of the matrix of gradients with respect to z at the mean, and at K random points
-    at their full distance and where l is tame. Steps of length 1 orthogonal to the first r
-    directions confirm it, and raise it until they do not change l.
-    """
+    """The directions of one factor l(mean + sd z): the rank of its gradients at some points, which
+    steps orthogonal to them confirm, or raise until they do not change l."""
     D = len(mean)
     x64 = mean.dtype == jnp.float64
     drop, cutoff = (1e-4, 1e-8) if x64 else (1e-2, 3e-5)

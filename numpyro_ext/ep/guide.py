@@ -43,23 +43,15 @@ _POINTS = 2**14  # places of rows at which a row is evaluated at a time, for one
 
 
 class _NormalOfEngine(AutoContinuous):
-    """A guide of the sites outside the plate of the data, in the order of the model. It draws local
-    sites, inside the plate, given the others and the data of their row; a row that observes nothing
-    has its prior.
+    """A guide of the sites outside the plate of the data, which draws those inside given the others
+    and the data of their row."""
 
-    - **locs** - the start: unconstrained sites in the order in which the model samples them.
-    - **factors, arguments** - of the last fit; no arguments if they were traced.
-    - **projection** - what draws the local sites of a row, if they have several coordinates.
-    - **leading** - arguments of the factors that come before the model's.
-    - **several** - whether there were fits to other arguments before.
-    """
-
-    locs: Sites | None = None
-    factors: Factors | None = None
-    projection: Projection | None = None
-    arguments: tuple[tuple, dict[str, Any]] | None = None
-    leading: tuple = ()
-    several: bool = False
+    locs: Sites | None = None  # the start, in the order in which the model samples its sites
+    factors: Factors | None = None  # of the last fit
+    projection: Projection | None = None  # draws several local coordinates of a row
+    arguments: tuple[tuple, dict[str, Any]] | None = None  # of the last fit, unless traced
+    leading: tuple = ()  # arguments of the factors that come before the model's
+    several: bool = False  # whether there were fits to other arguments before
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         return None if self.locs is None else (random.key(0), self.locs)
@@ -133,9 +125,8 @@ class _NormalOfEngine(AutoContinuous):
     def _drawn(
         self, x: Array, rng_key: Array, args: tuple, kwargs: dict[str, Any]
     ) -> tuple[dict[str, Site], Array | None]:
-        """Latent and deterministic sites given the global ones at ``x``, and the log density
-        ``(N,)`` of the local ones of each row; None without observations, where they are draws of
-        their prior."""
+        """Latent and deterministic sites given the global ones at ``x``, and the log density of the
+        local ones of each row; None without observations, which leave their prior."""
         assert self.factors is not None
         factors, args = self.factors, (*self.leading, *args)
         with block():
@@ -203,7 +194,6 @@ def has_sites(guide: Any, locs: Sites) -> bool:
 def start_guide(
     guide: Any, locs: Sites, local: list[str], args: tuple, kwargs: dict[str, Any]
 ) -> None:
-    """Set a guide up on the global sites, at these values."""
     if guide.prototype_trace is not None:
         return
     guide.locs = locs
@@ -213,8 +203,7 @@ def start_guide(
 
 
 def _on_rows_of(factors: Factors, args: tuple, kwargs: dict[str, Any]) -> Factors | None:
-    """The factors of other arguments, with other rows, without sites that were observed in the fit
-    and are not here, which are predictions; None if nothing is observed in a row."""
+    """The factors of other arguments, without predictions; None if nothing is observed in a row."""
     there = factors.on(args, kwargs)
     fn = seed(factors.program.model, random.key(0))
     trace = shape_trace(substitute(fn, substitute_fn=init_to_uniform), args, kwargs)

@@ -38,8 +38,7 @@ def log_integral(h: Callable[[Array, Array], Array], x: Array) -> Array:
 
 
 def draw(h: Callable[[Array], Array], rng_key: Array) -> tuple[Array, Array]:
-    """A draw z of the density proportional to :math:`e^{h(z)}`, with h linear between twice as many
-    nodes, and the log of its integral."""
+    """A draw of the density :math:`e^{h(z)}`, with h linear between nodes, and its log integral."""
     z, log_w, values, counts = _at_nodes(h, 2 * NUM_NODES - 1)
     log_p = jnp.where(counts, values, -jnp.inf)
     low, high = log_p[:-1], log_p[1:]

@@ -43,18 +43,13 @@ class Moments(NamedTuple):
 
 
 class Cavity(NamedTuple):
-    """q without a site to the power alpha, in u; q itself if the quotient has no density.
-
-    - **gain** - :math:`(\\Phi_{cav} - \\Phi_q) / \\alpha`; at power 0 minus the mean of the log of
-      the site under q.
-    - **whole** - in x, where it has this marginal: q itself, or the cavity if diagonal.
-    """
+    """q without a site to the power alpha, in u; q itself if the quotient has no density."""
 
     mean: Array
     cov: Array
     proper: Array
-    gain: Array
-    whole: Moments
+    gain: Array  # (Phi_cav - Phi_q) / alpha; at power 0 minus the mean of the log of the site
+    whole: Moments  # in x, where it has this marginal: q itself, or the cavity if diagonal
 
 
 def is_finite(q: Moments) -> Array:
@@ -68,11 +63,11 @@ def variances(q: Moments) -> Array:
 
 def distance(q: Moments, new: Moments, change: Site | None = None) -> Array:
     """The largest change of a mean, in standard deviations, or of a variance, relative to it; inf
-    if the new q is no distribution. With the ``change`` of total, no large means are subtracted."""
+    if the new q is no distribution."""
     V, V_new = variances(q), variances(new)
     if change is None:
         moved = new.mean - q.mean
-    else:
+    else:  # without a difference of large means
         moved = apply(new.cov, change.shift - apply(change.precision, q.mean))
     change_of_both = jnp.maximum(jnp.abs(moved) / jnp.sqrt(V), jnp.abs(V_new / V - 1))
     return jnp.where(is_finite(new), jnp.max(change_of_both), jnp.inf)
@@ -247,8 +242,7 @@ def site_of_mean(q: Moments, A: Array, sites: Site, share: Array, power: float) 
 
 
 def include(q: Moments, A: Array, change: Site, d: Array) -> tuple[Moments, Array]:
-    """q after d times a change of a site, and d, which is halved until q stays a distribution;
-    0 if ten times are not enough."""
+    """q after d times a change of a site, and d, halved until q stays a distribution, or 0."""
     if q.cov.ndim == 1:
         d = _largest_step(jnp.min(q.cov * change.precision), d)
         V = q.cov / (1 + d * q.cov * change.precision)

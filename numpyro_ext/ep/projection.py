@@ -207,8 +207,6 @@ def from_moments(mean: Array, cov: Array) -> tuple[Array, Array]:
 
 
 def from_scores(g: Array, K: Array) -> tuple[Array, Array]:
-    r"""The same without a difference of nearly equal numbers: under the tilted distribution, by
-    parts, the mean is :math:`g = \mathbb E[\alpha \nabla l]` and the covariance I + K with :math:`K
-    = \mathbb E[\alpha \nabla^2 l] + \operatorname{Cov}[\alpha \nabla l]`."""
+    """The same, without a difference of nearly equal numbers, of mean g and covariance I + K."""
     P = inverse(jnp.eye(g.shape[-1]) + K)
     return matvec(P, g), -symmetric(matmul(P, K))

@@ -95,8 +95,7 @@ class Reader:
 
 
 def fingerprint(model: Model, arguments: Arguments, arrays: list[Any]) -> str:
-    """A hash of all that a compiled program of a model depends on, beside its array arguments: its
-    operations, and the numbers that it reads from globals, closures and attributes."""
+    """A hash of a model's operations, and of the numbers that it reads from outside."""
 
     def run(arrays: list[Any], rng_key: Array) -> Any:
         program = Program(every_row(default_key(model)), *arguments.whole(arrays))
@@ -128,27 +127,20 @@ class Center(NamedTuple):
 
 
 class Prior(NamedTuple):
-    """The prior in unconstrained space.
+    """The prior in unconstrained space."""
 
-    - **normal, constant** - all its terms with a constant Hessian, and their log at 0.
-    - **draws, center** - ``(1024, D)``, their medians, and interquartile ranges over 1.349.
-    - **normal_names, names** - the sites of these terms, and of the others.
-    - **owners** - for each other term, the places in x of the site's own value, or -1.
-    """
-
-    normal: Site
-    constant: Array
-    draws: Array
-    center: Center
-    normal_names: tuple[str, ...]
-    names: tuple[str, ...]
-    owners: np.ndarray
+    normal: Site  # all its terms with a constant Hessian
+    constant: Array  # their log at 0
+    draws: Array  # (1024, D)
+    center: Center  # medians of the draws, and interquartile ranges over 1.349
+    normal_names: tuple[str, ...]  # the sites of the normal terms
+    names: tuple[str, ...]  # the sites of the other terms
+    owners: np.ndarray  # for each other term, the places in x of the site's own value, or -1
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=ONCE)
 def _terms_of_prior(reading: ModelReading, arrays: list[Array], rng_key: Array) -> tuple[Any, ...]:
-    """Draws and their center; of each site's sum of terms the value and the gradient at the center,
-    values at some draws, and Hessians at three points."""
+    """Draws and their center; of each site's terms value, gradient, values at draws, Hessians."""
     factors = reading.factors_of(arrays)
     key_draws, key_points = random.split(rng_key)
     x = factors.draw_prior(key_draws, _DRAWS)

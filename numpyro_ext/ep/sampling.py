@@ -221,8 +221,7 @@ def with_local(
 def around(
     log_p: Callable[[Array], Array], start: Array, points: Array, least: float
 ) -> tuple[Array, Array]:
-    """Points of a normal distribution at a mode of ``log_p``, and its log density there, up to the
-    constant of a standard one."""
+    """Points of a normal at a mode of ``log_p``, and its log density, but for (2 pi)^(-size/2)."""
     mode = newton(log_p, start, least)
     L = jnp.linalg.cholesky(floored(-jax.hessian(log_p)(mode), least) / INFLATION)
     return mode + matvec(inverse_root(L), points), half_logdet(L) - jnp.sum(points**2, -1) / 2

@@ -58,16 +58,13 @@ _PRIOR_DAMPING = 0.8  # the d of the factors of the prior, which are updated fro
 
 
 class SharedConfig(NamedTuple):
-    """The static part of a step: whether each group is visited from the q that the last one has
-    left; the residual below which a fit has converged; whether a shared site has the mean of the
-    moments of its factors, in place of the mean of their sites; epsilon; and how many factors of
-    each shared site are drawn, or None for all of them."""
+    """The static part of a step."""
 
-    serial: bool = False
-    tol: float = 0.0
-    moments: bool = False
-    step: float | Callable[[Array], Array] | None = None
-    batch_size: int | None = None
+    serial: bool = False  # whether each group is visited from the q that the last one has left
+    tol: float = 0.0  # the residual below which a fit has converged
+    moments: bool = False  # whether moments of factors are averaged, in place of their sites
+    step: float | Callable[[Array], Array] | None = None  # epsilon
+    batch_size: int | None = None  # factors of each site that are drawn; None for all of them
 
 
 class Parts(NamedTuple):
@@ -81,19 +78,14 @@ class Parts(NamedTuple):
 
 
 class Items(NamedTuple):
-    """The visits of one step: G cavities, as in :class:`Parts`, and M factors from each.
-
-    - **rate** - ``(G,)``, epsilon over the number of factors that count.
-    - **weight** - ``(G,)``, the number of factors for which each of the M counts in the evidence.
-    - **index, mask** - ``(G, M)``, the factors, and which of them count.
-    """
+    """The visits of one step: G cavities, as in :class:`Parts`, and M factors from each."""
 
     slot: Any
     amount: Any
-    rate: Array
-    weight: Array
-    index: Any  # of NumPy where they are all rows
-    mask: Any
+    rate: Array  # (G,), epsilon over the number of factors that count
+    weight: Array  # (G,), the number of factors for which each of the M counts in the evidence
+    index: Any  # (G, M), the factors, of NumPy where they are all rows
+    mask: Any  # (G, M), which of them count
 
 
 def items_of(
@@ -119,22 +111,13 @@ def items_of(
 
 
 class TaylorSites(NamedTuple):
-    r"""The center c and the mean of the Taylor sites :math:`\tau_n` of all rows there, of which a
-    step on a minibatch adds only the difference.
-
-    .. math:: \tau_n = (g_n - H_n c, \; -H_n), \qquad \bar\tau = \frac1N \sum_n \tau_n, \qquad
-        \frac1M \sum_m \lambda_m \;\text{ becomes }\; \bar\tau + \frac1M \sum_m (\lambda_m - \tau_m)
-
-    with the gradient :math:`g_n` and the Hessian :math:`H_n` of the log likelihood of a row. Both
-    have the same mean over minibatches, and so the same fixed point.
-    """
+    """The center c, and the mean of the sites tau of all rows, as in :class:`StochasticEP`."""
 
     center: Array
     mean: Site
 
 
 def sites_of_proxy(proxy: TaylorProxy, factors: Factors, diagonal: bool) -> TaylorSites:
-    """Those of the rows of a model, in the order of its flat vector, by a proxy of degree 2."""
     assert proxy.hessian is not None
     info, shapes = factors.info, dict(proxy.shapes)
     if (proxy.plate, proxy.size, shapes) != (factors.plate, factors.size, dict(info.shapes)):
@@ -232,8 +215,7 @@ def _update_rows(
     item: Items,
     rng_key: Array,
 ) -> tuple[Site, Array, Update]:
-    """The rows of one item from its cavity, q without a share of the site: the sum of F over the
-    good rows, their number, and the updates of all."""
+    """The sum of F over the good rows of one item, their number, and the updates of all rows."""
     spec, group = plan.specs[0], table.groups[0]
     q, taylor = moments_of(total), table.taylor
     power = spec.power
@@ -248,13 +230,11 @@ def _update_rows(
         gain = (log_partition(left) - log_partition(total)) / power
 
     def update(n: Array, key: Array | None, read: Any) -> tuple[Update, Array, Site]:
-        number = spec.number(group, n)
+        number = group.index[n] if spec.rank is None else n
         here = factors.with_row(number, read)
         A = spec.basis(here, group, table.center, n)
         none = jax.tree.map(lambda x: x[0], zero_sites(A[None], q.cov.ndim == 1))
-        at_center = none
-        if taylor is not None:
-            at_center = site_of_row(here, spec, number, A, taylor)
+        at_center = none if taylor is None else site_of_row(here, spec, number, A, taylor)
         return site_update(spec, cavity, here, number, A, none, key), A, at_center
 
     read = factors.read_rows(jnp.asarray(item.index)) if spec.rank is not None else None
@@ -339,8 +319,7 @@ def shared_step(
     rest = zip(plan.specs[1:], table.groups[1:], prior_sites, keys, strict=True)
     for spec, group, site, key in rest:
         update = update_group(factors, spec, moments_of(base), group, site, key)
-        change = plus(update.site, site, -1.0)
-        change = jax.tree.map(lambda x: _PRIOR_DAMPING * x, change)
+        change = jax.tree.map(lambda x: _PRIOR_DAMPING * x, plus(update.site, site, -1.0))
         in_q = product_of(group.basis, change)
         d = halved(after, in_q, whole)
         after = plus(after, in_q, d)

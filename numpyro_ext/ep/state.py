@@ -147,8 +147,8 @@ def is_positive(total: Site) -> bool:
 def start_state(
     plan: EPPlan, table: FactorTable, prior: Prior, damping: float, rng_key: Array
 ) -> EPState:
-    """The state before the first step: q is the normal part of the prior. Where that is no
-    distribution, each latent site whose prior is not normal has the spread of its draws."""
+    """The state before the first step: q is the normal part of the prior, with the spread of draws
+    for the other terms where that is no distribution."""
     normal = prior.normal
     diagonal = normal.precision.ndim == 1
     sites = list(zeros_of(table, diagonal))
@@ -162,13 +162,13 @@ def start_state(
             raise ValueError("some direction of the latent sites has no proper prior.")
     # With their types: a weak one would have the next step compiled anew.
     zero, nan = jnp.zeros((), jnp.int32), jnp.asarray(jnp.nan, float)
-    counts = [zero] * 3
+    never, far = jnp.zeros((), bool), jnp.asarray(jnp.inf, float)
     return EPState(
         i=zero,
         total=total_of(normal, table, sites),
         sites=tuple(sites),
         prior=normal,
-        report=Report(jnp.asarray(jnp.inf, float), zero, jnp.zeros((), bool), *counts, noise=nan),
+        report=Report(far, zero, never, zero, zero, zero, noise=nan),
         log_evidence=nan,
         damping=jnp.asarray(damping, float),
         table=table,
@@ -234,18 +234,10 @@ def _bases_fit(plan: EPPlan, q: Moments, table: FactorTable, arrays: list[Array]
 
 
 class Update(NamedTuple):
-    r"""The result for one factor, or for n of them.
+    """The result for one factor, or for n of them."""
 
-    - **site** - its new site; the old one where it could not be computed.
-    - **log_z** - its part of the log evidence,
-      :math:`\frac1\alpha[\log \mathbb E_{cav}\, e^{\alpha l} + \Phi_{cav} - \Phi_q]`, which is
-      :math:`\mathbb E_q[l] - \mathbb E_q[\log f]` at power 0, f being the site. Where the cavity is
-      improper or the moments are not found, l and f are taken at the mean of q, or it is NaN.
-    - **skipped, inaccurate** - what went wrong, if anything.
-    """
-
-    site: Site
-    log_z: Array
+    site: Site  # the old one where it could not be computed
+    log_z: Array  # the part of the log evidence, of l and the site at q's mean where it is skipped
     skipped: Array
     inaccurate: Array
 
@@ -259,8 +251,8 @@ def site_update(
     site: Site,
     rng_key: Array | None,
 ) -> Update:
-    """One factor, given q and the site that is in q. l(u) is taken at the mean of x given u, for
-    derivatives by arguments that change the directions A."""
+    """One factor, given q and the site that is in q."""
+    # l(u) is at the mean of x given u, for derivatives by arguments that change the directions A.
     power, projection = spec.power, spec.projection
     cavity = cavity_of(q, A, site, power)
     m, B = lax.stop_gradient(_lift(cavity.whole, A))
@@ -353,15 +345,14 @@ def mix(d: Array, old: Any, new: Any) -> Any:
 
 
 class SweepResult(NamedTuple):
-    """New sites, the update of each factor, the evidence, the residual, whether the step was not
-    halved away, and what q has beside the sites; None for the prior."""
+    """What a sweep has found."""
 
     sites: tuple[Site, ...]
     updates: list[Update]
     log_z: Array
     residual: Array
-    good: Array | bool = True
-    rest: Site | None = None
+    good: Array | bool = True  # whether the step was not halved away
+    rest: Site | None = None  # what q has beside the sites; None for the prior
 
 
 def next_state(state: EPState, result: SweepResult, tol: float = 0.0) -> EPState:

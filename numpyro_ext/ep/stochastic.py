@@ -37,9 +37,8 @@ _STEP = 0.1  # the rate of a step with a proxy
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RandomRowsEngine(SharedSitesEngine):
-    """The base of engines whose steps take random rows. The result of ``run`` is then the mean over
-    its last half; if its ``noise``, in ``state.report``, is above 0.1 standard deviations, an
-    ``InferenceWarning`` says how many steps would be enough."""
+    """The base of engines whose steps take random rows; ``run`` gives the mean over its last half,
+    and warns if the ``noise`` of this in ``state.report`` is above 0.1 standard deviations."""
 
     def update(
         self, state: EPState, *args: Any, indices: Any = None, **kwargs: Any
@@ -57,8 +56,7 @@ class RandomRowsEngine(SharedSitesEngine):
     def steps(
         self, plan: EPPlan, state: EPState, arrays: list[Array], num_steps: int
     ) -> Iterator[tuple[EPState, Any, str]]:
-        """The states after every 256 steps, and the average in place of the last one."""
-        size, averaged = plan.reading.factors.size, max(1, num_steps // 2)
+        size, averaged = plan.reading.factors.size, max(1, round(num_steps / 2))
         first = state.i + num_steps - averaged
         zeros = jax.tree.map(jnp.zeros_like, (state.total, state.sites))
         sums = _Sums(
@@ -137,11 +135,10 @@ def _check_rows(indices: Any, parts: Parts) -> None:
 
 def scale_of_error(rate: float, steps: int, parts: int) -> float:
     """The standard error of the mean of all steps in units of the standard deviation of the means
-    of their parts: for an autoregression of coefficient 1 - rate, whose mean over n steps of
-    variance 1 has the variance v(n)."""
+    of their parts, for an autoregression of coefficient 1 - rate."""
     f = 1 - min(rate, 1.0)
 
-    def v(n: float) -> float:
+    def v(n: float) -> float:  # the variance of the mean of n steps of variance 1
         return ((1 + f) / (1 - f) - 2 * f * (1 - f**n) / (n * (1 - f) ** 2)) / n
 
     if f == 1:
@@ -237,7 +234,6 @@ class StochasticEP(RandomRowsEngine):
         return super().update(state, *args, indices=indices, **kwargs)
 
     def _check_data(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """An error unless the proxy is one of these data."""
         if self.proxy is not None and not self.proxy.check_data(
             self.model, args, kwargs, once=True
         ):
@@ -257,7 +253,6 @@ class StochasticEP(RandomRowsEngine):
     def table_of(
         self, reading: ModelReading, arrays: list[Array], prior: Prior
     ) -> tuple[EPPlan, FactorTable]:
-        """The plan of the rows that are looked at, without what belongs to each of them."""
         plan, table = super().table_of(reading, arrays, prior)
         index, basis = table.groups[0]
         specs = (replace(plan.specs[0], rank=basis.shape[1]), *plan.specs[1:])
@@ -276,15 +271,13 @@ class StochasticEP(RandomRowsEngine):
 
 
 class _Sums(NamedTuple):
-    """The parameters after the first of the averaged steps, and sums over these: of the parameters,
-    less the first ones; of mean and log variance of q in each part, ``(parts, 2, D)``, with the
-    number of steps; of the share by which a step forgets."""
+    """The parameters after the first of the averaged steps, and sums over these steps."""
 
     first: tuple[Site, tuple[Site, ...]]
-    total: tuple[Site, tuple[Site, ...]]
-    moments: Array
-    count: Array
-    rate: Array
+    total: tuple[Site, tuple[Site, ...]]  # of the parameters, less the first ones
+    moments: Array  # (parts, 2, D): of mean and log variance of q in each part
+    count: Array  # of steps in each part
+    rate: Array  # of the share by which a step forgets
 
 
 @partial(jax.jit, static_argnums=(0, 1))

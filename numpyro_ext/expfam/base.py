@@ -190,10 +190,7 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
 
     @classmethod
     def _constructed(cls, natural: Any, inside: Any = True, in_domain: Any = None) -> N:
-        """The result of ``from_standard``: checked where the values are known, NaN otherwise.
-
-        :param inside: a condition beyond ``in_domain``, which takes the place of :meth:`in_domain`.
-        """
+        """The result of ``from_standard``: checked where the values are known, NaN otherwise."""
         natural = canonical(natural)
         inside = inside & (cls.in_domain(natural) if in_domain is None else in_domain)
         if not isinstance(inside, Tracer):
@@ -210,11 +207,8 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
 
 
 class LocationFamily[N: tuple, M: tuple, S: tuple](ExponentialFamily[N, M, S]):
-    """A normal family with the linear parameter ``h``, whose densities are taken at its mean.
-
-    The products that the base subtracts grow with the square of the mean over the variance. Around
-    the mean they do not, so that float32 is enough wherever the mean is.
-    """
+    """A normal family with the linear parameter ``h``, whose densities are taken at its mean, so
+    that float32 is enough wherever the mean is."""
 
     @classmethod
     @abstractmethod

@@ -15,12 +15,10 @@ from numpyro_ext.expfam.leaves import leaves_of
 class ChainFamily[N: tuple, M: tuple, S: tuple](ExponentialFamily[N, M, S]):
     """A family of sequences of T steps, whose sums over states run step by step."""
 
-    discrete: ClassVar[bool]
-    """True if the steps are integers."""
+    discrete: ClassVar[bool]  # whether the steps are integers
 
     @staticmethod
     def num_steps(natural: Any) -> int:
-        """T."""
         return natural[0].shape[-2]
 
     @classmethod
@@ -41,10 +39,8 @@ class ChainDistribution(dist.Distribution):
 
     def __init__(self, family: Any, natural: Any) -> None:
         self.family, self.natural = family, natural
-        super().__init__(self.batch_shape, self._event_of(natural[0].shape))
-
-    def _event_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape[-2:-1] if self.family.discrete else shape[-2:]
+        shape = natural[0].shape
+        super().__init__(self.batch_shape, shape[-2:-1] if family.discrete else shape[-2:])
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

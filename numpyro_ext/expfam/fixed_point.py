@@ -12,16 +12,14 @@ from numpyro_ext._checks import check_count, check_nonnegative
 
 
 class FixedPointResult(NamedTuple):
-    """Result of :func:`fixed_point`."""
+    """Result of :func:`fixed_point`: the last finite iterate, the number of evaluations of f, the
+    largest change in the last of them, infinite if it was not finite, and whether it was within the
+    tolerance."""
 
     value: Any
-    """The last finite iterate, a tree like ``init``."""
     num_iter: Array
-    """Number of evaluations of f."""
     residual: Array
-    """Largest change of an element in the last of them; infinite if it was not finite."""
     converged: Array
-    """True if that change was within the tolerance."""
 
 
 def fixed_point(
@@ -144,8 +142,7 @@ def _as_strong(x: Any) -> Array:
 
 
 def newton(step: Callable[[Array], Array], start: Array, max_steps: int = 50) -> Array:
-    """Newton's ``step`` repeated until every element stays within rounding, or is NaN, or
-    ``max_steps`` times."""
+    """Newton's ``step`` repeated until every element stays within rounding or is NaN."""
     tol = 4 * jnp.finfo(start.dtype).eps
 
     def moving(carry: tuple[Array, Array, Array]) -> Array:

@@ -13,12 +13,11 @@ from numpyro_ext.expfam.wishart import degrees
 
 
 class GammaNatural(NamedTuple):
-    """Natural parameters of :class:`Gamma`."""
+    """Natural parameters of :class:`Gamma`, to which a sum of counts and their number, or half the
+    number of normal data and half the sum of their squares, are added."""
 
     a: Annotated[Array, ""]
-    """Concentration: a sum of counts, or half the number of normal data, is added here."""
     b: Annotated[Array, ""]
-    """Rate: the number of counts, or half a sum of squares, is added here."""
 
 
 class GammaMean(NamedTuple):

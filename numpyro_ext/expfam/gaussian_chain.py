@@ -26,14 +26,12 @@ from numpyro_ext.expfam.linalg import (
 
 
 class GaussianChainNatural(NamedTuple):
-    """Natural parameters of :class:`GaussianChain`."""
+    """Natural parameters of :class:`GaussianChain`: h linear in x_t, W minus half a diagonal block
+    of the precision, and V minus one below the diagonal, of x_{t+1} on the left and x_t."""
 
     h: Annotated[Array, "T d"]
-    """Linear in x_t."""
     W: Annotated[Array, "T d d symmetric"]
-    """Quadratic in x_t: minus half a diagonal block of the precision."""
     V: Annotated[Array, "T-1 d d"]
-    """Couples x_{t+1} on the left to x_t: minus a block of the precision below the diagonal."""
 
 
 class GaussianChainMean(NamedTuple):
@@ -74,9 +72,8 @@ class GaussianChain(
     and draws backwards. Potentials of observations are added to h and W; there is no need for the
     transitions to be normalised.
 
-    **When it fails.** A precision that is not positive definite gives NaN. If the weight lets
-    variances grow more than a millionfold in num_steps, float32 loses their inverse: log densities
-    and draws are NaN then, or keep few digits.
+    **When it fails.** If the weight lets variances grow more than a millionfold in num_steps,
+    float32 loses their inverse: log densities and draws are NaN then, or keep few digits.
 
     References: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016),
     section 4.
@@ -221,10 +218,7 @@ def _backward_maps(natural: GaussianChainNatural) -> tuple[Array, Array, Array]:
 
 
 def _affine(G: Array, b: Array, D: Array | None) -> tuple[Array, Any]:
-    """Solve x_t = G_t x_{t+1} + b_t and C_t = G_t C_{t+1} G_t^T + D_t from the end, where G is 0.
-
-    The second is left out if D is None.
-    """
+    """x_t = G_t x_{t+1} + b_t and, with D, C_t = G_t C_{t+1} G_t^T + D_t, from the end of G = 0."""
 
     def step(later: tuple[Array, Any], inputs: tuple[Array, Array, Any]) -> Any:
         x, C = later

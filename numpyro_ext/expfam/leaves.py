@@ -13,10 +13,8 @@ class Leaf(NamedTuple):
     """The declaration of one field of a ``NamedTuple`` of parameters."""
 
     name: str
-    dims: tuple[str, ...]
-    """Its dimensions after the batch: a letter stands for one size in the whole tuple."""
-    symmetric: bool
-    """True if only the symmetric part of the matrix counts."""
+    dims: tuple[str, ...]  # after the batch; a letter stands for one size in the whole tuple
+    symmetric: bool  # whether only the symmetric part of the matrix counts
 
 
 @cache

@@ -13,12 +13,11 @@ from numpyro_ext.expfam.leaves import canonical
 
 
 class MarkovChainNatural(NamedTuple):
-    """Natural parameters of :class:`MarkovChain`."""
+    """Natural parameters of :class:`MarkovChain`: log weights of the states of each step, and of a
+    state at t (rows) and one at t + 1 (columns)."""
 
     unary: Annotated[Array, "T K"]
-    """Log weights of the states of each step."""
     pair: Annotated[Array, "T-1 K K"]
-    """Log weights of a state at t (rows) and one at t + 1 (columns)."""
 
 
 class MarkovChainMean(NamedTuple):
@@ -162,10 +161,8 @@ def _time_first(natural: MarkovChainNatural) -> tuple[Array, Array]:
 
 
 def _forward(natural: MarkovChainNatural) -> tuple[Array, Array]:
-    """``(T, *batch, K)`` log weights of z_t with all states before it summed out, and A.
-
-    The weights are normalised at each step, or float32 would lose them beside a large A.
-    """
+    """``(T, *batch, K)`` log weights of z_t with all states before it summed out, and A."""
+    # Normalised at each step, or float32 would lose the weights beside a large A.
     unary, pair = _time_first(natural)
 
     def step(last: Array, inputs: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:

@@ -25,16 +25,13 @@ from numpyro_ext.expfam.wishart import Wishart, WishartMean, WishartNatural, bar
 
 
 class MNIWNatural(NamedTuple):
-    """Natural parameters of :class:`MNIW`."""
+    """Natural parameters of :class:`MNIW`, to which the sums of x x^T, x u^T and u u^T, and the
+    number of data are added."""
 
     A: Annotated[Array, "d d symmetric"]
-    """S + M K M^T; the sum of x x^T is added here."""
     B: Annotated[Array, "d p"]
-    """M K; the sum of x u^T is added here."""
     K: Annotated[Array, "p p symmetric"]
-    """Precision of the weight; the sum of u u^T is added here."""
     nu: Annotated[Array, ""]
-    """Degrees of freedom; the number of data is added here."""
 
 
 class MNIWMean(NamedTuple):

@@ -14,16 +14,13 @@ from numpyro_ext.expfam.mniw import MNIW, MNIWMean, MNIWNatural
 
 
 class NIWNatural(NamedTuple):
-    """Natural parameters of :class:`NIW`."""
+    """Natural parameters of :class:`NIW`, to which the sums of x x^T and of x, and the number of
+    data, to both kappa and nu, are added."""
 
     A: Annotated[Array, "d d symmetric"]
-    """S + kappa m m^T; the sum of x x^T is added here."""
     b: Annotated[Array, "d"]
-    """kappa m; the sum of x is added here."""
     kappa: Annotated[Array, ""]
-    """Prior observations of the mean; the number of data is added here."""
     nu: Annotated[Array, ""]
-    """Degrees of freedom; the number of data is added here."""
 
 
 class NIWMean(NamedTuple):

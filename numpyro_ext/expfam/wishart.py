@@ -24,12 +24,11 @@ from numpyro_ext.expfam.linalg import (
 
 
 class WishartNatural(NamedTuple):
-    """Natural parameters of :class:`Wishart`."""
+    """Natural parameters of :class:`Wishart`, to which the sum of x x^T and the number of data are
+    added."""
 
     S: Annotated[Array, "d d symmetric"]
-    """Rate matrix; the sum of x x^T is added here."""
     nu: Annotated[Array, ""]
-    """Degrees of freedom; the number of data is added here."""
 
 
 class WishartMean(NamedTuple):

@@ -41,11 +41,8 @@ class BeginsAtModes:
 def draw_at_modes(
     rng_key: Array, modes: Modes, num: int, potential: Potential
 ) -> tuple[Float[Array, "m d"], Float[Array, "m K"]]:
-    """A draw at one of the modes for each particle, and at which. A mode has its share of them.
-
-    What is not finite on the first rows lies a tenth as far from its mode. There is one group where
-    the particles are too few for several.
-    """
+    """A draw at one of the modes, by their shares, for each particle, and at which; what is not
+    finite on the first rows lies a tenth as far from its mode."""
     which = modes.apportion(num)
 
     def draw(rng_key: Array) -> Array:

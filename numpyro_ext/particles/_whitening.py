@@ -14,21 +14,14 @@ _APART = 100.0  # times the root of the dimension, in units of a group's spread
 
 
 class CovarianceWhitening(NamedTuple):
-    r"""The map :math:`y = (x - \bar x) L^{-\top}`, for points, gradients and velocities.
-
-    L is that of :class:`ParticleField`. A coordinate in which all particles agree keeps its own
-    unit. For d > m L is a root in O(m^2 d), which differs from Cholesky's factor by a rotation.
-    """
+    r"""The map :math:`y = (x - \bar x) L^{-\top}` with the L of :class:`ParticleField`, for d > m
+    by a root in O(m^2 d); a coordinate in which all particles agree keeps its own unit."""
 
     mean: Float[Array, " d"]
-    scale: Float[Array, " d"]
-    """Standard deviations; L is ``scale[:, None] * root`` with a root of the correlations."""
-    times_root: Callable[[Array], Array]
-    """``u @ root``, for rows u."""
-    times_root_transposed: Callable[[Array], Array]
-    """``u @ root.T``."""
-    solve_root: Callable[[Array], Array]
-    """``u @ inv(root).T``."""
+    scale: Float[Array, " d"]  # L is scale[:, None] * root with a root of the correlations
+    times_root: Callable[[Array], Array]  # u @ root, for rows u
+    times_root_transposed: Callable[[Array], Array]  # u @ root.T
+    solve_root: Callable[[Array], Array]  # u @ inv(root).T
 
     @classmethod
     def from_particles(cls, x: Float[Array, "m d"], where: Any = None) -> "CovarianceWhitening":
@@ -73,14 +66,10 @@ class CovarianceWhitening(NamedTuple):
 
 
 class PerModeWhitening(NamedTuple):
-    """The map of each particle that its own group defines.
+    """The map of each particle that its own group defines, so that groups do not see each other;
+    one of at most d particles, which has no covariance, rests."""
 
-    Groups do not see each other: in the new coordinates they are so far apart that a kernel of the
-    distance vanishes between them. One of at most d particles, which has no covariance, rests.
-    """
-
-    groups: Bool[Array, "m K"]
-    """True where a particle belongs to a group."""
+    groups: Bool[Array, "m K"]  # true where a particle belongs to a group
     units: tuple[CovarianceWhitening, ...]
 
     @classmethod
@@ -103,8 +92,7 @@ class PerModeWhitening(NamedTuple):
         return self._each(lambda units: units.gradients(g))
 
     def velocities(self, v: Array) -> Float[Array, "m d"]:
-        """Velocities of the new coordinates as velocities of the old ones, at most 1 in units of
-        the group, because a step is in units of the spread of all."""
+        # At most 1 in units of the group, because a step is in units of the spread of all.
         speed = jnp.sqrt(jnp.mean(v**2, axis=1, keepdims=True))
         few = jnp.sum(self.groups, axis=0) <= v.shape[1]
         rests = jnp.any(self.groups & few, axis=1, keepdims=True)
@@ -124,12 +112,9 @@ class PerModeWhitening(NamedTuple):
 def _low_rank_root(
     u: Float[Array, "m d"],
 ) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
-    r"""The symmetric root of :math:`\lambda I + u^\top u / (m + d)`, and its inverse, on rows.
-
-    With the eigenvalues e of :math:`u u^\top / (m + d)`, :math:`a = \sqrt\lambda` and
-    :math:`b = \sqrt{\lambda + e}`, the root is :math:`a I + u^\top f(u u^\top) u` with
-    :math:`f = (b - a) / e = 1 / (a + b)`, and its inverse has :math:`-1 / (a b (a + b))`.
-    """
+    r"""The symmetric root of :math:`\lambda I + u^\top u / (m + d)`, and its inverse, on rows."""
+    # a I + u^T f(u u^T) u, with f = (b - a) / e = 1 / (a + b) of the eigenvalues e, and for the
+    # inverse -1 / (a b (a + b)), where a^2 = lambda and b^2 = lambda + e.
     m, d = u.shape
     u = u / (m + d) ** 0.5
     e, vectors = jnp.linalg.eigh(matmul(u, u.T))

@@ -1,12 +1,5 @@
 """The base of particle inference: a velocity of particles as a loss for ``SVI``.
 
-**An update.** ``SVI`` calls :meth:`ParticleField.loss_with_mutable_state`. The loss takes the
-particles from the guide, and their gradients from NumPyro's ``potential_energy`` by ``Potential``
-in ``_model/potential.py``. :meth:`ParticleField.velocity_and_bandwidth` goes to whitened
-coordinates if the field is preconditioned, gives the kernel a number for its bandwidth, and asks
-the subclass for its formula, :meth:`ParticleField.resolved_velocity`. The gradient of the loss in
-the particles is minus this velocity, which the optimiser of ``SVI`` follows.
-
 Reference: Feng, Wang and Liu, *Learning to draw samples with amortized Stein variational gradient
 descent* (UAI 2017), eq. 6, for guides that draw their particles.
 """
@@ -57,13 +50,9 @@ _LOST = (
 
 
 def find_lost(log_p: Array, *derivatives: Array | None) -> tuple[Array, Array]:
-    """Which of m particles are lost, and the indices of those by which the others are moved.
-
-    A kernel couples all particles, so that one NaN would be the end of all. Lost are those whose
-    log density is NaN, or one of whose derivatives has a square that is not finite. In the
-    velocities of the others the next of them in turn stand in for the lost ones. Where all are
-    lost, none is, and the step itself is not finite.
-    """
+    """Which of m particles are lost, and the indices of those by which the others are moved."""
+    # A kernel couples all particles, so that one NaN would be the end of all: in the velocities of
+    # the others these stand in for the lost ones. Where all are lost, the step is not finite.
     where, m = jnp.isnan(log_p), log_p.shape[0]
     for g in derivatives:
         if g is not None:
@@ -223,12 +212,11 @@ class ParticleField(ELBO, ABC):
         bandwidth: ArrayLike | None = None,
         groups: Array | None = None,
     ) -> tuple[Float[Array, "m d"], Float[Array, ""]]:
-        """:meth:`velocity`, and the bandwidth with which it was computed, NaN for a kernel that has
-        none.
+        """:meth:`velocity`, and its bandwidth, NaN for a kernel that has none.
 
         :param bandwidth: the last step's, from which the rule ``"he"`` continues its search.
-        :param groups: ``(m, K)``, 1 for the one of K modes at which a particle began. A field that
-            is preconditioned moves the particles of each mode by themselves, in their own units.
+        :param groups: ``(m, K)``, 1 for the one of K modes at which a particle began, whose
+            particles a preconditioned field moves by themselves.
         """
         x, g = self.check_arrays(x, grad_log_p)
         units = None if self.precondition is None else self._units(x, groups)
@@ -243,7 +231,6 @@ class ParticleField(ELBO, ABC):
     def _units(
         self, x: Array, groups: Array | None
     ) -> CovarianceWhitening | PerModeWhitening | None:
-        """The coordinates in which the particles have unit spread; None for their own."""
         if self.precondition is None:
             return None
         check_several(
@@ -277,10 +264,7 @@ class ParticleField(ELBO, ABC):
         *,
         fresh: bool = True,
     ) -> Potential:
-        """The potential, by the proxy where there is one and the model takes minibatches.
-
-        :param fresh: whether a program is made of it, for which all rows are compared again.
-        """
+        """The potential, by the proxy where there is one; a ``fresh`` program compares all rows."""
         if self.proxy is None or not potential.takes_minibatches:
             return potential
         potential.check_all_rows("a proxy")
@@ -288,13 +272,7 @@ class ParticleField(ELBO, ABC):
         return self.proxy.of_potential(type(self).__name__, potential, compare=not compared)
 
     def loss_with_mutable_state(
-        self,
-        rng_key: Array,
-        param_map: Params,
-        model: Model,
-        guide: Any,
-        *args: Any,
-        **kwargs: Any,
+        self, rng_key: Array, param_map: Params, model: Model, guide: Any, *args: Any, **kwargs: Any
     ) -> Any:
         counter = f"{getattr(guide, 'prefix', 'auto')}_step"
         # SVI.evaluate passes no mutable state; the value does not depend on the step.
@@ -324,7 +302,6 @@ class ParticleField(ELBO, ABC):
         args: tuple,
         kwargs: dict[str, Any],
     ) -> Array:
-        """The mean negative log density, whose gradient moves the particles by the velocity."""
         key_minibatch, key_guide = random.split(rng_key)
         num_particles = self.num_particles or getattr(guide, "num_particles", 100)
         z = guide.sample_latent(key_guide, param_map, num_particles)

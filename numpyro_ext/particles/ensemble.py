@@ -27,12 +27,7 @@ from numpyro_ext.particles._start import (
     draw_at_modes,
     warn_of_few_particles,
 )
-from numpyro_ext.particles.base import (
-    ParticleField,
-    find_lost,
-    read_for_particles,
-    report_lost,
-)
+from numpyro_ext.particles.base import ParticleField, find_lost, read_for_particles, report_lost
 from numpyro_ext.particles.blob import Blob
 from numpyro_ext.particles.dynamics import PSGHMC
 from numpyro_ext.particles.regularized_svgd import RegularizedSVGD
@@ -40,17 +35,7 @@ from numpyro_ext.particles.step import ParticleStepState, particle_step, start_s
 
 ParVIState = namedtuple(
     "ParVIState",
-    [
-        "i",
-        "z",
-        "modes",
-        "optim_state",
-        "potential_energy",
-        "z_grad",
-        "bandwidth",
-        "diverging",
-        "rng_key",
-    ],
+    "i z modes optim_state potential_energy z_grad bandwidth diverging rng_key",
 )
 """
 A :func:`~collections.namedtuple` with these entries, m being the number of particles:
@@ -90,9 +75,8 @@ class ParVI(BeginsAtModes, MCMCKernel):
 
     **Bias.** It is the field's. The draws of one chain are the path of an optimisation, not a
     Markov chain: R-hat and effective sample size mean nothing here, and ``diagnose`` says whether
-    the particles have converged. A particle at which the log density is NaN or its gradient not
-    finite stays where it is, with a warning, and the others move without it; a step that is not
-    finite itself moves none. ``diverging`` shows both.
+    the particles have converged. Lost particles are those of :class:`ParticleField`; ``diverging``
+    shows them, and all of them after a step that is not finite itself.
 
     :param model: a NumPyro model with continuous latents. For a potential energy write one that
         samples from ``dist.ImproperUniform`` and adds ``numpyro.factor("U", -potential_fn(z))``.
@@ -248,7 +232,6 @@ class ParVI(BeginsAtModes, MCMCKernel):
         )
 
     def _spread(self, z: Any) -> Any:
-        """The particles on the devices of ``sharding``, where all that depends on them stays."""
         if self.sharding is None:
             return z
         return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, self.sharding), z)
@@ -284,7 +267,6 @@ class ParVI(BeginsAtModes, MCMCKernel):
     def _start(
         self, rng_key: Array, num_particles: int, init_params: Any, args: tuple, kwargs: dict
     ) -> tuple[Sites, Array | None]:
-        """Unconstrained particles and their modes; the parameters of the model are drawn too."""
         info = read_for_particles(self.model, args, kwargs)
         rest = self.model, info, args, kwargs
         how: dict[str, Any] = {"init_strategy": self.init_strategy}

@@ -62,14 +62,12 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
     2 d K particles all are one group. Particles of a mode with at most d of them rest.
 
     The particles begin at draws of ``init_loc_fn`` instead, plus ``init_scale`` times standard
-    normal noise, if one of these is given or ``init_from`` is None;
-    for models of more than 512 latent dimensions and models with networks; and, with a warning,
-    where the arguments are traced or the search fails.
+    normal noise, if one of these is given or ``init_from`` is None; for models of more than 512
+    latent dimensions or with networks; and, with a warning, where the search fails or cannot run.
 
     The latent sites of the model must be continuous and outside every subsampled plate. With funsor
     installed discrete sites of few values are summed out. For d > m / 2 the spread is smaller than
-    the posterior's, of which a warning is given. ``diagnose`` says whether the particles have
-    converged.
+    the posterior's, of which a warning is given.
 
     :param model: a NumPyro model.
     :param int num_particles: m.
@@ -122,7 +120,6 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
 
     @property
     def param_name(self) -> str:
-        """Name of the one parameter."""
         return f"{self.prefix}_particles"
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[Array, Array | None, Sites]:

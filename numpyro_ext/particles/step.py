@@ -14,14 +14,10 @@ from numpyro_ext.particles._whitening import CovarianceWhitening
 class ParticleStepState(NamedTuple):
     """State of :func:`particle_step`."""
 
-    count: Array
-    """Number of steps so far."""
-    num_steps: Array
-    """The step at which the particles come to rest."""
-    start_sds: Array
-    """``(d,)``, standard deviations of the particles that begin at modes; otherwise infinite."""
-    others: Any
-    """State of the transformation of all other parameters."""
+    count: Array  # steps so far
+    num_steps: Array  # the step at which the particles come to rest
+    start_sds: Array  # (d,), of particles that begin at modes; otherwise infinite
+    others: Any  # state of the transformation of all other parameters
 
 
 def particle_step(
@@ -43,9 +39,7 @@ def particle_step(
         \qquad \epsilon_k = \frac{\epsilon_0}{2} \left(1 + \cos \frac{\pi k}{n}\right),
 
     so no particle moves by more than :math:`\epsilon_k` in units of the particles' own spread, and
-    all are at rest after n steps. Where the particles do not begin at modes, the spread there says
-    nothing of the posterior, and :math:`s_j = \infty`. Where they do, :math:`s_j` keeps the spread
-    from growing by a factor at every step.
+    all are at rest after n steps. Where the particles do not begin at modes, :math:`s_j = \infty`.
 
     It is meant for preconditioned fields without a factor 1/m, above all ``RegularizedSVGD()``;
     others may oscillate where the posterior is narrow, and :class:`SVGD` takes more steps.

@@ -53,10 +53,7 @@ def scale_of(site: Site) -> Any:
 
 
 def check_scales(model_trace: Trace, guide_trace: Trace) -> None:
-    """An error if model and guide weigh a latent site differently, or if either masks it.
-
-    Scales that are traced pass.
-    """
+    """An error if model and guide weigh a latent site differently, or if either masks it."""
     for site in latent_sites(guide_trace):
         name = site["name"]
         if name not in model_trace:
@@ -80,8 +77,7 @@ def check_scales(model_trace: Trace, guide_trace: Trace) -> None:
 def check_model(
     guide: Any, model: Model, rng_key: Array, args: tuple, kwargs: dict[str, Any]
 ) -> None:
-    """An error if the model's densities differ from ``prior`` and from the rule, at three pairs of
-    values."""
+    """An error if the model's densities at three pairs of values are not prior's and the rule's."""
     for key in random.split(rng_key, 3):
         _check_pair(guide, model, key, args, kwargs)
 
@@ -149,26 +145,23 @@ def _check_locals(guide: Any, traces: tuple[Trace, Trace], models: list[Trace]) 
         )
 
 
-def _nothing(x: Array) -> GaussianPotential:
-    """The potential of a datum without information about x."""
-    return GaussianPotential(jnp.zeros_like(x), jnp.zeros((*x.shape, x.shape[-1])))
-
-
 def certain(
     rule: LocalInference, global_mean: Mapping[str, Any], values: Mapping[str, Array]
 ) -> LocalPosterior:
     """A local posterior with the statistics of values for its means, by local latent variable."""
-    local = rule.infer(global_mean, _nothing(values["x"]))
-    point = {
-        name: _statistics(family, local.mean[name], values[name])
-        for name, family in rule.local_families.items()
-    }
+    x, point = values["x"], {}
+    no_data = GaussianPotential(jnp.zeros_like(x), jnp.zeros((*x.shape, x.shape[-1])))
+    local = rule.infer(global_mean, no_data)
+    for name, family in rule.local_families.items():
+        # The statistics of a category need the number of categories.
+        mean = local.mean[name]
+        categories = [mean.probs.shape[-1]] if hasattr(mean, "probs") else []
+        point[name] = family.statistics(values[name], *categories)
     return local._replace(mean=point)
 
 
 def _check_known_normal(guide: Any, traces: tuple[Trace, Trace], model_trace: Trace) -> None:
-    """Compare the changes of log p(x) of the model and of a rule without global variables, between
-    the means of two normal q of the same covariance."""
+    """Compare the changes of log p(x) between the means of two normal q of the same covariance."""
     rule, (site,) = guide.local_inference, guide.site_names["x"]
     log_p, expected = [], []
     for trace in traces:
@@ -182,12 +175,6 @@ def _check_known_normal(guide: Any, traces: tuple[Trace, Trace], model_trace: Tr
             f"the model's log density of '{site}' is not that of {type(rule).__name__}; give both"
             " the same prior."
         )
-
-
-def _statistics(family: Any, like: Any, value: Array) -> Any:
-    """The statistics of a value, which for a category need the number of categories."""
-    categories = [like.probs.shape[-1]] if hasattr(like, "probs") else []
-    return family.statistics(value, *categories)
 
 
 def _value_of(sites: tuple[str, ...], trace: Trace) -> Any:

@@ -16,12 +16,7 @@ from numpyro.primitives import Messenger
 from numpyro_ext._checks import check_choice
 from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.density import log_prob, scaled
-from numpyro_ext._model.handlers import (
-    same_plates,
-    seed_plates,
-    subsampled_plates,
-    valid_plates,
-)
+from numpyro_ext._model.handlers import same_plates, seed_plates, subsampled_plates, valid_plates
 from numpyro_ext._model.losses import finite_step, map_over
 from numpyro_ext._model.read import (
     Site,
@@ -102,22 +97,18 @@ class SVAEELBO(ELBO):
         *args: Any,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """The loss; with one particle, and all rows, it has the draws of ``Trace_ELBO``."""
-
-        def estimate(params: Params) -> tuple[Array, dict[str, Any]]:
-            return self._estimate(rng_key, params, model, guide, args, kwargs)
-
+        estimate = partial(self._estimate, rng_key, model, guide, args, kwargs)
         loss, state = finite_step(estimate, param_map)
         return {"loss": loss, "mutable_state": state or None}
 
     def _estimate(
         self,
         rng_key: Array,
-        param_map: Params,
         model: Model,
         guide: Model,
         args: tuple,
         kwargs: dict[str, Any],
+        param_map: Params,
     ) -> tuple[Array, dict[str, Any]]:
         """The loss, and the mutable sites that its first particle leaves."""
         model_key, guide_key = random.split(rng_key)
@@ -224,7 +215,7 @@ def _check_plates(trace: Trace, drawn: dict[str, Site]) -> None:
 
 
 def _running(guide: Any, terms: Callable[..., GlobalTerms]) -> Any:
-    """The guide's :meth:`SVAEGuide.run` with ``terms``, inside the handlers around the guide."""
+    """The guide's ``run`` with ``terms``, inside the handlers around the guide."""
     if isinstance(guide, SVAEGuide):
         return partial(guide.run, terms)
     if not isinstance(guide, Messenger):
@@ -253,9 +244,8 @@ def _natural_terms(
     """The terms of the global factors, whose gradients are minus the natural ones."""
     mean = {name: straight_through_mean(families[name], q) for name, q in natural.items()}
     inner = jax.lax.stop_gradient(mean) if explicit_only else mean
-    kl = jnp.zeros(())
-    for name, q in natural.items():
-        kl = kl + jnp.sum(straight_through_kl(families[name], q, prior[name], mean[name]))
+    kls = [straight_through_kl(families[n], q, prior[n], mean[n]) for n, q in natural.items()]
+    kl = sum(map(jnp.sum, kls), jnp.zeros(()))
     return GlobalTerms(mean, inner, kl)
 
 

@@ -15,28 +15,18 @@ from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.expfam import multiply
-from numpyro_ext.svae.checks import (
-    certain,
-    check_factor_rows,
-    check_model,
-    check_naturals,
-)
+from numpyro_ext.svae.checks import certain, check_factor_rows, check_model, check_naturals
 from numpyro_ext.svae.judgement import judge, narrowest
-from numpyro_ext.svae.local_inference.base import (
-    LocalInference,
-    LocalPosterior,
-    global_statistics,
-)
+from numpyro_ext.svae.local_inference.base import LocalInference, LocalPosterior, global_statistics
 from numpyro_ext.svae.missing import MissingNetwork
 
 
 class GlobalTerms(NamedTuple):
-    """Expected statistics of each global factor, for the divergence of the local variables and for
-    local inference, and the divergence of all factors from their priors."""
+    """What a run takes of the global factors."""
 
-    mean: dict[str, Any]
-    inner: dict[str, Any]
-    kl: Array
+    mean: dict[str, Any]  # expected statistics, for the divergence of the local variables
+    inner: dict[str, Any]  # the same for local inference
+    kl: Array  # the divergence of all factors from their priors
 
     @classmethod
     def exact(
@@ -44,9 +34,8 @@ class GlobalTerms(NamedTuple):
     ) -> "GlobalTerms":
         """The terms at natural parameters, with ordinary gradients."""
         mean = {name: families[name].mean(q) for name, q in natural.items()}
-        kl = jnp.zeros(())
-        for name, q in natural.items():
-            kl = kl + jnp.sum(families[name].kl(q, prior[name]))
+        kls = [jnp.sum(families[name].kl(q, prior[name])) for name, q in natural.items()]
+        kl = sum(kls, jnp.zeros(()))
         return cls(mean, mean, kl)
 
 
@@ -140,9 +129,8 @@ class SVAEGuide:
         return self.run(GlobalTerms.exact, *args, **kwargs).sites
 
     def run(self, terms: Callable[..., GlobalTerms], /, *args: Any, **kwargs: Any) -> GuideRun:
-        """One run of the guide, with the gradients that ``terms(families, natural, prior)`` gives
-        the global factors: ordinary ones in a call of the guide, natural ones in
-        :class:`SVAEELBO`."""
+        """One run, with the gradients that ``terms(families, natural, prior)`` gives the global
+        factors: ordinary ones in a call of the guide, natural ones in :class:`SVAEELBO`."""
         y = self._checked(args[0])
         name = f"{self.prefix}_natural"
         natural: Any = numpyro.param(name, self._init_natural) if self.prior else {}
@@ -244,8 +232,7 @@ class SVAEGuide:
         return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
 
     def sample_globals(self, rng_key: Array, sites: Sites) -> Sites:
-        """A draw of the global sites given local ones for all data: their exact posterior. With
-        local sites drawn from q it is one step of Gibbs sampling."""
+        """A draw of the global sites from their exact posterior given local ones for all data."""
         rule = self.local_inference
         mean = {name: family.mean(self.prior[name]) for name, family in rule.families.items()}
         values = {name: sites[self.site_names[name][0]] for name in rule.local_families}

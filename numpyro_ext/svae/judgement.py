@@ -36,8 +36,7 @@ def judge(
     args: tuple,
     kwargs: dict[str, Any],
 ) -> list[Judgement]:
-    """Whether message passing came to rest, and whether as many states hold data as in draws of the
-    prior: local optima leave some empty. Of each restart there are parameters and draws."""
+    """Whether message passing came to rest, and whether local optima have left states empty."""
     seeded: Any = seed(guide, random.key(0))
     sites = shape_trace(substitute(seeded, data=params[0]), args, kwargs)
     reports = [name for name in sites if name.endswith("_converged")]
@@ -80,10 +79,10 @@ def _count(z: np.ndarray, *, vector: bool) -> int:
 
 
 def states_in_use(name: str, z: np.ndarray, prior: np.ndarray, *, vector: bool) -> Judgement:
-    """The states of a site ``(restart, draw, *site)`` that hold data, in the restart where
-    it is least, beside the number of which 95 % of the draws of the prior have more."""
+    """The states of a site ``(restart, draw, *site)`` that hold data, where they are fewest."""
     in_use = [np.mean([_count(draw, vector=vector) for draw in chain[:_DRAWS]]) for chain in z]
     value, of_prior = float(min(in_use)), [_count(draw, vector=vector) for draw in prior]
+    # 95 % of the draws of the prior have more.
     least = int(np.quantile(of_prior, 0.05, method="lower"))
     ok = value > least - 0.5
     verdict = f"as many states of '{name}' hold data as the prior expects."
@@ -96,12 +95,9 @@ def states_in_use(name: str, z: np.ndarray, prior: np.ndarray, *, vector: bool) 
 
 
 def narrowest(guide: Any, rng_key: Array, draws: dict[str, Any]) -> tuple[float, str] | None:
-    r"""The least width of a global site over that after a step of Gibbs sampling, and its name.
-
-    If q is a product, a global number has its variance given the local ones. The step makes it
-    1 + R times as large; in the posterior it is 1 / (1 - R) times as large, which is exact for
-    normals. A quarter of the numbers of a site have a smaller ratio.
-    """
+    """The least width of a global site over that after a step of Gibbs sampling, and its name."""
+    # If q is a product, a global number has its variance given the local ones. The step makes it
+    # 1 + R times as large; in the posterior it is 1 / (1 - R) times as large, exactly for normals.
 
     @jax.jit
     def after(sites: Sites, keys: Array) -> Sites:

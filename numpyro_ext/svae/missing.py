@@ -31,8 +31,7 @@ def allow_missing(recognition: Network) -> MissingNetwork:
         \end{cases}
 
     so that a network for p columns has 2p inputs, and a row without any entry has the prior as its
-    q; in a sequence this holds for each step. The model has to leave the missing entries out of the
-    likelihood:
+    q; in a sequence this holds for each step. The model leaves missing entries out too:
 
     .. code-block:: python
 

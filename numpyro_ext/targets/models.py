@@ -60,7 +60,7 @@ def bayesian_mlp(
     ``data``; without ``y`` there is the deterministic site ``f``, too.
 
     Standardise the data first, and give guides ``init_loc_fn=init_to_fan_in()`` and a small
-    ``init_scale``; NumPyro's default start of +-2 ruins every method on a network.
+    ``init_scale``.
 
     :param X: features, shape ``(N, d)``.
     :param y: targets, shape ``(N,)``: numbers, or classes 0, 1, ...; None predicts them.
@@ -111,8 +111,7 @@ def scale_mixture(
     .. math::
         p(w) = \pi\, N(w; 0, \sigma_1^2) + (1 - \pi)\, N(w; 0, \sigma_2^2) .
 
-    A prior of a matrix is ``scale_mixture().expand([m, n]).to_event(2)``. It has no KL term in
-    closed form: use ``Trace_ELBO``.
+    It has no KL term in closed form: use ``Trace_ELBO``.
 
     :param float pi: share of the first component, in (0, 1); ``scale_1`` and ``scale_2`` are
         :math:`\sigma_1` and :math:`\sigma_2`.
@@ -177,10 +176,9 @@ def banana() -> None:
     r"""The model :math:`x_1 \sim N(0, v)`, :math:`x_2 \mid x_1 \sim N(b (x_1^2 - v), 1)`, of
     :math:`b = 0.03` and :math:`v = 100`.
 
-    Its moments are :math:`E x = 0`, :math:`\mathrm{Var}\, x_1 = v`,
-    :math:`\mathrm{Var}\, x_2 = 1 + 2 b^2 v^2`, :math:`\mathrm{Cov}(x_1, x_2) = 0`,
-    :math:`E\, x_1^2 x_2 = 2 b v^2`. The site ``z1`` is
-    :math:`x_1 / \sqrt v`, so that both coordinates have scales of order one.
+    Its moments are :math:`E x = 0`, :math:`\mathrm{Var}\, x_1 = v`, :math:`\mathrm{Var}\, x_2 = 1 +
+    2 b^2 v^2`, :math:`\mathrm{Cov}(x_1, x_2) = 0`, :math:`E\, x_1^2 x_2 = 2 b v^2`. The site ``z1``
+    is :math:`x_1 / \sqrt v`.
 
     >>> from numpyro.infer.util import log_density
     >>> print(f"{log_density(banana, (), {}, {'z1': 1.0, 'x2': 0.0})[0]:.4f}")

@@ -208,3 +208,7 @@ def test_bad_batches():
     state = sep.init(random.key(0), *PROBIT)
     with pytest.raises(ValueError, match="the rows are 0 to 7"):
         sep.update(state, *PROBIT, indices=[0, 8])
+    fewer = [x[:7] for x in PROBIT]
+    sep.init(random.key(0), *fewer)
+    with pytest.raises(ValueError, match="the state belongs to other data"):
+        sep.update(state, *fewer)

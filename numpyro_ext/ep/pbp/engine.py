@@ -195,8 +195,8 @@ class PBP(Engine):
         return {f"auto_{name}": x for name, x in (params | state.scaling).items()}
 
     def convergence(self, state: PBPState) -> dict[str, float]:
-        """For :func:`~numpyro_ext.diagnostics.diagnose`: the rows that the last epoch left out.
-        There is no residual, because ADF has no fixed point."""
+        """For :func:`~numpyro_ext.diagnostics.diagnose`: rows left out, and no residual, because
+        ADF has no fixed point."""
         return {"residual": 0.0, "limit": 0.0, "skipped": int(state.skipped), "inaccurate": 0}
 
     def predict(self, params: Params, X: Any) -> tuple[Array, Array]:

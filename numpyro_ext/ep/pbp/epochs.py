@@ -119,8 +119,7 @@ def _absorb(
 def _update(
     q: Belief, known_noise: Array | None, site: Site | None, x: Array, y: Array
 ) -> tuple[Belief, Site | None, Array, Array]:
-    """One row in the context of q without its site: new q, the change of the site, log Z, and
-    whether the row was left out. Without a site, in ADF, q itself is the context."""
+    """New q and the change of the site after one row, log Z, and whether the row was left out."""
     cavity, proper = (q, jnp.array(True)) if site is None else _cavity(q, site)
     new, sound, log_z = _absorb(cavity, known_noise, x, y)
     left = ~proper if sound.noise is None else ~(proper & sound.noise.shape)
@@ -138,12 +137,7 @@ def _update(
 
 
 def _pass(
-    method: str,
-    known_noise: Array | None,
-    state: PBPState,
-    order: Array,
-    X: Array,
-    y: Array,
+    method: str, known_noise: Array | None, state: PBPState, order: Array, X: Array, y: Array
 ) -> tuple[Belief, Site | None, Array, Array]:
     """All rows in this order: new q and sites, the sum of log Z, and the number of rows left out. A
     row has its own site (EP), one of N equal parts of the shared site (SEP), or none (ADF)."""
@@ -204,12 +198,6 @@ def epoch(
     if weight is not None and prior is not None:
         q, weight, prior = _refine(q, weight, prior)
     state = state._replace(
-        i=state.i + 1,
-        q=q,
-        weight=weight,
-        prior=prior,
-        site=site,
-        skipped=left,
-        rng_key=rng_key,
+        i=state.i + 1, q=q, weight=weight, prior=prior, site=site, skipped=left, rng_key=rng_key
     )
     return state, -log_z

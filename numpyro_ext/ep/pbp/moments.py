@@ -115,9 +115,8 @@ def prior_update(m: Array, v: Array, a: Array, b: Array) -> tuple[Array, Array, 
 def normal_update(
     means: Layers, variances: Layers, noise_variance: Array, x: Array, y: Array
 ) -> tuple[list[Array], list[Array], Array, Array, Array]:
-    """The weights after one datum of known noise variance: new means and variances, which may be
-    negative, the log evidence log N(y; mean, variance + noise variance), the squared residual, and
-    the variance of the network's output before."""
+    """The weights after one datum of known noise variance: means and variances, which may be
+    negative, the log evidence, and the squared residual and variance of the output before."""
 
     def log_evidence(means: Layers, variances: Layers) -> tuple[Array, tuple[Array, Array]]:
         mean, var = forward_moments(means, variances, x)

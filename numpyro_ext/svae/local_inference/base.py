@@ -100,23 +100,15 @@ class LocalInference(Protocol):
 
 
 class Rule:
-    """The base of the rules of this package.
-
-    - **global_sites** - the model's sites of each global factor; a local latent variable has a site
-      of its name.
-    - **batch** - the batch axes of a potential.
-    - **x_factor** - the global factor with the size of x.
-    - **by_state** - a Dirichlet over states, and the global factors with one element for each.
-    - **mixture_rule** - the rule that takes mixture potentials; None if this one does.
-    """
+    """The base of the rules of this package; a local latent variable has a site of its name."""
 
     families: ClassVar[Mapping[str, Any]]
     local_families: ClassVar[Mapping[str, Any]]
     global_sites: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    batch: ClassVar[str] = "B"
-    x_factor: ClassVar[str] = "components"
-    by_state: ClassVar[tuple[str, ...]] = ()
-    mixture_rule: ClassVar[str | None] = None
+    batch: ClassVar[str] = "B"  # the batch axes of a potential
+    x_factor: ClassVar[str] = "components"  # the global factor with the size of x
+    by_state: ClassVar[tuple[str, ...]] = ()  # a Dirichlet over states, and what each state has
+    mixture_rule: ClassVar[str | None] = None  # takes mixture potentials, if this one does not
 
     @property
     def site_names(self) -> dict[str, tuple[str, ...]]:
@@ -156,10 +148,9 @@ class Rule:
 
 @dataclass(eq=False, repr=False)
 class CoordinateAscent(Rule):
-    """The base of rules that sweep to a fixed point; ``starts`` are the allowed values of ``init``
-    beside an array of probabilities."""
+    """The base of rules that sweep to a fixed point."""
 
-    starts: ClassVar[tuple[str | None, ...]] = ("potential", "prior")
+    starts: ClassVar[tuple[str | None, ...]] = ("potential", "prior")  # of init, beside an array
 
     init: Any = "potential"
     tol: float | None = None
@@ -221,8 +212,7 @@ def global_statistics(
 ) -> dict[str, Any]:
     """The statistics that a batch adds to each global factor, minus the slope of its divergence.
 
-    They are natural parameters: the conjugate update of a factor is its prior plus N / B times
-    these.
+    The conjugate update of a factor is its prior plus N / B times these natural parameters.
 
     References: Hoffman et al., *Stochastic variational inference* (JMLR 2013), equation 22.
 
@@ -281,10 +271,7 @@ def spread_locations(rng_key: Array, prior: NIWNatural) -> NIWNatural:
 def times_expected(
     psi: GaussianPotential, r: Array, eta: GaussianNatural, axes: str = "k"
 ) -> GaussianNatural:
-    """A potential times the exponential of the mean of normals ``eta`` over their probabilities.
-
-    :param r: ``(..., *axes)``, with one letter for each batch axis of ``eta``.
-    """
+    """A potential times the exponential of the mean over r of normals, of batch ``axes``."""
     return GaussianNatural(
         psi.h + jnp.einsum(f"...{axes},{axes}i->...i", r, eta.h),
         psi.W + jnp.einsum(f"...{axes},{axes}ij->...ij", r, eta.W),

@@ -41,12 +41,8 @@ CROSSHAIR = np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, -1.0], [-1.0, 0.0]]])
 
 
 class _Cycle(Rule):
-    r"""The model of both rules; indices are modulo K.
-
-    .. math::
-        z_i \sim Bernoulli(\pi_i), \qquad
-        x_i \mid z \sim N(\mu_{z_i z_{i+1}}, \Sigma_{z_i z_{i+1}}), \qquad i < K.
-    """
+    r"""The model of both rules, with indices modulo K: :math:`z_i \sim Bernoulli(\pi_i), x_i \mid z
+    \sim N(\mu_{z_i z_{i+1}}, \Sigma_{z_i z_{i+1}})`."""
 
     families: ClassVar[Mapping[str, Any]] = {"pi": Beta, "components": NIW}
     local_families: ClassVar[Mapping[str, Any]] = {"z": Bernoulli, "x": Gaussian}
@@ -78,8 +74,8 @@ class _Cycle(Rule):
         return jnp.sum(bits + x, axis=-1)
 
     def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
-        """The start has concentrations between 1 and 2. For d = 2 the locations are four points on
-        a circle, turned by a random angle; otherwise they are the prior's, spread by 3."""
+        """Concentrations between 1 and 2, and for d = 2 locations on a circle at a random angle;
+        otherwise the prior's, spread by 3."""
         key_a, key_b, key_loc = random.split(rng_key, 3)
         d = prior["components"].b.shape[-1]
         if d == 2:

@@ -11,18 +11,15 @@ Factors = tuple[Array, Array]
 
 
 class CycleBPResult(NamedTuple):
-    """Messages and marginals of :func:`cycle_bp`."""
+    """Messages and marginals of :func:`cycle_bp`: ``(K,)`` log odds a and b that pair i sends to
+    variables i and i + 1, the probabilities ``(K,)`` of 1 and ``(K, 2, 2)`` of pairs, and the Bethe
+    approximation of the log normaliser."""
 
     a: Array
-    """``(K,)``, log odds that pair i sends to variable i."""
     b: Array
-    """``(K,)``, log odds that pair i sends to variable i + 1."""
     prob: Array
-    """``(K,)``, the probability that variable i is 1."""
     pair: Array
-    """``(K, 2, 2)``, the probabilities of variables i and i + 1."""
     log_z: Array
-    """The Bethe approximation of the log normaliser."""
 
 
 def cycle_bp(log_odds: Array, log_pair: Array) -> CycleBPResult:
@@ -74,20 +71,7 @@ def cycle_bp(log_odds: Array, log_pair: Array) -> CycleBPResult:
     return CycleBPResult(a, b, jax.nn.sigmoid(odds), pair, log_z)
 
 
-def _to_left(phi: Array, right: Array) -> Array:
-    """a, from log pairs ``(..., 2, 2)`` and the log odds of the variable on the right."""
-    log_one = jnp.logaddexp(phi[..., 1, 0], phi[..., 1, 1] + right)
-    return log_one - jnp.logaddexp(phi[..., 0, 0], phi[..., 0, 1] + right)
-
-
-def _to_right(phi: Array, left: Array) -> Array:
-    """b, from log pairs and the log odds of the variable on the left."""
-    log_one = jnp.logaddexp(phi[..., 0, 1], phi[..., 1, 1] + left)
-    return log_one - jnp.logaddexp(phi[..., 0, 0], phi[..., 1, 0] + left)
-
-
 def _solve(factors: Factors) -> tuple[Array, Array]:
-    """The messages into variable 0 as eigenvectors, and all others by one pass."""
     odds, phi = factors
     transfer = phi + jnp.stack([jnp.zeros_like(odds), odds], -1)[..., None]
 
@@ -108,12 +92,15 @@ def _solve(factors: Factors) -> tuple[Array, Array]:
 
     def leftwards(right: Array, factor: Factors) -> tuple[Array, Array]:
         own, pair = factor
-        a = _to_left(pair, right)
+        log_one = jnp.logaddexp(pair[1, 0], pair[1, 1] + right)
+        a = log_one - jnp.logaddexp(pair[0, 0], pair[0, 1] + right)
         return own + a, a
 
     def rightwards(incoming: Array, factor: Factors) -> tuple[Array, Array]:
         own, pair = factor
-        b = _to_right(pair, own + incoming)
+        left = own + incoming
+        log_one = jnp.logaddexp(pair[0, 1], pair[1, 1] + left)
+        b = log_one - jnp.logaddexp(pair[0, 0], pair[1, 0] + left)
         return b, b
 
     _, a = lax.scan(leftwards, gap - B, factors, reverse=True)

@@ -45,9 +45,8 @@ class LDS(Rule):
     the steps after the last observation are a forecast.
 
     **The prior and the start.** An entry of A has the prior variance Q / K, so that K = I beside a
-    small Q pulls A to zero. A starts at 0.9 I, which a fit can be slow to leave; where cycles are
-    likely, give :class:`SVAEGuide` an ``init_natural`` with a rotation, as
-    ``examples/svae_sunspots.py`` does.
+    small Q pulls A to zero. A starts at 0.9 I; where cycles are likely, give :class:`SVAEGuide` an
+    ``init_natural`` with a rotation, as ``examples/svae_sunspots.py`` does.
 
     References: Johnson et al. (NIPS 2016), section 4 and appendix B.
 
@@ -101,8 +100,8 @@ def _one_system(global_mean: Means) -> tuple[Any, Any]:
 def chain_given(
     initial: NIWMean, dynamics: MNIWMean, potential: GaussianPotential, r: Array
 ) -> GaussianChainNatural:
-    """The chain of expected natural parameters, averaged over which of K systems moves each step,
-    with the weights r ``(*batch, T, K)`` of each system at each step."""
+    """The chain of expected natural parameters, averaged over the probabilities r ``(*batch, T,
+    K)`` of each system at each step."""
     h = jnp.einsum("...k,ki->...i", r[..., 0, :], initial.precision_loc)
     first = jnp.einsum("...k,kij->...ij", r[..., 0, :], initial.neg_half_precision)
     later = r[..., 1:, :]
@@ -114,8 +113,7 @@ def chain_given(
 
 
 def expected_log_steps(initial: NIWMean, dynamics: MNIWMean, moments: GaussianChainMean) -> Array:
-    """The expected log density of each step under each system, ``(*batch, T, K)``, without the
-    constant ``-d/2 log 2 pi``."""
+    """``(*batch, T, K)``, the expected log density of each step, without ``-d/2 log 2 pi``."""
     first = GaussianMean(moments.x[..., :1, None, :], moments.xx[..., :1, None, :, :])
     to, before = moments.xx[..., 1:, :, :], moments.xx[..., :-1, :, :]
     later = (

@@ -88,8 +88,8 @@ class SLDSMeanField(StatesMeanField, ChainOfStates):
         return chain_negative_entropy(natural)
 
     def init_natural(self, rng_key: Array, prior: Mapping[str, Any]) -> dict[str, Any]:
-        """The start is the prior's, with concentrations between 1 and 2, and with transitions of
-        0.9 times the identity plus noise of 0.1, which breaks the symmetry between systems."""
+        """The prior's, with concentrations between 1 and 2, and transitions of 0.9 times the
+        identity plus noise of 0.1."""
         key_pi, key_P, key_A = random.split(rng_key, 3)
         start = MNIW.to_standard(prior["dynamics"])
         noise = random.normal(key_A, start.weight.shape)

@@ -35,10 +35,7 @@ from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential, mer
 
 
 class States(Rule, ABC):
-    """The base of these rules: q(z) given log weights of the states, and q(x) given q(z).
-
-    The states select a normal component of x, unless a subclass replaces the last three methods.
-    """
+    """The base of these rules: q(z) given log weights of the states, and q(x) given q(z)."""
 
     @abstractmethod
     def states_given(self, global_mean: Means, log_weights: Array) -> Any:
