@@ -84,9 +84,10 @@ class ParticleField(ELBO, ABC):
         -\sum_i \langle \mathrm{sg}(V_i), z_i \rangle - \frac1m \sum_i \log p(x_i; \theta).
 
     So ``optax.sgd(eps)`` moves each particle of an ``AutoParticles`` guide by ``eps`` times its
-    velocity, any guide that draws its latents is trained along the field (amortised inference), and
-    a ``numpyro.param`` of the model gets the gradient of the mean. The log density is that of
-    unconstrained space, Jacobian included, in the order in which the model samples its sites.
+    velocity, any guide with ``sample_latent(rng_key, params, num_samples)`` is trained along the
+    field (amortised inference), and a ``numpyro.param`` of the model gets the gradient of the mean.
+    The log density is that of unconstrained space, Jacobian included, in the order in which the
+    model samples its sites.
 
     **Bias.** The value is a mean negative log joint density: it is not a bound, and models cannot
     be compared by it. Each subclass states the bias of its particles. All particles share a

@@ -39,9 +39,8 @@ class RegularizedSVGD(ParticleField):
     ``eta=None`` is :math:`\max(1, 3 \min(d^2 / m, m / d))`, with which quadratic functions are
     followed slowly from :math:`d^2 = m / 3` on.
 
-    **Conventions.** The field has no factor 1/m, so its steps are as for the Wasserstein fields.
-    The :math:`\nu` of He et al. is :math:`\eta / (m + \eta)`, and their field is
-    :math:`1 / (1 - \nu)` times this one.
+    **Conventions.** Steps are as for :class:`GFSD`. The :math:`\nu` of He et al. is
+    :math:`\eta / (m + \eta)`, and their field is :math:`1 / (1 - \nu)` times this one.
 
     Cost of a step: m gradients of the model and O(m^3 + m^2 d).
 

@@ -21,10 +21,6 @@ class SVGD(ParticleField):
     drives the particles to high density, the second keeps them apart. One particle (m = 1) climbs
     to the mode of the unconstrained density.
 
-    As a loss for ``SVI`` it moves the particles of an :class:`AutoParticles` guide; with any other
-    guide that has ``sample_latent(rng_key, params, num_samples)`` it is amortised SVGD, which draws
-    fresh particles at every step and trains the guide's parameters along the field.
-
     **Bias.** At finite m and with a bandwidth from the particles, SVGD underestimates the marginal
     variances when d is not small against m (variance collapse): the driving term contains the
     particle's own gradient, :math:`k(x_i, x_i) g_i`, while the repulsion of an RBF fades with the

@@ -43,8 +43,7 @@ class SLDSMeanField(StatesMeanField, ChainOfStates):
     The global factors are ``initial``, a Dirichlet, ``transition``, Dirichlet of batch ``(K,)``,
     ``initial_x``, NIW of batch ``(K,)``, and ``dynamics``, MNIW of batch ``(K,)``; the model's
     sites are ``pi``, ``P``, ``Sigma_1``, ``mu_1``, ``Q``, ``A``, and ``z`` and ``x`` of events
-    ``(T,)`` and ``(T, d)``. Data have shape ``(B, T, ...)`` and potentials batch ``(B, T)``; a zero
-    potential is a step that was not observed.
+    ``(T,)`` and ``(T, d)``. Data and potentials are as for :class:`LDS`.
 
     :param init: where the probabilities of states start: ``"prior"`` is the chain without data, an
         array ``(T, K)`` or ``(B, T, K)`` holds them.
