@@ -25,8 +25,7 @@ from numpyro_ext.guides.base import check_model, check_params, draws_of
 
 
 class LocalSite(NamedTuple):
-    """A latent site inside the plate: the shape of one row, in unconstrained space, and the axis
-    along which the rows lie."""
+    """A latent site of the plate: the unconstrained shape of one row, and the axis of the rows."""
 
     rest: tuple[int, ...]
     axis: int
@@ -40,11 +39,9 @@ class AmortizedGuide(AutoGuide):
 
     A subclass writes :meth:`draw_local` and :meth:`register`. Latents outside the plate come from
     another guide. New data need no training: call ``Predictive`` or ``sample_posterior`` with other
-    arguments of the model, also with another number of rows. The arguments are those of
-    :class:`FlowGuide`.
+    arguments of the model, also with other rows. The arguments are those of :class:`FlowGuide`.
 
-    **Reference:** *Amortized inference in probabilistic reasoning*, Samuel J. Gershman,
-    Noah D. Goodman (CogSci 2014)
+    **Reference:** *Amortized inference in probabilistic reasoning*, Gershman, Goodman (CogSci 2014)
     """
 
     model: Model = field(kw_only=False)
@@ -97,10 +94,9 @@ class AmortizedGuide(AutoGuide):
             x = self.features(*args, **kwargs)
             if jnp.ndim(x) < 2 or len(x) != len(rows):
                 raise ValueError(
-                    f"features returns an array of shape {jnp.shape(x)}, but the plate"
-                    f" '{self.plate}' has {len(rows)} of {size} rows; the shape must be"
-                    f" ({len(rows)}, number of features) or more axes, as of"
-                    " numpyro.subsample(x, event_dim=1)."
+                    f"features returns shape {jnp.shape(x)}, but the plate '{self.plate}' has"
+                    f" {len(rows)} of {size} rows; the shape must be ({len(rows)}, number of"
+                    " features) or more axes, as of numpyro.subsample(x, event_dim=1)."
                 )
             yield x
 

@@ -38,11 +38,11 @@ class AutoAuxiliary(AutoWithoutDensity):
         E[\log p^*(z) + \log r(a \mid z) - \log q(a) - \log q(z \mid a)]
         = \mathrm{ELBO}(q) - E_{q(z)}\, \mathrm{KL}(q(a \mid z) \,\|\, r(a \mid z)) .
 
-    The guide subtracts :math:`\log r` by the ``numpyro.factor`` site ``{prefix}_reverse``, so that
-    ``Trace_ELBO`` is that bound and every other loss of a density works on (z, a) together. With
-    ``num_layers`` L the auxiliary variables are a chain :math:`a_1 \to \dots \to a_L \to z`, each
-    normal given the one before, and the reverse model is the chain back to :math:`a_1`. The guide
-    starts at the normal approximation at the mode with a reverse model that is right to 0.001.
+    The guide subtracts :math:`\log r` by the factor ``{prefix}_reverse``: ``Trace_ELBO`` is that
+    bound, and other losses of a density work on (z, a) together. With ``num_layers`` L the
+    auxiliary variables are a chain :math:`a_1 \to \dots \to a_L \to z`, each normal given the one
+    before, and the reverse model is the chain back. The guide starts at the normal approximation at
+    the mode with a reverse model that is right to 0.001.
 
     *Where it fails.* The bound is too low by the KL of the reverse model, so modes that need a
     different a for the same z are lost. Take 8 particles or more and a falling rate.
@@ -59,7 +59,6 @@ class AutoAuxiliary(AutoWithoutDensity):
     **References:** *An auxiliary variational method*, equation 7, Agakov and Barber (ICONIP 2004);
     *Hierarchical variational models*, equation 5, Ranganath et al. (ICML 2016)
 
-    >>> from numpyro_ext.guides import AutoAuxiliary
     >>> guide = AutoAuxiliary(model, init_from=None)  # was: AutoNormal(model)
     >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
     >>> result = svi.run(jax.random.key(0), 2000, progress_bar=False)

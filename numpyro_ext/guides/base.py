@@ -89,8 +89,7 @@ class AutoJoint(ContinuousGuide):
         """An error if the guide has not seen its model, or if ``params`` are of another guide."""
         if self.prototype_trace is None:
             raise ValueError(
-                f"{type(self).__name__} has not seen its model; call svi.init or svi.run with the"
-                " model's arguments first."
+                f"{type(self).__name__} has not seen its model; call svi.init or svi.run first."
             )
         check_params(params, [f"{self.prefix}_loc"], self)
 
@@ -155,13 +154,11 @@ class AutoAtModes(AutoJoint):
     by :func:`~numpyro_ext.optim.find_modes`. Its last layer is the fixed map :math:`z = c + A x` of
     the heaviest one, with the parameters ``{prefix}_center`` and ``{prefix}_root``, which have no
     gradient. What is trained lies inside, where the posterior is near N(0, I), so that a learning
-    rate means the same for every model. The map is resumed, pickled and passed on with the other
-    parameters; mask it where there is weight decay.
+    rate means the same for every model. Mask it where there is weight decay.
 
     It begins at N(init_loc, init_scale^2 I) instead, as NumPyro's guides do, if ``init_loc_fn`` or
     ``init_scale`` is given or ``init_from`` is None; for models of more than 512 latent dimensions
-    and models with networks; and, with a warning, where the arguments are traced or the search
-    fails.
+    and models with networks; and, with a warning, if arguments are traced or the search fails.
 
     :param init_from: ``"search"``; or a result of ``find_modes``, ``(guide, params)`` of a fitted
         normal guide of NumPyro on the same model, or a ``taylor_proxy`` of it at its mode; or None.
@@ -239,9 +236,8 @@ class AutoAtModes(AutoJoint):
             return lax.stop_gradient((jnp.asarray(center), jnp.asarray(root)))
         if loc is not None:  # in unknown units
             raise ValueError(
-                f"the parameters have '{names[2]}' but not '{names[0]}' and '{names[1]}', in whose"
-                f" units it is; give all parameters of this {type(self).__name__}, or make it with"
-                " init_from=None for those of a guide without a fixed map."
+                f"the parameters have '{names[2]}' but not '{names[0]}' and '{names[1]}', its"
+                f" units; give all of this {type(self).__name__}, or make it with init_from=None."
             )
         return None
 
@@ -278,10 +274,7 @@ class AutoAtModes(AutoJoint):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AutoWithoutDensity(AutoAtModes):
-    """Base of the guides that draw the latent vector along with auxiliary sites.
-
-    A subclass writes ``sample_vector``; a call for the density of the vector alone is an error.
-    """
+    """Base of the guides that draw the latent vector and auxiliary sites, by ``sample_vector``."""
 
     @abstractmethod
     def sample_vector(self, sample_shape: Shape, args: tuple, kwargs: Params) -> Array:
@@ -354,8 +347,7 @@ def draws_of[T](
     sample_shape: Shape,
     batch_size: int | None = None,
 ) -> T:
-    """``draw(key)`` for a key of each draw, with the sample shape in front of every array, at most
-    ``batch_size`` at a time."""
+    """``draw(key)`` for a key of each draw, the sample shape in front, ``batch_size`` at a time."""
     keys = random.split(rng_key, math.prod(sample_shape))
     if batch_size is not None:
         batch_size = min(batch_size, len(keys))

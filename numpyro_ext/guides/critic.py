@@ -34,8 +34,7 @@ def with_critic(
 
     ``DensityRatioELBO`` trains one output, a log ratio of densities; the minimax form of
     ``FisherDivergence`` trains a vector field, with ``output_dim`` the number of unconstrained
-    latent numbers. A critic has to keep up with the guide: give it a larger rate, as in the
-    example, and let both rates fall.
+    latent numbers. A critic has to keep up: give it a larger rate, and let both fall.
 
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from the
         latents (and features) to ``output_dim`` numbers. The default is an MLP of ``hidden_dims``
@@ -45,8 +44,7 @@ def with_critic(
         ``(M, f)`` numbers, one row for each datum of the minibatch; the critic then judges the
         latents of one datum beside them. The default is ``guide.features``, if there is one.
 
-    **Reference:** *Adversarial variational Bayes*, section 3, Mescheder, Nowozin and Geiger (ICML
-    2017)
+    **Reference:** *Adversarial variational Bayes*, section 3, Mescheder et al. (ICML 2017)
 
     >>> from numpyro_ext.guides import AutoImplicit, with_critic
     >>> from numpyro_ext.objectives import DensityRatioELBO
@@ -67,8 +65,7 @@ def with_critic(
 
 
 class CriticGuide(GuideWrapper):
-    """A guide and, beside it, the parameter ``param_name`` with the weights of a critic; the result
-    of :func:`with_critic`."""
+    """A guide and the parameter ``param_name`` of a critic; the result of :func:`with_critic`."""
 
     def __init__(
         self,
@@ -91,8 +88,7 @@ class CriticGuide(GuideWrapper):
         result, trace = call_and_trace(self.fn, args, kwargs)
         if self.param_name in trace:
             raise ValueError(
-                f"the guide has a parameter '{self.param_name}' already; give with_critic another"
-                " name."
+                f"the guide has a parameter '{self.param_name}' already; give another name."
             )
         size = getattr(self.fn, "latent_dim", None)
         if self.features is not None:

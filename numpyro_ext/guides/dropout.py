@@ -46,10 +46,9 @@ class AutoDropout(StartGiven):
         W = M \operatorname{diag}(e), \qquad e_i \sim \mathrm{Bernoulli}(p),
         \quad i = 1, \dots, in,
 
-    one draw of the masks e for all rows of the data. ``M``, the parameter
-    ``{site}_{prefix}_loc``, is not scaled up by 1/p: code with inverted dropout has
-    :math:`M' = p M`. Every other latent site (bias vectors, a noise precision) is a point mass,
-    whose prior counts. With prior precision
+    one draw of the masks e for all rows of the data. ``M``, the parameter ``{site}_{prefix}_loc``,
+    is not scaled up by 1/p: code with inverted dropout has :math:`M' = p M`. Every other latent
+    site (bias vectors, a noise precision) is a point mass, whose prior counts. With prior precision
     :math:`\lambda_l` of :math:`W_l`, the KL divergence of wide layers is, up to a constant,
 
     .. math::
@@ -57,13 +56,7 @@ class AutoDropout(StartGiven):
 
     and the guide states it: its log density of W is :math:`\log p(W) + \frac{1}{2} p_l \lambda_l
     \lVert M_l \rVert_F^2`. So ``Trace_ELBO(10)`` is the loss of dropout, and
-    ``BBAlphaELBO(alpha, 10)`` is, without any other change, dropout with alpha-divergences: for a
-    normal likelihood of D outputs with noise precision :math:`\tau`, and K masks,
-
-    .. math::
-        L_\alpha = \mathrm{KL} - \frac{1}{\alpha} \sum_n \log \sum_k e^{-\frac{\alpha \tau}{2}
-        \lVert y_n - \hat y_n^k \rVert^2} + \frac{N}{\alpha} \log K - \frac{N D}{2} \log
-        \frac{\tau}{2 \pi} .
+    ``BBAlphaELBO(alpha, 10)`` is, without any other change, dropout with alpha-divergences.
 
     **Which axis is the input.** A name that ends in ``kernel`` is (in, out), as in Flax, one that
     ends in ``weight`` (out, in), as in Equinox; a site may say it by ``infer={"in_axis": -2}``. Any
@@ -72,20 +65,18 @@ class AutoDropout(StartGiven):
     **When it fails.** The stated log density is not one (``has_density`` is False), so bounds of
     the evidence and ``pareto_khat`` are not defined. The KL leaves out what depends on p alone:
     choose p by the predictive density of held-out rows, not by the loss. The spread comes from the
-    masks alone, and does not shrink as rows are added. Take about ten draws a step.
+    masks alone, and does not shrink as rows are added.
 
     :param model: a NumPyro model whose weight matrices have priors ``Normal(0, scale)`` with a
         fixed scale, read at the first call.
     :param keep_prob: p in (0, 1], a number or a dict by site; sites that the dict lacks keep all.
-    :param sites: names of the matrices; by default every latent site of two or more event
-        dimensions.
+    :param sites: names of the matrices; by default all sites of two or more event dimensions.
     :param in_axis: the axis of the inputs, counted from the last (-1 or -2).
 
     **References:** *Dropout as a Bayesian approximation*, section 3, Gal and Ghahramani (ICML
     2016); *Dropout inference in Bayesian neural networks with alpha-divergences*, equations 5 and
     10, Li and Gal (ICML 2017), which drops activations
 
-    >>> from numpyro_ext.guides import AutoDropout
     >>> from numpyro_ext.objectives import BBAlphaELBO
     >>> from numpyro_ext.targets import bayesian_mlp
     >>> X = jnp.linspace(-2, 2, 50)[:, None]
@@ -159,9 +150,8 @@ class AutoDropout(StartGiven):
             )
         if axis is None and not name.endswith(("kernel", "weight")):
             message = (
-                f"AutoDropout takes '{name}' as (out, in), as in w @ x; for x @ w give"
-                " in_axis=-2, because with the wrong axis outputs are dropped (in_axis=-1 for no"
-                " warning)."
+                f"AutoDropout takes '{name}' as (out, in), as in w @ x; give in_axis=-2 for x @ w,"
+                " whose outputs would be dropped, or in_axis=-1 for no warning."
             )
             warnings.warn(InferenceWarning(message), stacklevel=2)
         if axis is None:
@@ -205,7 +195,11 @@ class AutoDropout(StartGiven):
         self, rng_key: Array, params: Params, *args: Any, sample_shape: Shape = (), **kwargs: Any
     ) -> Sites:
         """As :meth:`AutoJoint.sample_posterior`."""
-        locs = self._locs(params)
+        if self.prototype_trace is None:
+            raise ValueError("AutoDropout has not seen its model; call svi.init or svi.run first.")
+        names = {name: f"{name}_{self.prefix}_loc" for name in self._latents()}
+        check_params(params, names.values(), self)
+        locs = {name: jnp.asarray(params[loc]) for name, loc in names.items()}
 
         def draw(rng_key: Array) -> Sites:
             keys = dict(zip(self.matrices, random.split(rng_key, len(self.matrices)), strict=True))
@@ -213,13 +207,6 @@ class AutoDropout(StartGiven):
             return self._with_deterministic({**locs, **dropped}, params, args, kwargs)
 
         return draws_of(draw, rng_key, sample_shape)
-
-    def _locs(self, params: Params) -> Sites:
-        if self.prototype_trace is None:
-            raise ValueError("AutoDropout has not seen its model; call svi.init or svi.run first.")
-        names = {name: f"{name}_{self.prefix}_loc" for name in self._latents()}
-        check_params(params, names.values(), self)
-        return {name: jnp.asarray(params[loc]) for name, loc in names.items()}
 
     def _latents(self) -> Trace:
         """The latent sites of the model, at their start."""
@@ -243,8 +230,7 @@ class AutoDropout(StartGiven):
 
 
 class NormalPrior(NamedTuple):
-    """The prior of one latent site: its precision, in the shape of the site, if it is
-    ``Normal(0, scale)`` with a fixed scale, and otherwise what it is."""
+    """The prior of a site: its precision if ``Normal(0, scale)`` of a fixed scale, else why not."""
 
     event_dim: int
     infer: dict[str, Any]
@@ -258,8 +244,7 @@ _PLAIN = (dist.ExpandedDistribution, dist.Independent)
 def normal_priors(
     model: Model, info: ModelInfo, args: tuple, kwargs: dict[str, Any]
 ) -> dict[str, NormalPrior]:
-    """The prior of each latent site, in the order of the model; a scale is fixed if it is the same
-    at two random values of all latent sites and parameters."""
+    """The prior of each latent site; a scale is fixed if it is the same at two random values."""
     traces = []
     with block(), jax.ensure_compile_time_eval():
         params = draw_params(random.key(0), model, info, args, kwargs)

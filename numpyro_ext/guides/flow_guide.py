@@ -65,7 +65,6 @@ class FlowGuide(AmortizedGuide):
     Kingma et al. (NIPS 2016)
 
     >>> from jax.example_libraries import stax
-    >>> from numpyro_ext.guides import FlowGuide
     >>> def model(x):
     ...     with numpyro.plate("rows", len(x)):
     ...         z = numpyro.sample("z", dist.Normal(0, 1).expand([2]).to_event(1))
@@ -103,10 +102,7 @@ class FlowGuide(AmortizedGuide):
         return jnp.reshape(z, (len(x), self.local_dim))
 
     def local_distribution(self, x: Array, batch_shape: tuple[int, ...] = ()) -> dist.Distribution:
-        """The distribution of the local vectors given the features ``(M, f)``.
-
-        Its event is ``(local_dim,)``, and its batch ``(M,)`` or another shape of M elements.
-        """
+        """The local vectors given features ``(M, f)``, of batch ``(M,)`` or another shape of M."""
         L = self.local_dim
         out = flat_module(f"{self.prefix}_net$params", self.network, x.shape[1:], x.dtype)(x)
         if jnp.shape(out)[:-1] != x.shape[:1] or out.shape[1] < 2 * L:

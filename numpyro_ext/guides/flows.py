@@ -30,8 +30,7 @@ from numpyro_ext.transforms import VectorTransform
 
 
 class QuickPositive(type(constraints.softplus_positive)):  # pyright: ignore[reportGeneralTypeIssues]
-    """Positive numbers that an optimiser changes by three times its step, relative to their size:
-    as quickly as networks change the scale of draws."""
+    """Positive numbers that an optimiser changes by three times its step, in relative terms."""
 
 
 @biject_to.register(QuickPositive)
@@ -44,8 +43,7 @@ class RowsOfFactor(type(constraints.scaled_unit_lower_cholesky)):  # pyright: ig
 
 
 class _Quieter(VectorTransform):
-    """The numbers below the diagonal of a (d, d) factor, which come before the d on it, over the
-    root of d."""
+    """The numbers below the diagonal of a (d, d) factor, which come first, over the root of d."""
 
     def call_with_intermediates(self, x: Array) -> tuple[Array, Array]:
         units = self.units(x)
@@ -83,8 +81,7 @@ class AutoFlowNormal(AutoAtModes):
     fixed map of :class:`AutoAtModes`.
 
     *Where it fails.* A flow is a homeomorphism: separated modes stay joined by a thin bridge, and a
-    minimised ``KL(q || p)`` may leave modes out. The KL that is reached depends on the learning
-    rate: take ``VRELBO(1., 4)``, or ``VRELBO(1., 16)`` and a rate that falls to 0.
+    minimised ``KL(q || p)`` may leave modes out. The KL that is reached depends on the rate.
 
     :param int num_flows: the number F of flows.
 
@@ -142,24 +139,16 @@ def permute_between(flows: Sequence[Transform], steps: Sequence[np.ndarray]) -> 
 
 
 def other_halves(dim: int, i: int) -> np.ndarray:
-    """The permutation after coupling i: first the halves swapped, then odd places before even ones.
-
-    So each coupling splits the places by another binary digit, and F couplings separate all
-    coordinates up to dimension :math:`2^{F-1}`.
-    """
+    """The permutation after coupling i: first the halves swapped, then odd places before even ones,
+    so that F couplings separate all coordinates up to dimension :math:`2^{F-1}`."""
     reverse = np.arange(dim)[::-1]
     odd, even = reverse[reverse % 2 == 1], reverse[reverse % 2 == 0]
     return reverse if i == 0 else np.concatenate([odd, even])
 
 
 class SkewTransform(VectorTransform):
-    r"""The two sides of each coordinate stretched unequally.
-
-    With :math:`t = \tanh a`, :math:`y = x + t (\sqrt{1 + x^2} - 1)`, of slope :math:`1 - t` far on
-    the left and :math:`1 + t` far on the right.
-
-    :param a: the ``(d,)`` skews; 0 is the identity.
-    """
+    r"""Unequal sides, :math:`y = x + t (\sqrt{1 + x^2} - 1)` with :math:`t = \tanh a`, of slope
+    :math:`1 - t` far on the left and :math:`1 + t` far on the right, for ``(d,)`` skews a."""
 
     arrays = ("a",)
 
@@ -207,7 +196,6 @@ class CouplingFlowNormal(AutoFlowNormal):
         return self.coupling(i) if self.latent_dim > 1 else IdentityTransform()
 
     def permutation(self, i: int) -> np.ndarray:
-        """First the halves swapped, and then odd places before even ones."""
         return other_halves(self.latent_dim, i)
 
     def last_layers(self) -> list[Transform]:
@@ -218,10 +206,8 @@ class CouplingFlowNormal(AutoFlowNormal):
         return [SkewTransform(skew), *layers]
 
     def net(self, i: int, outputs: int) -> tuple[Callable[[Array], Array], int]:
-        """The network of coupling ``i``, and the number of coordinates that go into it.
-
-        :param int outputs: the number of outputs for each of the other coordinates.
-        """
+        """The network of coupling ``i``, with ``outputs`` numbers for each coordinate that moves,
+        and the number of coordinates that go into it."""
         split = self.latent_dim // 2
         pair = self.network or mlp(self.hidden_dims, outputs * (self.latent_dim - split))
         return flat_module(f"{self.prefix}_net__{i}$params", pair, (split,)), split

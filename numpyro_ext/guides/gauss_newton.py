@@ -21,11 +21,8 @@ _COLUMNS = 64
 
 
 class Outputs(Factors):
-    r"""The whitened parameters of the likelihood of each row, in place of its log density.
-
-    ``row(x, n)`` is the vector :math:`R_n(\theta_n)\,\theta_n` of
-    :mod:`numpyro_ext.guides.likelihoods`, in which only the last factor has a derivative.
-    """
+    r"""The whitened parameters :math:`R_n(\theta_n)\,\theta_n` of the likelihood of each row,
+    ``row(x, n)``, in which only the last factor has a derivative."""
 
     def with_params(self, params: Params, args: tuple, kwargs: dict[str, Any]) -> "Outputs":
         """The same with other parameters and arguments of the same shapes, which may be traced."""
@@ -128,11 +125,7 @@ class LinearisedPredictive(NamedTuple):
 
 
 class Linearised:
-    """An observed site, with its linear predictor expanded around ``v``.
-
-    :param site: the site as a function of the latent vector.
-    :param v: the point of the expansion, ``(d,)``.
-    """
+    """An observed site, with its linear predictor expanded around the latent vector ``v``."""
 
     def __init__(self, site: Callable[[Array], Site], v: Array) -> None:
         self.site, self.v = site, v
@@ -194,8 +187,7 @@ def _variances(fn: Callable[[Array], Array], v: Array, root: Array) -> Array:
 def _sum_of_blocks(
     term: Callable[[Array, Array], Array], size: int, block: int, zeros: Array
 ) -> Array:
-    """The sum of ``term(indices, counts)`` over blocks of ``range(size)``; indices that only fill
-    the last block do not count."""
+    """The sum of ``term(indices, counts)`` over blocks; indices that only fill up do not count."""
 
     def add(total: Array, i: Array) -> tuple[Array, None]:
         return total + term(jnp.minimum(i, size - 1), i < size), None

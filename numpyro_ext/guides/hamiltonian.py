@@ -60,15 +60,13 @@ class AutoHVI(AutoWithoutDensity):
 
     The change of a velocity, :math:`\epsilon \nabla U`, is bounded smoothly by 10 (x becomes 10
     tanh(x / 10)); the map still keeps volume. The guide subtracts the sum of :math:`\log r_t` by
-    the ``numpyro.factor`` site ``{prefix}_reverse``: ``Trace_ELBO`` is the bound, and other losses
-    of a density work on the draw and its velocities together. A draw costs T ``num_leapfrog`` + T
-    gradients of the model, and the gradient of a loss takes its second derivatives.
+    the factor ``{prefix}_reverse``: ``Trace_ELBO`` is the bound, and other losses of a density work
+    on draw and velocities together. A draw costs T ``num_leapfrog`` + T gradients of the model, and
+    the gradient of a loss takes its second derivatives.
 
-    *Where it fails.* The bound is too low by the KL of the reverse model. Take 8 or more particles
-    and a falling rate. Steps above twice the smallest standard deviation of the posterior are
-    unstable: make ``step_size`` smaller where the first losses are huge. On minibatches the bound
-    holds for their joint density, and draws are too wide. A call without the data takes the data of
-    the first call.
+    *Where it fails.* The bound is too low by the KL of the reverse model. Steps above twice the
+    smallest standard deviation of the posterior are unstable. On minibatches the bound holds for
+    their joint density, and draws are too wide. A call without data takes those of the first.
 
     :param int num_steps: the number T of rounds, each with a velocity of its own.
     :param int num_leapfrog: leapfrog steps in a round.
@@ -81,7 +79,6 @@ class AutoHVI(AutoWithoutDensity):
     **Reference:** *Markov chain Monte Carlo and variational inference: bridging the gap*, equation
     12 and algorithm 3, Salimans, Kingma and Welling (ICML 2015)
 
-    >>> from numpyro_ext.guides import AutoHVI
     >>> guide = AutoHVI(model, init_from=None)  # was: AutoNormal(model)
     >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
     >>> result = svi.run(jax.random.key(0), 2000, progress_bar=False)
@@ -187,8 +184,8 @@ class AutoHVI(AutoWithoutDensity):
     def _gradient(
         self, args: tuple, kwargs: Params, fixed: list[Transform]
     ) -> Callable[[Array], Array]:
-        """The gradient of U on the minibatch of this call, which the model will be given too, in
-        the coordinates before the fixed map."""
+        """The gradient of U on the minibatch of this call, in the coordinates before the fixed
+        map."""
         if drawn_names(self.model, args, kwargs) != set(self.latent_sites):
             # To predict, the model is called without its data: the posterior is given the others.
             args, kwargs = self.prepared

@@ -28,8 +28,8 @@ class AutoHouseholderNormal(AutoFlowNormal):
     (:class:`~numpyro_ext.transforms.householder.HouseholderTransform`). With :math:`F \ge d - 1`
     the family contains every normal distribution.
 
-    *Where it fails.* It is a normal distribution. From equal scales, training with few reflections
-    misses correlations: take twice as many as dimensions. From a mode few will do.
+    *Where it fails.* From equal scales, training with few reflections misses correlations: take
+    twice as many as dimensions. From a mode few will do.
 
     :param int num_flows: the number F of reflections. Reflection i has the vector
         ``{prefix}_reflection__{i}``.
@@ -37,7 +37,6 @@ class AutoHouseholderNormal(AutoFlowNormal):
     **Reference:** *Improving variational auto-encoders using Householder flow*, equations 8 and 9,
     Tomczak and Welling (NIPS workshop 2016)
 
-    >>> from numpyro_ext.guides import AutoHouseholderNormal
     >>> guide = AutoHouseholderNormal(model, init_from=None)
     >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
     >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)

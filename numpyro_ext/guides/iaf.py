@@ -34,15 +34,13 @@ class AutoGatedIAFNormal(AutoFlowNormal):
     :math:`d` passes; :class:`~numpyro_ext.guides.maf.AutoMAFNormal` has it the other way round.
 
     *Where it fails.* A flow shrinks a coordinate without a limit but stretches it by at most 1.14:
-    wide parts of the posterior have to come from ``scale``. Losses that evaluate :math:`\log q` at
-    given points are slow.
+    wide parts of the posterior have to come from ``scale``.
 
     :param hidden_dims: widths of the hidden layers of each network (ELU).
 
     **Reference:** *Improving variational inference with inverse autoregressive flow*, equations 14
     and 15 and algorithm 1, Kingma et al. (NIPS 2016)
 
-    >>> from numpyro_ext.guides import AutoGatedIAFNormal
     >>> guide = AutoGatedIAFNormal(banana, init_from=None)
     >>> svi = SVI(banana, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
     >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)

@@ -45,9 +45,8 @@ class AutoImplicit(AutoWithoutDensity):
     of :mod:`numpyro_ext.particles`: ``SVI(model, AutoImplicit(model), optim, SVGD())`` is amortised
     SVGD. A loss that needs log q, such as ``Trace_ELBO``, raises ``IntractableDensityError``.
 
-    **When it fails.** No importance weights say how far off the guide is; that depends on the loss
-    (``benchmarks/implicit``). Unlike a flow, the network can tear the noise apart into separated
-    modes.
+    **When it fails.** No importance weights say how far off the guide is. Unlike a flow, the
+    network can tear the noise apart into separated modes.
 
     **Transitions.** ``transition=Langevin()`` or ``NNSampler()`` applies T steps with the model's
     gradient to the draw of the generator, on the minibatch that the loss shares with the model,
@@ -66,7 +65,6 @@ class AutoImplicit(AutoWithoutDensity):
     **References:** *Gradient estimators for implicit models*, Li and Turner (ICLR 2018); *Learning
     to draw samples with amortized Stein variational gradient descent*, Feng et al. (UAI 2017)
 
-    >>> from numpyro_ext.guides import AutoImplicit
     >>> from numpyro_ext.objectives import ImplicitELBO
     >>> guide = AutoImplicit(model, init_from=None)  # was: AutoNormal(model)
     >>> svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO())  # was: Trace_ELBO()

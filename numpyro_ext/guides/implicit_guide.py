@@ -41,7 +41,6 @@ class ImplicitGuide(AmortizedGuide):
     (ICML 2017); *Gradient estimators for implicit models*, section 4.2, Li and Turner (ICLR 2018)
 
     >>> from jax.example_libraries import stax
-    >>> from numpyro_ext.guides import ImplicitGuide
     >>> from numpyro_ext.objectives import ImplicitELBO
     >>> def model(x):
     ...     with numpyro.plate("rows", len(x), subsample_size=10):

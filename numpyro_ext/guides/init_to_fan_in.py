@@ -43,7 +43,6 @@ def init_to_fan_in(site: dict[str, Any] | None = None, in_axis: InAxis = None) -
 
     **Reference:** *Efficient BackProp*, section 4.6, LeCun, Bottou, Orr and Mueller (1998)
 
-    >>> from numpyro_ext.guides import init_to_fan_in
     >>> from numpyro_ext.targets import bayesian_mlp
     >>> X = jnp.ones((30, 4))
     >>> guide = AutoNormal(bayesian_mlp, init_loc_fn=init_to_fan_in(), init_scale=0.02)

@@ -60,17 +60,14 @@ class AutoLaplaceGGN(AutoJoint):
         of the diagonal of the precision, without correlations; or ``"last_layer"``, a full
         covariance of ``sites``, by default of those in which the linear predictors are affine.
 
-    ``init_scale`` has no effect, and ``init_loc_fn`` is ``init_to_fan_in()`` unless it is given;
-    the other arguments are described in :class:`AutoJoint`.
+    ``init_scale`` has no effect, and ``init_loc_fn`` is ``init_to_fan_in()`` unless it is given.
 
     **When it fails.** One mode, in unconstrained space. The parameters must be at it: fit until the
     loss is flat. The cost is :math:`O(N k d^2 + d^3)` for a full covariance with k outputs.
 
     **References:** *Improving predictions of Bayesian neural nets via local linearization*,
-    equations 8 to 11, Immer, Korzepa and Bauer (AISTATS 2021); *Laplace redux*, Daxberger et al.
-    (NeurIPS 2021)
+    equations 8-11, Immer et al. (AISTATS 2021); *Laplace redux*, Daxberger et al. (NeurIPS 2021)
 
-    >>> from numpyro_ext.guides import AutoLaplaceGGN
     >>> from functools import partial
     >>> from numpyro_ext.targets import bayesian_mlp
     >>> model = partial(bayesian_mlp, hidden=(10,), activation=jnp.tanh, noise_prior=100.0)
@@ -257,9 +254,8 @@ class AutoLaplaceGGN(AutoJoint):
             root = root_of(*inputs)
             if not traced and not bool(jnp.all(jnp.isfinite(root))):
                 raise ValueError(
-                    "the precision of AutoLaplaceGGN is not positive at these parameters: the"
-                    " prior is not log-concave there and outweighs the data, or they are not at a"
-                    " mode; train longer, or use AutoNormal."
+                    "the precision of AutoLaplaceGGN is not positive at these parameters, which"
+                    " may not be at a mode; train longer, or use AutoNormal."
                 )
         return coords, root
 

@@ -23,8 +23,7 @@ _WITH_LOGITS = (dist.BernoulliLogits, dist.BinomialLogits, dist.CategoricalLogit
 
 
 class _Family(NamedTuple):
-    """The linear predictor eta of a distribution, its whitened parameters along a last axis, and
-    the distribution with another eta."""
+    """A distribution's linear predictor eta, its whitened parameters, and a copy with other eta."""
 
     read: Callable[[Any], Array]
     whiten: Callable[[Any, Array], Array]
@@ -91,8 +90,7 @@ _WRAPPERS = (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistributio
 
 
 def _read(site: Site) -> tuple[Any, _Family, Array]:
-    """The innermost distribution of an observed site, its family, and a mask of the shape of the
-    site."""
+    """The innermost distribution of an observed site, its family, and a mask in its shape."""
     fn = next(fn for fn in layers(site["fn"]) if not isinstance(fn, _WRAPPERS))
     if type(fn) not in _FAMILIES:
         what = "a numpyro.factor" if isinstance(fn, dist.Unit) else f"{type(fn).__name__}"
@@ -104,10 +102,8 @@ def _read(site: Site) -> tuple[Any, _Family, Array]:
 
 
 def predictor(site: Site) -> Array:
-    """The linear predictor of a site, in its shape; for categories with a last axis of them.
-
-    That is the mean of a Normal, log odds, log probabilities up to a constant, or a log rate.
-    """
+    """The linear predictor of a site, in its shape and for categories with a last axis: a mean, log
+    odds, log probabilities up to a constant, or a log rate."""
     fn, family, mask = _read(site)
     eta = family.read(fn)
     return jnp.broadcast_to(eta, mask.shape + eta.shape[len(fn.batch_shape) :])

@@ -25,7 +25,6 @@ def linear(x: Array, w: Array, *, site: str) -> Array:
     :param str site: its name.
     :return: ``(..., out)`` or ``(...)``.
 
-    >>> from numpyro_ext.guides import linear
     >>> print(linear(jnp.array([[1.0, 2.0]]), jnp.array([3.0, 4.0]), site="w"))
     [11.]
     """
@@ -42,18 +41,16 @@ def local_reparam(model: Model, guide: Model) -> "LocalReparam":
         x W \sim N(x M,\; x^2 V), \qquad x W = x M + \sqrt{x^2 V} \odot \epsilon ,
 
     with squares elementwise. The model writes ``linear(x, w, site="w")`` for ``x @ w``, and this
-    wrapper draws :math:`\epsilon` for each row, where the stock loss has one draw of the weights
-    for all rows. The loss and its gradient have the same expectation, and a variance that falls as
-    1/rows. Train by a loss that has the KL divergence of the weights in closed form, as below;
-    outside of a training step the result is the plain model.
+    wrapper draws :math:`\epsilon` for each row, not one for all. The loss and its gradient have the
+    same expectation, and a variance that falls as 1/rows. Train by a loss that has the KL
+    divergence of the weights in closed form, as below; outside of a training step the result is the
+    plain model.
 
     **When it fails.** A weight must enter the likelihood through one call of ``linear`` alone; a
     second use in another way is not noticed. The row of an output must be used for that row of the
-    data alone, so no map under a convolution or an attention. Layers of Flax and Equinox cannot
-    call ``linear``.
+    data alone, so no map under a convolution or an attention, and no layer of Flax or Equinox.
 
-    :param model: a model that calls :func:`linear` inside its plate, on real sites with normal
-        priors.
+    :param model: a model that calls :func:`linear` inside its plate, on sites with normal priors.
     :param guide: the guide that ``SVI`` is given too: ``AutoNormal`` of the plain model, or a guide
         of your own that draws these sites from ``Normal``.
 
@@ -61,7 +58,6 @@ def local_reparam(model: Model, guide: Model) -> "LocalReparam":
     Salimans and Welling (NIPS 2015)
 
     >>> from numpyro.infer import TraceMeanField_ELBO
-    >>> from numpyro_ext.guides import linear, local_reparam
     >>> def model(X, y=None):
     ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
     ...     with numpyro.plate("data", len(X)):
@@ -105,9 +101,8 @@ class LocalReparam:
 
 
 class _Maps(Messenger):
-    """The linear maps of a model, with noise on the outputs of those whose sites are ``names``;
-    None for the plain model, of which ``called`` then has the names. ``drawn`` is the guide's
-    trace."""
+    """The linear maps of a model, with noise on the outputs of those of the sites ``names``; None
+    for the plain model, whose sites are ``called`` then."""
 
     def __init__(self, fn: Model, drawn: Trace, names: list[str] | None) -> None:
         super().__init__(fn)
@@ -174,9 +169,8 @@ class _PriorOfMap(dist.Normal):
 
     def log_prob(self, value: Any, intermediates: Any = None) -> Array:
         raise ValueError(
-            "local_reparam needs a loss with the KL divergence in closed form, because the weights"
-            " and the outputs of their maps are not one draw; use TraceMeanField_ELBO, or leave"
-            " local_reparam out."
+            "local_reparam needs a loss with the KL divergence in closed form; use"
+            " TraceMeanField_ELBO, or leave local_reparam out."
         )
 
 

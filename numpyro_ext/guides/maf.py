@@ -19,18 +19,15 @@ class AutoMAFNormal(AutoFlowNormal):
 
     The density of a given point costs one pass through the networks, but a draw (and its gradient)
     :math:`d` passes, so that steps are slow above some tens of dimensions. NumPyro's
-    ``AutoIAFNormal`` has it the other way round. Each flow stretches a coordinate by at most
+    ``AutoIAFNormal`` has it the other way. Each flow stretches a coordinate by at most
     :math:`e^{clamp}`.
 
     :param hidden_dims: widths of the hidden layers of each network (ELU).
-    :param float clamp: bound of the log-scales; wider than for the couplings, as fewer flows
-        have to reach the neck of a funnel.
+    :param float clamp: bound of the log-scales.
 
-    **References:** *Masked autoregressive flow for density estimation*, equations 2-5,
-    Papamakarios, Pavlakou and Murray (NIPS 2017); for the masks *MADE*, section 3, Germain et al.
-    (ICML 2015)
+    **References:** *Masked autoregressive flow for density estimation*, equations 2-5, Papamakarios
+    et al. (NIPS 2017); for the masks *MADE*, section 3, Germain et al. (ICML 2015)
 
-    >>> from numpyro_ext.guides import AutoMAFNormal
     >>> guide = AutoMAFNormal(banana, init_from=None)
     >>> svi = SVI(banana, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
     >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)

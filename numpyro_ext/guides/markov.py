@@ -57,7 +57,9 @@ class MarkovTransform(VectorTransform):
         xs = (jnp.moveaxis(e, -2, 0), self.factor, self.weights)
         path = jnp.moveaxis(lax.scan(step, later, xs, reverse=True)[1], 0, -2)
         y = jnp.concatenate([path.reshape(*x.shape[:-1], -1), self.scale * rest], axis=-1)
-        return y, jnp.broadcast_to(self._log_det(), x.shape[:-1])
+        diagonal = jnp.diagonal(self.factor, axis1=-2, axis2=-1)
+        log_det = jnp.log(diagonal).sum() + jnp.log(self.scale).sum()
+        return y, jnp.broadcast_to(log_det, x.shape[:-1])
 
     def _inverse(self, y: Array) -> Array:
         path, rest = self._split(y)
@@ -73,10 +75,6 @@ class MarkovTransform(VectorTransform):
     def _split(self, x: Array) -> tuple[Array, Array]:
         T, D, _ = self.factor.shape
         return x[..., : T * D].reshape(*x.shape[:-1], T, D), x[..., T * D :]
-
-    def _log_det(self) -> Array:
-        diagonal = jnp.diagonal(self.factor, axis1=-2, axis2=-1)
-        return jnp.log(diagonal).sum() + jnp.log(self.scale).sum()
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -95,8 +93,7 @@ class AutoMarkov(AutoAtModes):
     backwards in time, with terms beyond T left out. This is any normal whose precision
     :math:`\Lambda = B B^T` has ``order`` blocks beside the diagonal one: :math:`B_{tt} = L_t^{-T}`
     and :math:`B_{t+j,t} = -A_{tj}^T L_t^{-T}`. All other latents get an independent normal each.
-    The guide begins with each time given the next ones by the covariance at the mode; its fixed map
-    is diagonal.
+    The guide begins with the band of the covariance at the mode; its fixed map is diagonal.
 
     *What it is biased by.* With ``order=1`` the family holds the posterior of every linear model
     with normal noise and a state of D numbers. The standard deviations of the other latents are too
@@ -111,7 +108,6 @@ class AutoMarkov(AutoAtModes):
     **Reference:** *Black box variational inference for state space models*, section 3, Archer et
     al. (ICLR workshop 2016)
 
-    >>> from numpyro_ext.guides import AutoMarkov
     >>> def model(y):
     ...     z = numpyro.sample("z", dist.GaussianRandomWalk(0.3, len(y)))
     ...     numpyro.sample("y", dist.Normal(z, 0.5), obs=y)
@@ -181,11 +177,8 @@ class AutoMarkov(AutoAtModes):
 
 
 def band_of(root: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray]:
-    """``L (T, D, D)`` and ``A (T, order, D, D)`` of each time given the next ones, where the
-    covariance of all is ``root root^T``.
-
-    :param root: ``(T, D, n)``.
-    """
+    """``L (T, D, D)`` and ``A (T, order, D, D)`` of each time given the next ones, where all have
+    the covariance ``root root^T`` of a root ``(T, D, n)``."""
     T, D, n = root.shape
     factor, weights = np.empty((T, D, D)), np.zeros((T, order, D, D))
     for t, here in enumerate(root):

@@ -32,8 +32,8 @@ class AutoMixtureNormal(AutoAtModes):
         q(z) = \sum_{c=1}^{C} w_c\, N(z; m_c, S_c), \qquad w = \mathrm{softmax}(logits) .
 
     At ``svi.init`` the modes of the posterior are found, by 16 searches. Each mode has at least one
-    component, and more by its share of the mass. A component that is alone starts as the normal
-    approximation at its mode, and several start around it, at 0.7 of its scale. What is trained are
+    component, and more by its share of the mass. One that is alone starts as the normal
+    approximation at its mode, several around it, at 0.7 of its scale. What is trained are
     :math:`m_c` and :math:`S_c` in units of that approximation. Where there is no search
     (:class:`AutoAtModes`), or ``init_spread`` is given, the weights start equal, and the centres at
     draws of :math:`N(init\_loc, init\_spread^2 I)`.
@@ -54,10 +54,8 @@ class AutoMixtureNormal(AutoAtModes):
     :param str covariance: ``"diag"`` or ``"full"``.
 
     **References:** *Nonparametric variational inference*, section 3, Gershman, Hoffman and Blei
-    (ICML 2012); *Implicit reparameterization gradients*, section 3, Figurnov, Mohamed and Mnih
-    (NeurIPS 2018)
+    (ICML 2012); *Implicit reparameterization gradients*, section 3, Figurnov et al. (NeurIPS 2018)
 
-    >>> from numpyro_ext.guides import AutoMixtureNormal
     >>> from numpyro_ext.objectives import MixtureELBO
     >>> def model():
     ...     z = numpyro.sample("z", dist.Normal(0, 1))

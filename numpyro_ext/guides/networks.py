@@ -39,10 +39,7 @@ def scaled_by_width(dense: Pair) -> Pair:
 
 
 def masked_mlp(dim: int, hidden_dims: Sequence[int]) -> Pair:
-    """An MLP to ``2 dim`` numbers, entry i of each half from inputs before i; it starts at zero.
-
-    Unit u of a hidden layer sees the first ``degree[u]`` inputs.
-    """
+    """An MLP to ``2 dim`` numbers, entry i of each half from inputs before i; it starts at zero."""
     own = np.arange(1, dim + 1)
     degrees = [own, *(np.arange(width) % max(dim - 1, 1) + 1 for width in hidden_dims)]
     layers: list[Any] = []
@@ -64,13 +61,9 @@ def _masked_dense(mask: np.ndarray, **inits: Any) -> Pair:
 
 
 def conditional_mlp(hidden_dims: Sequence[int], in_dim: int, out_dim: int, slope: float) -> Pair:
-    r"""Mean and log-scale, ``2 out_dim`` numbers, of a normal given ``in_dim`` standard ones.
-
-    A linear layer plus an :func:`mlp`. It starts at the mean :math:`c x_i` and the log-scale
-    :math:`\tfrac12 \log(1 - c^2)`, c being ``slope``, so that the outcome is standard normal too,
-    and its reverse is the same. If ``out_dim`` is larger than ``in_dim``, the other outcomes start
-    at the mean 0 and the scale 1.
-    """
+    r"""Mean and log-scale of ``out_dim`` numbers given ``in_dim``, a linear layer plus an
+    :func:`mlp`, which starts at the mean :math:`c x_i` and the scale :math:`\sqrt{1 - c^2}`, c
+    being ``slope``, and at 0 and 1 where there is no :math:`x_i`."""
     start = np.zeros((in_dim, 2 * out_dim))
     np.fill_diagonal(start, slope)
     start[:, out_dim:] = 0.0
@@ -91,8 +84,7 @@ def bounded(log_scale: Array, bound: float = 5.0) -> Array:
 
 
 def mean_and_scale(out: Any, dim: int, what: str) -> tuple[Array, Array]:
-    """Mean and standard deviation of ``dim`` numbers from the outputs of a network, one array or a
-    pair; ``what`` is for the error if it gives another number of them."""
+    """Mean and standard deviation of ``dim`` numbers from a network, called ``what`` in errors."""
     pair: Any = out if isinstance(out, tuple | list) else ()
     if len(pair) == 2 and all(jnp.shape(array)[-1:] == (dim,) for array in pair):
         return pair[0], jnp.exp(bounded(jnp.log(pair[1])))
@@ -107,10 +99,7 @@ def mean_and_scale(out: Any, dim: int, what: str) -> tuple[Array, Array]:
 
 
 def random_param(name: str, init: Callable[[Array], Array]) -> Array:
-    """``numpyro.param`` that starts at ``init(key)``.
-
-    NumPyro takes such a function too, but its ``scan`` asks every site of a guide for its shape.
-    """
+    """``numpyro.param`` that starts at ``init(key)``, also in NumPyro's ``scan``."""
     value: Any = numpyro.param(name)
     if value is None:
         key: Any = numpyro.prng_key()
@@ -121,13 +110,8 @@ def random_param(name: str, init: Callable[[Array], Array]) -> Array:
 def flat_module(
     name: str, network: Network, row_shape: tuple[int, ...], dtype: Any = float
 ) -> Callable[..., Any]:
-    """``numpyro.module`` with all weights of the network in one vector, the parameter ``name``:
-    NumPyro's ``scan`` asks every site of a guide for its shape, which a tree does not have.
-
-    :param tuple row_shape: the shape of one row; ``init_fn`` takes it behind a batch axis.
-    :param dtype: the type of the inputs with which a module starts.
-    :return: ``apply_fn`` with the weights filled in.
-    """
+    """``numpyro.module`` with all weights in one vector, the parameter ``name``, because NumPyro's
+    ``scan`` asks every site for its shape; ``init_fn`` takes ``row_shape`` behind a batch axis."""
     pair: Any = network
     if isinstance(pair, ModulePair):
         pair, kwargs = pair.of_rows(len(row_shape)), {"dtype": dtype}

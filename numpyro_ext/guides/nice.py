@@ -15,14 +15,12 @@ class AutoNICENormal(CouplingFlowNormal):
     :math:`\lfloor d/2 \rfloor` coordinates shifts the others.
 
     *Where it fails.* The couplings keep volume. The guide follows curved posteriors (a banana
-    exactly), but q is nowhere denser than its normal base at its mode, and posteriors
-    whose scale varies (a funnel) need :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`. In
-    return it cannot explode: it is the calmest of the flows to train.
+    exactly), but q is nowhere denser than its normal base at its mode, and posteriors whose scale
+    varies (a funnel) need :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`.
 
     **Reference:** *NICE: non-linear independent components estimation*, equations 9-12, Dinh,
     Krueger and Bengio (ICLR workshop 2015)
 
-    >>> from numpyro_ext.guides import AutoNICENormal
     >>> guide = AutoNICENormal(banana, num_flows=2, init_from=None)
     >>> svi = SVI(banana, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
     >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)

@@ -27,11 +27,8 @@ class DiagonalNormalMixture(dist.MixtureSameFamily):
     :math:`F(z)` is uniform on the cube whatever the parameters are. So a draw that moves with them
     at constant F has the right gradient: :math:`\partial z = -(\partial F / \partial z)^{-1}
     \partial F`, a triangular system that is solved coordinate by coordinate, at a cost of
-    :math:`O(C d)`. Only first derivatives of a draw are right.
-
-    :param logits: ``(C,)``, unnormalised log weights.
-    :param loc: ``(C, d)``.
-    :param scale: ``(C, d)``.
+    :math:`O(C d)`. Only first derivatives of a draw are right. ``logits`` are ``(C,)`` log weights,
+    ``loc`` and ``scale`` ``(C, d)``.
     """
 
     pytree_data_fields = ("loc", "scale")
@@ -83,12 +80,7 @@ class DiagonalNormalMixture(dist.MixtureSameFamily):
 
 
 class FullNormalMixture(dist.MixtureSameFamily):
-    """A mixture of normals with full covariances; to differentiate its draws is an error.
-
-    :param logits: ``(C,)``, unnormalised log weights.
-    :param loc: ``(C, d)``.
-    :param scale_tril: ``(C, d, d)``.
-    """
+    """A mixture of normals with full covariances; to differentiate its draws is an error."""
 
     def __init__(self, logits: Array, loc: Array, scale_tril: Array) -> None:
         logits, loc, scale_tril = map(jnp.asarray, (logits, loc, scale_tril))

@@ -29,7 +29,6 @@ class AutoPlanarNormal(AutoFlowNormal):
     **Reference:** *Variational inference with normalizing flows*, equations 10-13 and appendix A.1,
     Rezende and Mohamed (ICML 2015)
 
-    >>> from numpyro_ext.guides import AutoPlanarNormal
     >>> guide = AutoPlanarNormal(banana, init_from=None)
     >>> svi = SVI(banana, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
     >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)

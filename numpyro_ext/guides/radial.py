@@ -17,13 +17,12 @@ class AutoRadialNormal(AutoFlowNormal):
     r"""A normalizing-flow guide of radial flows, over all latent sites together.
 
     The flows of :class:`AutoFlowNormal` are each a
-    :class:`~numpyro_ext.transforms.radial.RadialTransform`, which starts at :math:`\beta = 0` and a
-    random centre.
+    :class:`~numpyro_ext.transforms.radial.RadialTransform`, which starts at :math:`\beta = 0`.
 
     *Where it fails.* A flow changes the density around one point, equally in all directions. That
     suits a posterior with a peak or a hole; it does not bend, as
     :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal` does. Correlations are in the full factor
-    alone, which is trained with the flows where the guide starts at a mode or by ``init_from``.
+    alone.
 
     :param int num_flows: the number F of radial flows. Flow i has the vector
         ``{prefix}_radial__{i}`` of the centre and of alpha and beta before their constraints.
@@ -31,7 +30,6 @@ class AutoRadialNormal(AutoFlowNormal):
     **Reference:** *Variational inference with normalizing flows*, equation 14 and appendix A.2,
     Rezende and Mohamed (ICML 2015)
 
-    >>> from numpyro_ext.guides import AutoRadialNormal
     >>> guide = AutoRadialNormal(banana, init_from=None)
     >>> svi = SVI(banana, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
     >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)

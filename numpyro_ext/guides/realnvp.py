@@ -18,17 +18,13 @@ class AutoRealNVPNormal(CouplingFlowNormal):
     .. math::
         f_i(a, b) = (a,\; b \odot e^{s_i(a)} + t_i(a)), \qquad \log|\det f_i'| = \sum_j s_{ij}(a) .
 
-    A draw costs one pass through the F networks, and so does the density of any point.
-
-    **When it fails.** As every flow (:class:`AutoFlowNormal`). Each coupling stretches by at most
-    :math:`e^{clamp}`, and with a single flow half of the coordinates remain normal.
+    **When it fails.** Each coupling stretches by at most :math:`e^{clamp}`, and with a single flow
+    half of the coordinates remain normal.
 
     :param float clamp: bound of the couplings' log-scales.
 
-    **Reference:** *Density estimation using Real NVP*, equations 4-8, Dinh, Sohl-Dickstein and
-    Bengio (ICLR 2017)
+    **Reference:** *Density estimation using Real NVP*, equations 4-8, Dinh et al. (ICLR 2017)
 
-    >>> from numpyro_ext.guides import AutoRealNVPNormal
     >>> guide = AutoRealNVPNormal(banana, num_flows=2)  # was: AutoNormal(banana)
     >>> svi = SVI(banana, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
     >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)

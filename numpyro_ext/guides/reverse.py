@@ -32,10 +32,8 @@ def with_reverse(guide: Model, reverse: Model) -> "ReverseGuide":
     :param reverse: a Python callable with NumPyro primitives, normalised: it has one sample site
         for each auxiliary site, and neither observed sites nor factors.
 
-    **Reference:** *Hierarchical variational models*, equation 5, Ranganath, Tran and Blei (ICML
-    2016)
+    **Reference:** *Hierarchical variational models*, equation 5, Ranganath et al. (ICML 2016)
 
-    >>> from numpyro_ext.guides import with_reverse
     >>> def model():
     ...     numpyro.sample("z", dist.Normal(0.0, 1.0))
     >>> def guide():
@@ -86,8 +84,7 @@ class ReverseGuide(GuideWrapper):
 def reverse_sites(
     reverse: Model, aux: Sites, latents: Sites, args: tuple, kwargs: dict[str, Any], rows: Sites
 ) -> dict[str, tuple[Site, Array]]:
-    """``{name: (site, log r)}`` of the auxiliary sites, from a run of which only params are seen,
-    with the indices ``rows`` for its plates."""
+    """``{name: (site, log r)}`` of the auxiliary sites; ``rows`` are the indices of its plates."""
 
     def value_of(site: Site) -> Array | None:
         name = site["name"]

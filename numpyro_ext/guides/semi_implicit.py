@@ -37,9 +37,8 @@ class AutoSemiImplicit(AutoWithoutDensity):
 
     The density of z is an integral, which :class:`~numpyro_ext.objectives.SemiImplicitELBO`, the
     loss for this guide, bounds from below and from above. Losses that need :math:`\log q` raise
-    :class:`IntractableDensityError`; losses that need only samples work too. Given enough
-    :math:`\epsilon` and units the family contains every smooth density. The network starts at zero,
-    so the guide starts at the normal approximation of the posterior at its mode.
+    :class:`IntractableDensityError`; losses that need only samples work too. The network starts at
+    zero, so the guide starts at the normal approximation of the posterior at its mode.
 
     *Where it fails.* Training tends to shrink ``scale`` while the network takes over the spread;
     ``scale`` stays above 0.001 of ``init_scale``. The bound is loose where ``scale`` is small
@@ -56,7 +55,6 @@ class AutoSemiImplicit(AutoWithoutDensity):
 
     **Reference:** *Semi-implicit variational inference*, equations 1-4, Yin and Zhou (ICML 2018)
 
-    >>> from numpyro_ext.guides import AutoSemiImplicit
     >>> from numpyro_ext.objectives import SemiImplicitELBO
     >>> guide = AutoSemiImplicit(model, init_from=None)  # was: AutoNormal(model)
     >>> svi = SVI(model, guide, optax.adam(1e-2), SemiImplicitELBO())  # was: Trace_ELBO()
@@ -79,8 +77,7 @@ class AutoSemiImplicit(AutoWithoutDensity):
         super().__post_init__()
 
     def _mixing(self, noise: Array) -> tuple[Array, Array, list[Transform]]:
-        """``loc`` and ``scale`` of the conditional at ``(..., noise_dim)`` noise, and the fixed map
-        after it."""
+        """``loc`` and ``scale`` given noise ``(..., noise_dim)``, and the fixed map after them."""
         d, prefix = self.latent_dim, self.prefix
         conditional = self.covariance == "conditional"
         size = 2 * d if conditional else d
@@ -140,7 +137,6 @@ class SemiImplicitDraw(Implicit):
 
     def log_prob(self, value: Array, intermediates: Any = None) -> NoReturn:
         raise IntractableDensityError(
-            "the density of a semi-implicit guide is an integral over psi, so log q cannot be"
-            " computed; use SemiImplicitELBO of numpyro_ext.objectives, which has it between two"
-            " bounds, or a loss that only needs samples, such as SVGD of numpyro_ext.particles."
+            "log q of a semi-implicit guide is an integral over psi; use SemiImplicitELBO of"
+            " numpyro_ext.objectives, or a loss that only needs samples, such as SVGD."
         )

@@ -22,9 +22,8 @@ class AutoSplineNormal(CouplingFlowNormal):
     ``num_bins`` bins on ``[-bound, bound]``.
 
     *Where it fails.* Beyond ``bound`` standard deviations of the base the splines do nothing, so
-    the tails are normal. A step takes longer than with
-    :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`. The density has kinks at the ends of the
-    bins, so that ``gradient="stl"`` or ``"dreg"`` gain less than on other flows.
+    the tails are normal. The density has kinks at the ends of the bins, so that ``gradient="stl"``
+    or ``"dreg"`` gain less than on other flows.
 
     :param int num_bins: bins of each spline, at least 2.
     :param float bound: half the length of the interval in which the splines bend, in standard
@@ -32,7 +31,6 @@ class AutoSplineNormal(CouplingFlowNormal):
 
     **Reference:** *Neural spline flows*, sections 3.1 and 3.2, Durkan et al. (NeurIPS 2019)
 
-    >>> from numpyro_ext.guides import AutoSplineNormal
     >>> guide = AutoSplineNormal(banana, init_from=None)
     >>> svi = SVI(banana, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
     >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)

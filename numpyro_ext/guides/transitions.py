@@ -22,11 +22,8 @@ Step = Callable[[Any, Array, Array, Array], Array]
 
 @dataclass(eq=False)
 class LearntTransition(ABC):
-    """Base of the transitions of ``AutoImplicit``.
-
-    :param int num_steps: number T of steps.
-    :param float step_size: the initial step size, in units of length squared.
-    """
+    """Base of the transitions of ``AutoImplicit``, of T = ``num_steps`` steps, at first of the size
+    ``step_size`` in units of length squared."""
 
     num_steps: int = 5
     step_size: float = 1e-2

@@ -16,12 +16,7 @@ _PROTOCOLS = (
 
 
 class GuideWrapper:
-    """Base of guides that call another guide, ``fn``, and register parameters of their own.
-
-    Every attribute that it lacks is taken from the inner guide.
-
-    :param str caller: the name of the function that wraps, for its error.
-    """
+    """Base of guides around another guide, ``fn``, that gives them the attributes they lack."""
 
     fn: Any
 

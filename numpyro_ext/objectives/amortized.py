@@ -35,16 +35,12 @@ class AmortizedMCMC(Objective):
 
     **Bias.** Modes that no chain finds are left out. ``"langevin"`` is not adjusted: its fixed
     point is too wide by a relative variance of :math:`\epsilon / (2 s^2)` for a posterior of
-    variance :math:`s^2`. With a subsampled likelihood the transitions have its noise. The pull of T
-    short transitions is weak compared with the noise of K draws, so give the optimiser a falling
-    rate, or take more of both.
+    variance :math:`s^2`. With a subsampled likelihood the transitions have its noise.
 
     **Units.** If plates enclose every site, each of their elements has transitions of its own.
-    Otherwise there is one vector of all latents. Latents in a subsampled plate that does not
-    enclose every site are an error.
+    Latents in a subsampled plate that does not enclose every site are an error.
 
-    A step takes K T gradients of the model (twice as many for ``"mala"``) and :math:`O(K^2 d)` for
-    the pairs.
+    A step takes K T gradients of the model (twice as many for ``"mala"``) and :math:`O(K^2 d)`.
 
     :param int num_particles: number of draws K, at least 2.
     :param int num_transitions: number of transitions T.
@@ -55,8 +51,8 @@ class AmortizedMCMC(Objective):
         minibatch and ``z`` holds the vectors of all units.
     :param float step_size: :math:`\epsilon`, in units of length squared.
 
-    **Reference:** *Approximate inference with amortised MCMC*, Yingzhen Li et al.,
-    arXiv:1702.08343, 2017 (section 3: a divergence between q and the law of the chain's end).
+    **Reference:** *Approximate inference with amortised MCMC*, Li et al., arXiv:1702.08343, 2017
+    (section 3: a divergence between q and the law of the chain's end).
 
     >>> from numpyro_ext.guides import Implicit
     >>> def guide(x):
@@ -150,9 +146,9 @@ class AmortizedMCMC(Objective):
 
 
 def energy_distance(z: Array, y: Array) -> Array:
-    """``(*units)``, the energy distance of ``(K, *units, d)`` draws z and y, without the pairs of a
-    draw with itself; in units of the standard deviations of both together: in those of y alone,
-    which depend on y and not on z, the gradient would not be zero on average for equal laws."""
+    """``(*units)``, of ``(K, *units, d)`` draws z and y without the pairs of a draw with itself, in
+    units of the standard deviations of both together: in those of y alone the gradient would not be
+    zero on average for equal laws."""
     K, *units, _ = z.shape
     sd = jnp.std(jnp.concatenate([z, y]), axis=0)
     sd = stop_gradient(jnp.where(sd == 0, 1.0, sd))

@@ -21,20 +21,16 @@ class AuxiliaryELBO(Objective):
     evidence. The loss is minus that.
 
     Guides of this package with a reverse model contain :math:`-\log r` as factors, so that
-    ``Trace_ELBO(K)`` is the same bound and ``IWELBO(K)`` the weighted one. This loss also takes a
-    guide of your own with a method ``reverse_log_prob(params, aux, latents, *args, **kwargs)`` and
-    no factor.
+    ``Trace_ELBO(K)`` is the same bound and ``IWELBO(K)`` the weighted one. It also takes a guide
+    without factors that has a method ``reverse_log_prob(params, aux, latents, *args, **kwargs)``.
 
     **Bias.** The gap is the KL above; where the reverse model is the density :math:`q(a)`, it is
     the mutual information of a and z. The optimum over the guide is therefore not the ELBO's.
 
-    :param bool importance_weighted: True for the mean of the weights in place of the mean of their
-        logarithms.
+    :param bool importance_weighted: True for the mean of the weights in place of their logarithms.
 
-    **References:**
-
-    1. *Hierarchical variational models*, Rajesh Ranganath et al., ICML 2016 (eq. 5).
-    2. *An auxiliary variational method*, Felix V. Agakov, David Barber, ICONIP 2004 (eq. 7).
+    **References:** *Hierarchical variational models*, Ranganath et al., ICML 2016 (eq. 5); *An
+    auxiliary variational method*, Agakov and Barber, ICONIP 2004 (eq. 7)
 
     >>> from numpyro_ext.guides import AutoAuxiliary
     >>> guide = AutoAuxiliary(model, init_from=None)

@@ -6,11 +6,6 @@ of :class:`Draws`. For K particles :math:`z_k \sim q` that share **one** minibat
 it is one element of the plates around every site of model and guide, or the whole minibatch if
 there is no such plate.
 
-``SVI`` calls :meth:`Objective.loss_with_mutable_state`. :class:`Draws` reads model and guide once
-on shapes, and refuses those for which the objective is not made. Then ``estimate`` maps over the
-particles by :meth:`Draws.each`: a :class:`Particle` runs the guide when it is made, and the model
-at these draws when a density is asked for.
-
 NumPyro's ``RenyiELBO`` has the same draws: ``plate_key, rng_key = split(rng_key)``, ``keys =
 split(rng_key, K)``, ``model_key, guide_key = split(keys[k])``.
 """
@@ -224,8 +219,7 @@ class Draws:
             self._model.idx = self._guide.idx = idx
 
     def each(self, fn: Callable[["Particle"], Any], **options: Any) -> tuple[Any, State]:
-        """``fn`` of all particles, stacked, and their mutable state; ``options`` are keywords of
-        :meth:`particle`."""
+        """``fn`` of all particles, stacked, and their state; ``options`` go to :meth:`particle`."""
 
         def of_key(key: Array) -> tuple[Any, State]:
             particle = self.particle(key, **options)
@@ -264,9 +258,9 @@ class Draws:
     ) -> "Particle":
         """A particle whose guide has a gradient through its draws alone, scaled by ``gamma``.
 
-        Its log q has stopped parameters; ``gamma`` is one number for each unit, or None. A value
-        that a fixed transform rounds to the boundary of its support, as a share near 0 or 1, has
-        no inverse: log q takes what was drawn before the transform. ``params`` are of the model.
+        ``gamma`` is one number for each unit, or None, and ``params`` are the model's. log q has
+        stopped parameters, and takes what was drawn before a fixed transform, as a value on the
+        boundary has no inverse.
         """
         drawn = drawn_sites(self.guide_trace(key))
         refuse_hidden_gradient(self, key, drawn)
@@ -484,8 +478,7 @@ def _fixed_transforms(draws: Draws, key: Array, drawn: Trace) -> list[str]:
 def _depending_on_parameters(
     draws: Draws, key: Array, drawn: Trace, fn: Callable[[Trace], dict[str, Any]]
 ) -> list[str]:
-    """The names of the results of ``fn``, of a run of the guide at the drawn values, in which there
-    is a parameter of the guide."""
+    """The names of the results of ``fn``, at the drawn values, that depend on a parameter."""
     values = {name: site["value"] for name, site in drawn.items()}
     params = {n: draws.params[n] for n in draws.layout.guide_params if n in draws.params}
     origins = eval_provenance(

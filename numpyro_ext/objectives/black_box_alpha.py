@@ -30,11 +30,10 @@ class BBAlphaELBO(Objective):
         \hat L = \frac{N}{M} \sum_{m} \frac{1}{\alpha} \log \frac{1}{K} \sum_k \exp \alpha \Big(
         \ell_{k,m} + \frac{1}{N}\big(\log p_0(\theta_k) - \log q(\theta_k)\big) \Big),
 
-    where :math:`\ell_{k,m}` is the log likelihood of one datum; latents of a datum add
-    :math:`\log p(z_m|\theta) - \log q(z_m)` to it. The loss :math:`-\hat L` is unbiased in the
-    minibatch, for global and local latents alike. A row whose observed sites are all masked
-    does not count in N; under ``numpyro.handlers.scale`` a row is one factor, its likelihood to
-    that power.
+    where :math:`\ell_{k,m}` is the log likelihood of one datum; latents of a datum add :math:`\log
+    p(z_m|\theta) - \log q(z_m)` to it. The loss :math:`-\hat L` is unbiased in the minibatch, for
+    global and local latents alike. A row whose observed sites are all masked does not count in N;
+    under ``numpyro.handlers.scale`` a row is one factor, its likelihood to that power.
 
     ``approximate_kl=True`` (Li and Gal) takes the tied factor out of the power,
 
@@ -65,22 +64,16 @@ class BBAlphaELBO(Objective):
     guide's family it is not recovered, unless the factors of the data agree. It fails (infinite
     variance) where a datum's likelihood to the power alpha outweighs the guide's tails.
 
-    The *data plate* encloses all observed sites of the model; every other site lies in it or
-    outside it.
+    The *data plate* encloses all observed sites of the model; every other site is in it or outside.
 
     :param alpha: order, a finite number, a traced scalar, or a callable of the step (with
         :func:`count_steps` around the guide).
-    :param bool approximate_kl: True for the second form. Without a global latent site both are the
-        same.
+    :param bool approximate_kl: True for the second form; the same without a global latent site.
 
-    **References:**
-
-    1. *Black-box alpha divergence minimization*, Jose Miguel Hernandez-Lobato et al., ICML 2016
-       (eqs. 8-10; its energy is :math:`-L`).
-    2. *Dropout inference in Bayesian neural networks with alpha-divergences*, Yingzhen Li, Yarin
-       Gal, ICML 2017 (eq. 5).
-    3. *Approximate inference: new visions*, Yingzhen Li, PhD thesis, 2018, appendix B (eqs. B.8,
-       B.15 and B.19: parts, recognition networks, and VI inside power EP).
+    **References:** *Black-box alpha divergence minimization*, Hernandez-Lobato et al., ICML 2016
+    (eqs. 8-10; its energy is :math:`-L`); *Dropout inference in Bayesian neural networks with
+    alpha-divergences*, Li and Gal, ICML 2017 (eq. 5); *Approximate inference: new visions*,
+    Yingzhen Li, PhD thesis, 2018, appendix B (eqs. B.8, B.15 and B.19)
 
     >>> guide = AutoNormal(normal_mean)
     >>> svi = SVI(normal_mean, guide, optax.adam(0.02), BBAlphaELBO(0.5, 100))

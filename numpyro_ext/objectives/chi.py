@@ -17,25 +17,20 @@ class ChiUpperBound(Objective):
 
     in nats, estimated by :math:`\frac1n \log \frac1K \sum_k e^{n\, lw_k}`, which is the bound of
     :class:`VRELBO` of order :math:`\alpha = 1 - n`, with the same gradients and units. The loss is
-    **plus** this estimate. The minimiser covers the posterior: its variance is too large where VI's
-    is too small.
+    **plus** this estimate. The minimiser covers the posterior: its variance is too large.
 
     **Biased** downwards: only the limit of infinitely many particles is a bound, and minimising
     with few particles gains from that bias too. n = 1 is the evidence whatever the guide.
 
-    **When it fails.** The variance is finite only if :math:`E_q[w^{2n}]` is: start from a
-    guide that is wider than the posterior. With a narrow one no particle sees the tails, and the
-    bound collapses.
-
-    Parameters of the *model* are an error: minimising an upper bound over them would lower the
-    evidence. Train them with :class:`VRELBO`.
+    **When it fails.** The variance is finite only if :math:`E_q[w^{2n}]` is: start from a guide
+    that is wider than the posterior. With a narrow one no particle sees the tails.
 
     :param float order: n, a number of at least 1.
     :param int num_particles: number of particles K, at least 2.
     :param str gradient: ``"standard"``, or ``"dreg"``, doubly reparameterised.
 
-    **Reference:** *Variational inference via chi upper bound minimization*, Adji B. Dieng et al.,
-    NIPS 2017 (eqs. 2-5).
+    **Reference:** *Variational inference via chi upper bound minimization*, Dieng et al., NIPS 2017
+    (eqs. 2-5).
 
     >>> from numpyro.infer.initialization import init_to_median
     >>> guide = AutoNormal(normal_mean, init_scale=1.5, init_loc_fn=init_to_median)  # it is wide

@@ -16,11 +16,8 @@ Critic = Callable[[Params, Array], Array]
 
 
 def critic_of(draws: Draws, group: SiteGroup, instead: str, *, field: bool = False) -> Critic:
-    """The critic of the guide, for points ``(..., *group.shape, d)``.
-
-    :param str instead: an alternative without a critic, for the errors.
-    :param bool field: True for a critic that returns a vector for each point, and not a number.
-    """
+    """The critic of the guide at points ``(..., *group.shape, d)``; a vector for each if
+    ``field``."""
     name, guide = type(draws.objective).__name__, unwrap(draws.guide, "critic")
     dim = group.dim if field else 1
     if guide is None:
@@ -51,9 +48,8 @@ def _features(draws: Draws, group: SiteGroup, guide: Any, instead: str) -> dict[
     features = getattr(guide, "features", None)
     if features is None and group.plates:
         raise ValueError(
-            f"the guide has one distribution for each row of the plates {group.plates}, but its"
-            f" critic does not see the data; give it with_critic(guide, features=...), or use"
-            f" {instead}."
+            f"the guide has a distribution for each row of {group.plates}, but its critic does not"
+            f" see the data; give it with_critic(guide, features=...), or use {instead}."
         )
     if features is not None and not group.plates:
         raise ValueError(

@@ -64,15 +64,12 @@ class CurvatureELBO(Objective):
 
     :param str curvature: one of the above.
 
-    **References:**
-
-    1. *Fast and scalable Bayesian deep learning by weight-perturbation in Adam*, Mohammad Emtiyaz
-       Khan et al., ICML 2018 (eqs. 7 to 12).
-    2. *SLANG: Fast structured covariance approximations for Bayesian deep learning with natural
-       gradient*, Aaron Mishkin et al., NeurIPS 2018 (eq. 5, the squares of rows).
-    3. *Practical variational inference for neural networks*, Alex Graves, NIPS 2011 (eqs. 15, 17).
-    4. *Limitations of the empirical Fisher approximation for natural gradient descent*, Frederik
-       Kunstner et al., NeurIPS 2019.
+    **References:** *Fast and scalable Bayesian deep learning by weight-perturbation in Adam*, Khan
+    et al., ICML 2018 (eqs. 7 to 12); *SLANG: Fast structured covariance approximations for Bayesian
+    deep learning with natural gradient*, Mishkin et al., NeurIPS 2018 (eq. 5, the squares of rows);
+    *Practical variational inference for neural networks*, Alex Graves, NIPS 2011 (eqs. 15, 17);
+    *Limitations of the empirical Fisher approximation for natural gradient descent*, Kunstner et
+    al., NeurIPS 2019
 
     >>> from numpyro_ext.optim import ivon
     >>> def model(x, y):

@@ -52,33 +52,26 @@ class DensityRatioELBO(Objective):
 
     **Biased.** The value is an estimate of minus the ELBO and not a bound, because T is estimated:
     it may be below minus the log evidence, so do not compare models by it. The adaptive contrast
-    makes it too large, by about d / K, because the moments are taken of the same draws, which does
-    not bias the gradient.
+    makes it too large, by about d / K, which does not bias the gradient.
 
-    **When it fails.** A critic that lags behind the guide gives a gradient towards where q was:
-    take a larger rate for it than for the guide, as in the example of
-    :func:`~numpyro_ext.guides.with_critic`, and let both rates fall; with ``"adaptive"`` a
-    correlated guide becomes too wide meanwhile. Where the critic tells all draws apart (the prior
-    contrast with a large KL(q || prior), any contrast in more than some tens of dimensions), T is
-    too small and the guide too narrow. ``LogisticRatio()`` has a quadratic log ratio, so that a
-    flexible guide becomes too wide, and needs many times (d + 1)(d + 2) / 2 draws.
+    **When it fails.** A critic that lags behind the guide gives a gradient towards where q was;
+    with ``"adaptive"`` a correlated guide becomes too wide meanwhile. Where the critic tells all
+    draws apart (the prior contrast with a large KL(q || prior), any contrast in more than some tens
+    of dimensions), T is too small and the guide too narrow. ``LogisticRatio()`` has a quadratic log
+    ratio, so that a flexible guide becomes too wide, and needs many times (d + 1)(d + 2) / 2 draws.
 
     **Subsampling** is unbiased. ``Implicit`` sites in a plate have one ratio for each row, from K
     draws of each, and their critic takes the data from ``with_critic(guide, features=...)``. Other
     sites keep their density. Parameters of the model get the gradient of the ELBO.
 
-    :param int num_particles: number of draws K; some tens at least, because T is estimated from
-        them.
+    :param int num_particles: number of draws K, some tens at least to estimate T.
     :param str contrast: ``"adaptive"`` or ``"prior"``.
     :param ratio: ``"critic"``, ``KernelRatio()`` or ``LogisticRatio()``.
 
-    **References:**
-
-    1. *Adversarial variational Bayes: unifying variational autoencoders and generative adversarial
-       networks*, Lars Mescheder et al., ICML 2017 (equations 3.3 and 3.7, propositions 1 and 2,
-       Algorithm 2).
-    2. *Variational inference using implicit distributions*, Ferenc Huszar, 2017 (section 3).
-    3. *Kernel implicit variational inference*, Jiaxin Shi et al., ICLR 2018.
+    **References:** *Adversarial variational Bayes: unifying variational autoencoders and generative
+    adversarial networks*, Mescheder et al., ICML 2017 (equations 3.3 and 3.7, propositions 1 and 2,
+    Algorithm 2); *Variational inference using implicit distributions*, Ferenc Huszar, 2017 (section
+    3); *Kernel implicit variational inference*, Shi et al., ICLR 2018
 
     >>> from numpyro_ext.guides import Implicit
     >>> from numpyro_ext.scores import LogisticRatio
@@ -159,8 +152,7 @@ def _samples(draws: Draws) -> Samples:
     for site, plate in () if implicit else draws.layout.subsampled_latents:
         raise ValueError(
             f"latent site '{site}' lies in the subsampled plate '{plate}', which does not enclose"
-            " every site, so that a vector of all latents has other rows at each step; use no"
-            " subsample_size, or Implicit sites in the guide."
+            " every site; use no subsample_size, or Implicit sites in the guide."
         )
     return Samples(draws, implicit=implicit)
 
@@ -185,8 +177,7 @@ def _fit_ratio(ratio: Any) -> Estimate:
 def _prior_contrast(
     draws: Draws, samples: Samples, key: Array, particle: Particle, prior_key: Array
 ) -> tuple[Array, Array]:
-    """``log p(x | z)``, with the gradient of the prior's parameters, and a draw of z from the
-    prior."""
+    """``log p(x | z)``, with the gradient of the prior's parameters, and a draw z of the prior."""
     # Without the gradient in the prior's parameters, which the log joint keeps.
     trace = particle.model_trace
     if draws.layout.model_params:

@@ -57,8 +57,8 @@ class TailAdaptive:
 
     :param float beta: exponent, a finite number that is not positive.
 
-    **Reference:** *Variational inference with tail-adaptive f-divergence*, Dilin Wang et al.,
-    NeurIPS 2018 (Algorithm 1).
+    **Reference:** *Variational inference with tail-adaptive f-divergence*, Wang et al., NeurIPS
+    2018 (Algorithm 1).
 
     >>> print(11 * TailAdaptive().weights(jnp.array([0., 9., -5.])))  # ranks 2, 1, 3
     [3. 6. 2.]
@@ -110,8 +110,7 @@ class FDivergence(Objective):
     p(x, z_k)` with self-normalised weights, and not the weights of the path.
 
     **Biased.** The self-normalisation causes a bias of order 1/K; K = 1 is VI for every f. The loss
-    of finitely many particles is too small (no particle is drawn in a mode that the guide misses),
-    so it does not judge a fit.
+    of finitely many particles is too small, so it does not judge a fit.
 
     **When it fails.** ``"chi2"`` and ``"kl_pq"`` weigh by powers of t, and one particle takes all
     if the guide is far from the posterior: start wide, or use :class:`TailAdaptive`.
@@ -122,8 +121,8 @@ class FDivergence(Objective):
     :param f: ``"kl_qp"``, ``"kl_pq"``, ``"chi2"``, ``"hellinger"``, a convex callable, or
         :class:`TailAdaptive`.
 
-    **Reference:** *Variational inference with tail-adaptive f-divergence*, Dilin Wang et al.,
-    NeurIPS 2018 (Proposition 3.1 and Algorithm 1; its :math:`\gamma_f`).
+    **Reference:** *Variational inference with tail-adaptive f-divergence*, Wang et al., NeurIPS
+    2018 (Proposition 3.1 and Algorithm 1; its :math:`\gamma_f`).
 
     >>> svi = SVI(model, AutoNormal(model), optax.adam(0.02), FDivergence(TailAdaptive(), 50))
     >>> scale = svi.run(jax.random.key(0), 500, progress_bar=False).params["y_auto_scale"]

@@ -39,8 +39,7 @@ class FisherDivergence(Objective):
       critic ascends, in one scalar loss with the paths separated. The guide is
       ``with_critic(guide, output_dim=d)`` of one that has ``sample_mixing`` and ``conditional``.
 
-    The gradient flows through the draws and both scores, so that a step takes second derivatives
-    of the model.
+    A step takes second derivatives of the model.
 
     **Biased.** The explicit form is unbiased; the minimax form is too small while the critic is not
     optimal. With a subsampled likelihood and global latent sites the noise of the score enters
@@ -49,18 +48,14 @@ class FisherDivergence(Objective):
 
     **When it fails.** The divergence is blind to the weights of well separated modes, because
     scores are local. It is no bound on the evidence, and parameters of the *model*, over which its
-    minimum would mean nothing, are an error. Far from the posterior its gradient is dominated by
-    the steepest place.
+    minimum would mean nothing, are an error.
 
     :param int num_particles: number of draws K.
     :param str form: ``"explicit"`` or ``"minimax"``.
 
-    **References:**
-
-    1. *Semi-implicit variational inference via score matching*, Longlin Yu, Cheng Zhang, ICLR 2023
-       (equations 9 to 12).
-    2. *Estimation of non-normalized statistical models by score matching*, Aapo Hyvarinen, JMLR
-       2005 (the divergence).
+    **References:** *Semi-implicit variational inference via score matching*, Yu and Zhang, ICLR
+    2023 (equations 9 to 12); *Estimation of non-normalized statistical models by score matching*,
+    Aapo Hyvarinen, JMLR 2005 (the divergence)
 
     >>> guide, x = AutoNormal(normal_mean), jnp.array([1.5])
     >>> svi = SVI(normal_mean, guide, optax.adam(0.05), FisherDivergence())
@@ -144,6 +139,5 @@ def _refuse_auxiliary(draws: Draws, samples: Samples) -> None:
         if site["name"] not in names and not is_delta(site):
             raise ValueError(
                 f"FisherDivergence: the guide draws the auxiliary site '{site['name']}' too, so"
-                " that log q of the latents alone is not known; use a guide without it,"
-                " AutoSemiImplicit(model) with form='minimax', or SteinDiscrepancy."
+                " that log q of the latents alone is not known; use SteinDiscrepancy."
             )

@@ -32,12 +32,10 @@ class ImplicitELBO(Objective):
     q is the posterior, the gradient of :math:`\phi` is zero for every draw.
 
     **The value is the energy** :math:`-E \log p^*` in nats (plus E log q of the sites that have a
-    density), and no bound: do not compare models by it and do not stop at its minimum. Compare
-    moments of draws, or use ``DensityRatioELBO``.
+    density), and no bound: do not compare models by it and do not stop at its minimum.
 
     **Bias.** The ridge of :class:`SteinScore` shrinks the force of the entropy, so that q is
-    slightly too narrow; the error grows with d and falls with K. In heavy tails the error goes the
-    other way: few draws are there, the estimate is too small, and q is too wide.
+    slightly too narrow; the error grows with d and falls with K. In heavy tails q is too wide.
 
     **Plates.** The ``Implicit`` sites make one vector for each element of the plates around them
     (for each datum of a minibatch), with a score estimate of its own from K draws, and the terms
@@ -49,8 +47,8 @@ class ImplicitELBO(Objective):
     :param score: a score estimator of :mod:`numpyro_ext.scores`, or a function of ``(K, d)``
         vectors that gives ``(K, d)`` scores; defaults to ``SteinScore()``.
 
-    **Reference:** *Gradient estimators for implicit models*, Yingzhen Li and Richard E. Turner,
-    ICLR 2018 (sections 2 and 3).
+    **Reference:** *Gradient estimators for implicit models*, Li and Turner, ICLR 2018 (sections 2
+    and 3).
 
     >>> from numpyro_ext.guides import Implicit
     >>> def guide(x):

@@ -34,8 +34,7 @@ class KLWeightedELBO(ELBO):
 
     in nats, whose negative is the loss. A schedule that rises from 0 to 1 is KL annealing. A
     constant below 1 is the tempered, or cold, posterior: the optimum over all q is proportional to
-    :math:`p(z)\, p(x \mid z)^{1 / \beta}`. In a variational auto-encoder it is the objective of the
-    beta-VAE.
+    :math:`p(z)\, p(x \mid z)^{1 / \beta}`. For an auto-encoder it is that of the beta-VAE.
 
     The prior is every site of the model that is not observed, the likelihood every observed site
     and ``numpyro.factor``. Sites in a minibatch are scaled by N/M as before.
@@ -52,13 +51,10 @@ class KLWeightedELBO(ELBO):
     :param base: a ``Trace_ELBO`` (default) or ``TraceMeanField_ELBO``, which has the KL term in
         closed form where NumPyro knows it.
 
-    **References:**
-
-    1. *Weight uncertainty in neural networks*, Charles Blundell et al., ICML 2015, eq. 8.
-    2. *Generating sentences from a continuous space*, Samuel R. Bowman et al., CoNLL 2016, Section
-       3.1 (annealing).
-    3. *How good is the Bayes posterior in deep neural networks really?*, Florian Wenzel et al.,
-       ICML 2020, equation 1 (the cold posterior, with the prior tempered too).
+    **References:** *Weight uncertainty in neural networks*, Blundell et al., ICML 2015, eq. 8;
+    *Generating sentences from a continuous space*, Bowman et al., CoNLL 2016, Section 3.1
+    (annealing); *How good is the Bayes posterior in deep neural networks really?*, Wenzel et al.,
+    ICML 2020, equation 1 (the cold posterior, with the prior tempered too)
 
     >>> from numpyro_ext.objectives import count_steps
     >>> guide = AutoNormal(normal_mean)
@@ -127,14 +123,13 @@ def minibatch_kl_weights(num_batches: int) -> Array:
         \pi_i = \frac{2^{B-i}}{2^B - 1}, \qquad i = 1, \ldots, B,
 
     the prior dominates in the first minibatches and the data in the last ones. Only the sum over
-    the epoch is unbiased, so go through the minibatches in order. :class:`KLWeightedELBO` takes the
-    weights, times B.
+    the epoch is unbiased, so go through the minibatches in order.
 
     :param int num_batches: number of minibatches B in an epoch.
     :return: weights of shape ``(num_batches,)``.
 
-    **Reference:** *Weight uncertainty in neural networks*, Charles Blundell et al., ICML 2015,
-    Section 3.4 (eqs. 8 and 9).
+    **Reference:** *Weight uncertainty in neural networks*, Blundell et al., ICML 2015, Section 3.4
+    (eqs. 8 and 9).
 
     >>> print((7 * minibatch_kl_weights(3)).round(4))
     [4. 2. 1.]

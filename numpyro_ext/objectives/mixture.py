@@ -28,7 +28,7 @@ class MixtureELBO(Objective):
     :param int num_particles: number K of draws of each component.
 
     **Reference:** *Sticking the landing: simple, lower-variance gradient estimators for variational
-    inference*, Geoffrey Roeder et al., NIPS 2017 (section 4.1).
+    inference*, Roeder et al., NIPS 2017 (section 4.1).
 
     >>> from numpyro_ext.guides import AutoMixtureNormal
     >>> def model():

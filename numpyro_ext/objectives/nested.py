@@ -50,11 +50,8 @@ class NestedVRELBO(Objective):
     :param int num_particles: number of global draws K.
     :param int num_inner: number L of draws of the local latents for each global draw.
 
-    **References:**
-
-    1. *Approximate inference: new visions*, Yingzhen Li, PhD thesis, University of Cambridge 2018
-       (chapter 4).
-    2. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016 (eq. 4).
+    **References:** *Approximate inference: new visions*, Li, PhD thesis, Cambridge 2018 (chapter
+    4); *Renyi divergence variational inference*, Li and Turner, NIPS 2016 (eq. 4)
 
     >>> def model(x):
     ...     w = numpyro.sample("w", dist.Normal(0., 1.))

@@ -62,13 +62,10 @@ class PosteriorRegularizedELBO(Objective):
     :param penalties: the functions h by the names of the sites f.
     :param int num_particles: the number of draws S of the expectations, at least 2.
 
-    **References:**
-
-    1. *Posterior regularization for structured latent variable models*, Kuzman Ganchev et al., JMLR
-       11, 2010 (eq. 8: the slack is minimised out here).
-    2. *Bayesian inference with posterior regularization and applications to infinite latent SVMs*,
-       Jun Zhu et al., JMLR 15, 2014 (RegBayes).
-    3. *MedLDA: maximum margin supervised topic models*, Jun Zhu et al., JMLR 13, 2012.
+    **References:** *Posterior regularization for structured latent variable models*, Ganchev et
+    al., JMLR 11, 2010 (eq. 8: the slack is minimised out here); *Bayesian inference with posterior
+    regularization and applications to infinite latent SVMs*, Zhu et al., JMLR 15, 2014 (RegBayes);
+    *MedLDA: maximum margin supervised topic models*, Zhu et al., JMLR 13, 2012
 
     >>> # The posterior is N(0.5, 0.5). The mean is pulled to at least 2, the variance is not.
     >>> loss = PosteriorRegularizedELBO(
@@ -184,8 +181,7 @@ def _scale(site: Site, subsampled: dict[str, tuple[int, int]]) -> Array:
 
 
 def _of_mean(penalty: Penalty, values: Array) -> Array:
-    """The penalty of the mean over the first axis; its gradient has the means of the other draws
-    inside the derivative of the penalty."""
+    """The penalty of the mean, with the means of the other draws inside of its derivative."""
 
     K = len(values)
     stopped = stop_gradient(values)

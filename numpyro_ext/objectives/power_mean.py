@@ -24,10 +24,7 @@ def _is_static(a: Any, value: float) -> bool:
 
 def power_mean(lw: Array, a: Any) -> tuple[Array, Array]:
     """``L(a)`` of shape ``(*units)`` and ``w^`` of shape ``(K, *units)``, from ``lw`` of that
-    shape.
-
-    The weights sum to 1, or are 0 in a unit whose ``L`` is infinite.
-    """
+    shape; the weights sum to 1, or are 0 in a unit whose ``L`` is infinite."""
     lw = stop_gradient(lw)
     num_particles = lw.shape[0]
     mean = jnp.mean(lw, 0)
@@ -44,8 +41,7 @@ def power_mean(lw: Array, a: Any) -> tuple[Array, Array]:
         top = jnp.where(jnp.isfinite(top), top, 0.0)
         e = jnp.exp(t - top)
         total = jnp.sum(e, 0)
-        # log1p(mean(expm1 t)) keeps the digits that logsumexp(t) - log K would cancel when t is
-        # small, so that the value is smooth through a = 0 also in float32.
+        # log1p(mean(expm1 t)) keeps the digits that logsumexp(t) - log K cancels for a small t.
         near = jnp.max(jnp.abs(t), 0) < 0.5
         small = jnp.log1p(jnp.mean(jnp.expm1(jnp.where(near, t, 0.0)), 0))
         log_mean = jnp.where(near, small, top + jnp.log(total) - jnp.log(num_particles))

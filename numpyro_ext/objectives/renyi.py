@@ -87,11 +87,8 @@ def stl_or_standard(draws: Draws, alpha: Any) -> tuple[Array, State]:
 
 
 def dreg(draws: Draws, alpha: Any) -> tuple[Array, State]:
-    """The path derivative has the weight ``w^_k gamma_k``, ``gamma_k = alpha + (1 - alpha) w^_k``.
-
-    Each value enters as ``sg(z) + gamma_k (z - sg(z))``, so that only its path derivative is scaled
-    by ``gamma_k``; parameters of the model keep the weight ``w^_k``.
-    """
+    """The path derivative has the weight ``w^_k gamma_k``, ``gamma_k = alpha + (1 - alpha) w^_k``;
+    parameters of the model keep the weight ``w^_k``."""
     lw, _ = draws.each(lambda particle: particle.log_weight, params=draws.stopped)
     _, weights = power_mean(lw, 1 - alpha)
 
@@ -134,8 +131,7 @@ class VRELBO(Objective):
       ``-inf`` the largest weight (VR-max), ``inf`` the smallest.
     * The smaller alpha is, the wider is the guide: it covers the posterior in place of a mode.
     * For alpha > 0 it is a lower bound on the evidence, for alpha < 0 an upper bound *only for K =
-      inf*: finite K pulls the mean of the estimate towards the ELBO, which K = 1 is for every
-      alpha.
+      inf*: finite K pulls the estimate towards the ELBO, which K = 1 is for every alpha.
 
     ``alpha`` is Renyi's order with q first. :class:`BBAlphaELBO` counts the other way: ``alpha_VR =
     1 - alpha_BB`` for a single unit.
@@ -171,19 +167,13 @@ class VRELBO(Objective):
     The last two evaluate log q at a given z, so the guide needs invertible transforms and is run
     twice. Weights of ``-inf`` are allowed; if all of them are, the loss is ``inf``.
 
-    **Annealing.** For a schedule wrap the guide:
-    ``SVI(model, count_steps(guide), optim, VRELBO(lambda i: jnp.minimum(i / 1000., 1.)))``.
-
-    :param alpha: order, a number in [-inf, inf], a traced finite scalar, or a callable of the step.
+    :param alpha: order, a number in [-inf, inf], a traced finite scalar, or a callable of the step
+        (with :func:`count_steps` around the guide).
     :param str gradient: ``"standard"``, ``"single"``, ``"stl"`` or ``"dreg"``, or None as above.
 
-    **References:**
-
-    1. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016 (eqs.
-       4-8, Algorithm 1, VR-max).
-    2. *Sticking the landing*, Geoffrey Roeder et al., NIPS 2017.
-    3. *Doubly reparameterized gradient estimators for Monte Carlo objectives*, George Tucker et
-       al., ICLR 2019 (eq. 8, here for any alpha).
+    **References:** *Renyi divergence variational inference*, Li and Turner, NIPS 2016 (eqs. 4-8,
+    Algorithm 1, VR-max); *Sticking the landing*, Roeder et al., NIPS 2017; *Doubly reparameterized
+    gradient estimators for Monte Carlo objectives*, Tucker et al., ICLR 2019 (eq. 8)
 
     >>> # was: SVI(model, AutoNormal(model), optax.adam(0.02), Trace_ELBO(50))
     >>> svi = SVI(model, AutoNormal(model), optax.adam(0.02), VRELBO(0.5, 50))
@@ -230,7 +220,7 @@ class IWELBO(VRELBO):
     ``"standard"`` gradient of the guide is mostly noise; near the posterior that by
     ``gradient="dreg"`` is not. Arguments and minibatches are as in :class:`VRELBO`.
 
-    **Reference:** *Importance weighted autoencoders*, Yuri Burda et al., ICLR 2016 (eq. 8).
+    **Reference:** *Importance weighted autoencoders*, Burda et al., ICLR 2016 (eq. 8).
 
     >>> def guide(x):
     ...     numpyro.sample("z", dist.Normal(0., 1.))

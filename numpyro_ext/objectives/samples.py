@@ -101,13 +101,11 @@ class Structure:
     * ``group`` - the sites of which the vectors are made.
     * ``uncounted`` - the sites of the guide whose density does not enter log p*.
     * ``num_states`` - the length T of the trajectory that an ``Implicit`` site carries, or 1.
-    * ``density`` - True if the density of the vectors under q can be evaluated.
     """
 
     group: SiteGroup
     uncounted: frozenset[str]
     num_states: int
-    density: bool
 
 
 class Samples:
@@ -117,15 +115,12 @@ class Samples:
 
     * ``implicit=True`` - the ``Implicit`` sites, all in the same plates, with one vector for each
       element of the plates. Every other site keeps its density, which is subtracted from log p*.
-      The auxiliary sites from which an ``Implicit`` site is computed are its noise, whose density
-      is not counted. It is an error if there is no ``Implicit`` site, or if one depends on a latent
-      site with a density.
+      The auxiliary sites from which an ``Implicit`` site is computed are its noise, not counted.
     * ``implicit=False`` - all sites that the guide draws for the model, with a density or without,
       with one vector for each unit of the layout. No log q is subtracted from :math:`\log p^*`.
 
-    A site that an automatic guide computes from its latent vector is a Delta whose density contains
-    the Jacobian of T, and the vector is that latent vector. For a site that is drawn as it is, the
-    vector is unconstrained by ``biject_to(support).inv``.
+    A site that is drawn itself is unconstrained by ``biject_to(support).inv``; if an automatic
+    guide computes sites from its latent vector, the vector is that one.
     """
 
     def __init__(self, draws: Draws, *, implicit: bool) -> None:
@@ -143,8 +138,7 @@ class Samples:
         return self.group.join(_transform(site).inv(site["value"]) for site in sites)
 
     def path_of(self, particle: Particle) -> Array | None:
-        """The vectors of all states ``(num_states, ...)``, the last as in :meth:`vector_of`; None
-        if there is but one state."""
+        """The vectors of all states ``(num_states, ...)``; None if there is but one state."""
         if self.structure.num_states == 1:
             return None
 
@@ -158,8 +152,7 @@ class Samples:
         return jax.vmap(self.group.join)([states(site) for site in sites])
 
     def log_p_of(self, particle: Particle, z: Array) -> Array:
-        """``(*units)``, log p* of a particle with the vectors ``z``, minus log q of the sites that
-        keep their density."""
+        """``(*units)``, log p* of a particle with vectors ``z``, minus log q where it is kept."""
         log_q: Sites = dict.fromkeys(self.structure.uncounted, jnp.zeros(()))
         for name, u in self.group.split(z).items():
             site = particle.guide_trace[name]
@@ -182,11 +175,8 @@ class Samples:
         return self._draws.particle(key, params=params, values=values)
 
     def log_p(self, key: Array, z: Array, params: Params | None = None) -> Array:
-        """``(*units)``, log p* at the vectors ``z``, which may be any, on the shared minibatch.
-
-        The sites outside the vectors are drawn with the key of a particle. The parameters are
-        ``draws.params`` if None; with ``draws.stopped`` the gradient is that in ``z`` alone.
-        """
+        """``(*units)``, log p* at any vectors ``z``, with the parameters ``draws.params`` if None;
+        the sites outside the vectors are drawn with the key of a particle."""
         return self.log_p_of(self.particle(key, z, params), z)
 
 
@@ -197,9 +187,7 @@ def _transform(site: Site) -> Any:
 def _implicit_only(draws: Draws, trace: Trace, parents: Parents) -> Structure:
     """All ``Implicit`` sites; other sites keep their density."""
     names, uncounted = _implicit_sites(trace, parents)
-    return Structure(
-        _implicit_group(trace, names), frozenset(uncounted), _num_states(trace), density=False
-    )
+    return Structure(_implicit_group(trace, names), frozenset(uncounted), _num_states(trace))
 
 
 def _all_drawn(draws: Draws, trace: Trace, parents: Parents) -> Structure:
@@ -217,8 +205,7 @@ def _all_drawn(draws: Draws, trace: Trace, parents: Parents) -> Structure:
     group = SiteGroup(sites, layout.plates, layout.shape, layout.scale)
     counted = {site["name"] for site in latent_sites(trace) if is_delta(site)}
     uncounted = {site["name"] for site in sample_sites(trace)} - counted
-    density = uncounted == set(names) and all(has_density(trace[name]["fn"]) for name in names)
-    return Structure(group, frozenset(uncounted), _num_states(trace), density)
+    return Structure(group, frozenset(uncounted), _num_states(trace))
 
 
 def _trajectory(site: Site) -> Array | None:
@@ -253,8 +240,7 @@ def _num_states(trace: Trace) -> int:
     lengths = {path.shape[0] for path in paths if path is not None}
     if len(lengths) > 1:
         raise ValueError(
-            f"the Implicit sites of the guide have trajectories of {sorted(lengths)} states; give"
-            " them the same number."
+            f"the Implicit sites have trajectories of {sorted(lengths)} states; give all the same."
         )
     return lengths.pop() if lengths else 1
 

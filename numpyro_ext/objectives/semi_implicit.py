@@ -32,17 +32,12 @@ class SemiImplicitELBO(Objective):
     about as wide as q itself. For small J the optimum has too narrow a spread of :math:`\psi`, and
     with ``num_aux=0`` it is the best single conditional: psi collapses to a point. Take J of 20 to
     100, and more in more dimensions. Where the conditionals are narrow the variance of U is huge.
-
-    With a minibatch the bound is unbiased; the guide refuses latent sites in a subsampled plate.
+    With a minibatch the bound is unbiased.
 
     :param int num_aux: number J of fresh draws.
 
-    **References:**
-
-    1. *Semi-implicit variational inference*, Mingzhang Yin, Mingyuan Zhou, ICML 2018 (eqs. 6-8 for
-       L).
-    2. *Doubly semi-implicit variational inference*, Dmitry Molchanov et al., AISTATS 2019 (section
-       3, for U).
+    **References:** *Semi-implicit variational inference*, Yin and Zhou, ICML 2018 (eqs. 6-8 for L);
+    *Doubly semi-implicit variational inference*, Molchanov et al., AISTATS 2019 (section 3, for U)
 
     >>> from numpyro_ext.guides import AutoSemiImplicit
     >>> guide = AutoSemiImplicit(model, init_from=None)

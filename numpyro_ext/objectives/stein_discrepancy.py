@@ -41,8 +41,8 @@ class SteinDiscrepancy(Objective):
         rule is resolved on the draws, without a gradient.
     :param str statistic: ``"u"`` or ``"v"``.
 
-    **Reference:** *A kernelized Stein discrepancy for goodness-of-fit tests*, Qiang Liu et al.,
-    ICML 2016 (eqs. 9 and 14).
+    **Reference:** *A kernelized Stein discrepancy for goodness-of-fit tests*, Liu et al., ICML 2016
+    (eqs. 9 and 14).
 
     >>> guide, x = AutoNormal(normal_mean, init_scale=1.), jnp.array([1.5])
     >>> svi = SVI(normal_mean, guide, optax.adam(0.02), SteinDiscrepancy(50))
@@ -99,6 +99,5 @@ def refuse_model_params(draws: Draws) -> None:
     for site in draws.layout.model_params:
         raise ValueError(
             f"{type(draws.objective).__name__}: the model has the param site '{site}', but the"
-            " minimum of a discrepancy over it means nothing; train it with VRELBO or ImplicitELBO,"
-            " then substitute its value."
+            " minimum over it means nothing; train it with VRELBO, then substitute its value."
         )

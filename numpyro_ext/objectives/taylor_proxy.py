@@ -36,7 +36,7 @@ def taylor_proxy(
     In a loss of order other than 1 the noise that is left would count as mass. Each log weight
     therefore loses :math:`\tfrac12 a (1 - 1/K)` times the variance of the noise, estimated from the
     residuals of the minibatch, where a is the power of the weights (:math:`1 - \alpha`, at most 2).
-    The cost of a step does not depend on N. The proxy holds d^2 + N numbers.
+    The cost of a step does not depend on N.
 
     **Of which data.** Each run evaluates all rows at the center once, and other data are an error.
     A step that is compiled on arguments of its own, as by ``jax.jit(svi.update)``, compares its
@@ -52,22 +52,18 @@ def taylor_proxy(
     :class:`numpyro_ext.mcmc.ControlVariate` and ``numpyro.infer.init_to_value`` take.
 
     :param model: Python callable with NumPyro primitives, in which one plate takes a minibatch.
-    :param args: arguments of the model, those of ``svi.run``.
+    :param args: arguments of the model, and ``kwargs`` too: those of ``svi.run``.
     :param center: None for the mode, which is searched from one point, by 2,000 minibatches and at
         most 300 gradients of all rows; or the result of ``find_modes``, of which it is the heaviest
         one; or a dict of constrained values of all latent sites; or a pair ``(guide, params)`` for
         the mean of a guide.
     :param int degree: 2, or 1 for the expansion without Hessians. Above 512 dimensions it is 1.
     :param jax.random.key rng_key: the key of the search, ``jax.random.key(0)`` if None.
-    :param kwargs: keyword arguments of the model, those of ``svi.run``.
     :return: the proxy, a pytree that pickles.
 
-    **References:**
-
-    1. *Speeding up MCMC by efficient data subsampling*, Matias Quiroz et al., Journal of the
-       American Statistical Association 2019 (the expansion, for MCMC).
-    2. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016 (the
-       energy approximation on minibatches, whose noise this removes).
+    **References:** *Speeding up MCMC by efficient data subsampling*, Quiroz et al., Journal of the
+    American Statistical Association 2019 (the expansion, for MCMC); *Renyi divergence variational
+    inference*, Li and Turner, NIPS 2016 (the energy approximation on minibatches)
 
     >>> from numpyro_ext.objectives import VRELBO, taylor_proxy
     >>> def model(x, batch=None):

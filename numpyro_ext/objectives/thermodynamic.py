@@ -20,8 +20,7 @@ class ThermodynamicELBO(Objective):
         \log p(x) = \int_0^1 E_{\pi_b}[\log w]\, db, \qquad \pi_b \propto q(z)^{1-b}\, p(x, z)^b,
         \quad \log w = \log p(x, z) - \log q(z),
 
-    in nats. The integrand does not decrease in b, so on a partition :math:`0 = b_0 < \ldots < b_B =
-    1` the left sum
+    in nats. The integrand does not decrease, so on :math:`0 = b_0 < \ldots < b_B = 1` the left sum
 
     .. math::
         \mathrm{TVO} = \sum_{i=0}^{B-1} (b_{i+1} - b_i)\, E_{\pi_{b_i}}[\log w]
@@ -56,8 +55,8 @@ class ThermodynamicELBO(Objective):
     :param str bound: ``"lower"`` or ``"upper"``.
     :param str gradient: ``"covariance"`` or ``"pathwise"``.
 
-    **Reference:** *The thermodynamic variational objective*, Vaden Masrani et al., NeurIPS 2019
-    (eqs. 7-9; its covariance gradient estimator, Section 4).
+    **Reference:** *The thermodynamic variational objective*, Masrani et al., NeurIPS 2019 (eqs.
+    7-9; its covariance gradient estimator, Section 4).
 
     >>> def guide(x):
     ...     numpyro.sample("z", dist.Normal(0., 1.))
@@ -126,10 +125,8 @@ class ThermodynamicELBO(Objective):
 
 
 def _temper(lw: Array, b: Array) -> tuple[Array, Array, Array]:
-    """The mean of ``lw`` under ``softmax(b lw)``, these weights, and the deviations from the mean.
-
-    Where the mean is infinite the weights are 0, and so are the deviations where a weight is.
-    """
+    """The mean of ``lw`` under ``softmax(b lw)``, these weights, and the deviations from the mean;
+    0 where the mean is infinite or a weight is 0."""
     bound, weights = power_mean(lw, b)
     counted = jnp.where(weights == 0, 0.0, lw)
     mean = jnp.sum(weights * counted, 0)

@@ -47,8 +47,7 @@ class VIMCO(Objective):
 
     **When it fails.** The score term is noisy, the more so the more discrete sites share one bound.
     If plates enclose every site of model and guide, each of their elements has its own bound and
-    its own baseline, which removes most of the noise; so put local sites into plates in the guide
-    too.
+    its own baseline, which removes most of the noise; so use plates in the guide too.
 
     **Which order.** ``alpha`` is Renyi's order as in :class:`VRELBO`: 0 is the paper's bound, 1 the
     ELBO. Near the posterior the bound of order 0 is K times flatter than the ELBO: its gradient
@@ -60,11 +59,9 @@ class VIMCO(Objective):
     :param int num_particles: number of particles K, at least 2.
     :param str baseline: ``"arithmetic"`` or ``"geometric"``.
 
-    **References:**
-
-    1. *Variational inference for Monte Carlo objectives*, Andriy Mnih, Danilo J. Rezende, ICML 2016
-       (eqs. 7-10; its baseline is the geometric one).
-    2. *Renyi divergence variational inference*, Yingzhen Li, Richard E. Turner, NIPS 2016.
+    **References:** *Variational inference for Monte Carlo objectives*, Mnih and Rezende, ICML 2016
+    (eqs. 7-10; its baseline is the geometric one); *Renyi divergence variational inference*, Li and
+    Turner, NIPS 2016
 
     >>> def model(x):
     ...     z = numpyro.sample("z", dist.Bernoulli(0.5))

@@ -59,8 +59,8 @@ class ReweightedWakeSleep(Objective):
     :param int num_particles: number of particles K; at least 2 unless ``guide_update="sleep"``.
     :param str guide_update: ``"wake"``, ``"sleep"``, or ``"both"`` for the mean of the two.
 
-    **Reference:** *Reweighted wake-sleep*, Jorg Bornschein, Yoshua Bengio, ICLR 2015 (its
-    wake and sleep updates of q; with sleep and K = 1 it is :class:`WakeSleep`).
+    **Reference:** *Reweighted wake-sleep*, Bornschein and Bengio, ICLR 2015 (its wake and sleep
+    updates of q; with sleep and K = 1 it is :class:`WakeSleep`).
 
     >>> def model(x):
     ...     z = numpyro.sample("z", dist.Bernoulli(0.5))
@@ -114,8 +114,8 @@ class WakeSleep(Objective):
 
     :param int num_particles: number of particles K, and of dreams.
 
-    **Reference:** *The "wake-sleep" algorithm for unsupervised neural networks*, Geoffrey E. Hinton
-    et al., Science 1995.
+    **Reference:** *The "wake-sleep" algorithm for unsupervised neural networks*, Hinton et al.,
+    Science 1995.
 
     >>> def model(x):
     ...     loc = numpyro.param("loc", 0.)
@@ -178,8 +178,7 @@ class Dreams:
         self._given: Sites = {name: self._argument(name) for name in names}
         if not eval_provenance(lambda **data: self._log_q(trace, data), **self._given):
             raise self._error(
-                f"the guide does not depend on the data of {names}, so that dreams would fit it to"
-                " the prior"
+                f"the guide does not depend on the data of {names}, and would learn the prior"
             )
 
     def log_q(self, rng_key: Array) -> Array:
@@ -214,10 +213,7 @@ class Dreams:
         layout = self.draws.layout
         for plate, *_ in layout.subsampled:
             if plate not in layout.plates:
-                raise self._error(
-                    f"the subsampled plate '{plate}' does not enclose every site, so that only some"
-                    " rows are dreamed"
-                )
+                raise self._error(f"the subsampled plate '{plate}' does not enclose every site")
         latents = sorted({site["name"] for site in latent_sites(trace)} - {*observed})
         if latents != sorted(self._drawn):
             raise self._error(
@@ -241,10 +237,7 @@ class Dreams:
             return self.draws.dream(self.draws.keys[0], self._with({name: x}))[name]["infer"]["obs"]
 
         if not is_part_of(observed, jnp.asarray(value)):
-            raise self._error(
-                f"the data of site '{name}' are computed from the argument '{name}', which dreamed"
-                " data cannot replace"
-            )
+            raise self._error(f"the data of site '{name}' are computed from the argument '{name}'")
         return jnp.asarray(value)
 
 

@@ -48,8 +48,6 @@ def kernel_sums(
     .. math::
         a \mapsto \sum_k a_{kn} \nabla_{y} k(x^k, y^n), \qquad
         \sum_k \nabla_{x^k} k(y^n, x^k) \;\text{(gradient in the second argument)}.
-
-    A radial kernel forms no (k, n, d) array.
     """
     if not isinstance(kernel, RadialKernel):
         return (

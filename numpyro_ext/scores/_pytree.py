@@ -8,10 +8,8 @@ import jax
 
 
 def pytree[T](cls: type[T]) -> type[T]:
-    """Register a frozen dataclass: arrays and kernels are children, words are structure.
-
-    So are fields with ``metadata={"static": True}``, such as a count that gives a shape.
-    """
+    """Register a frozen dataclass: arrays and kernels are children; words and static fields are
+    not."""
     jax.tree_util.register_pytree_node(cls, _flatten, partial(_unflatten, cls))
     return cls
 

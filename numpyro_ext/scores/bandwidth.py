@@ -55,11 +55,7 @@ def median_bandwidth(x: ArrayLike, *, rule: str = "median") -> Float[Array, ""]:
 
 @jax.jit  # so that an eager call compiles once per shape, not once per call
 def _median(values: Float[Array, " n"]) -> Float[Array, ""]:
-    """Median of non-negative numbers, without the sort that would cost more than the kernel matrix.
-
-    The bit patterns of non-negative floats are ordered as the floats are, so that bisection over
-    them ends at the exact order statistic after as many counts as there are bits.
-    """
+    """Median of non-negative numbers by bisection over their bits, which are ordered likewise."""
     bits = jnp.finfo(values.dtype).bits
     codes = lax.bitcast_convert_type(values, jnp.dtype(f"int{bits}"))
     rank = (values.size + 1) // 2

@@ -88,14 +88,11 @@ class BaseKernel(ABC):
 class RadialKernel(BaseKernel):
     r"""A kernel :math:`k(x, y) = \phi(s)` of :math:`s = |x - y|^2`.
 
-    Subclasses are frozen dataclasses that write :math:`\phi` at a resolved bandwidth; everything
-    else follows:
+    Subclasses are frozen dataclasses that write :math:`\phi` at a resolved bandwidth; then
 
     .. math::
         \nabla_y k = -2\phi'(s)(x - y), \quad \nabla_x k = 2\phi'(s)(x - y), \quad
         \mathrm{tr}\,\partial_x\partial_y k = -2 d\,\phi'(s) - 4 s\,\phi''(s).
-
-    They are pytrees: the numbers are leaves, a rule or a callable belongs to the structure.
 
     :param bandwidth: the length :math:`h`: a positive number, one of the rules ``"median"`` and
         ``"median_distance"`` (see :func:`median_bandwidth`), or a callable ``x -> h``.

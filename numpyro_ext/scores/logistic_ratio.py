@@ -54,8 +54,7 @@ def whiten(x: ArrayLike) -> tuple[Float[Array, "k d"], Float[Array, " d"], Float
 
     where the first term is learnt and small, and the second is exact.
 
-    **Reference:** *Adversarial variational Bayes*, section 3.3, Mescheder, Nowozin and Geiger (ICML
-    2017)
+    **Reference:** *Adversarial variational Bayes*, section 3.3, Mescheder et al. (ICML 2017)
 
     >>> u, loc, scale = whiten(jnp.array([[1.0], [5.0]]))
     >>> print(u.ravel(), loc, scale)
@@ -79,14 +78,12 @@ class LogisticRatio:
     coordinate by coordinate with the moments of all samples together, minimises
     :func:`logistic_loss` plus :math:`\frac12` ``l2`` :math:`|w|^2` (the constant is not penalised).
     At the optimum it is :math:`\log(p_{num} / p_{den})` for two Gaussians at degree 2, and for two
-    with the same covariance at degree 1. ``l2`` keeps it finite where the samples can be told
-    apart.
+    with the same covariance at degree 1. ``l2`` keeps it finite where samples are told apart.
 
     :param int degree: 1 or 2, of 1 + d (d + 3) / 2 monomials.
     :param l2: the ridge, positive.
 
-    **Reference:** *Density ratio estimation in machine learning*, chapter 4, Sugiyama, Suzuki and
-    Kanamori (2012)
+    **Reference:** *Density ratio estimation in machine learning*, chapter 4, Sugiyama et al. (2012)
 
     >>> e = jax.random.normal(jax.random.key(0), (2000, 1))
     >>> ratio = LogisticRatio(degree=1).fit(0.5 + e, e)

@@ -28,8 +28,7 @@ class ScoreMatchingScore:
     r"""Score of :math:`\log \hat q(y) = \sum_k a_k k(x^k, y) + \text{const}`, by score matching.
 
     The coefficients minimise the sum over the samples of :math:`|\hat g|^2 + 2\, \mathrm{div}\,
-    \hat g`, whose expectation is that of :math:`|\hat g - g|^2` and a constant (Hyvarinen), plus a
-    ridge:
+    \hat g`, with the expectation of :math:`|\hat g - g|^2` and a constant (Hyvarinen), and a ridge:
 
     .. math::
         \hat g(y) &= \sum_k a_k \nabla_y k(x^k, y), \qquad a = (\Lambda + \eta I)^{-1} b, \\

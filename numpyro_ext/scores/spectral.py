@@ -89,10 +89,7 @@ class SpectralScore:
 @pytree
 @dataclass(frozen=True, eq=False)
 class SpectralPrediction:
-    r"""The fitted estimate of :class:`SpectralScore`, a function of ``(n, d)`` points.
-
-    ``weights`` are :math:`\sqrt K u_{jm} / \lambda_j`.
-    """
+    r"""The fitted :class:`SpectralScore`; ``weights`` are :math:`\sqrt K u_{jm} / \lambda_j`."""
 
     x: Float[Array, "k d"]
     weights: Float[Array, "k j"]

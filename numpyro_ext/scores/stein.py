@@ -72,9 +72,8 @@ class SteinScore:
     memory of O(K); see :meth:`with_residual`.
 
     :param float eta: the ridge, positive.
-    :param kernel: defaults to ``RBF("median_distance")``; or a function of ``(n, d)`` and
-        ``(m, d)`` points to ``(n, m)``. A gradient flows through the samples, and not through a
-        rule.
+    :param kernel: defaults to ``RBF("median_distance")``; or a function of ``(n, d)`` and ``(m,
+        d)`` points to ``(n, m)``. No gradient flows through a rule.
     :param str form: ``"nonparametric"``, or ``"parametric"`` (RBF and Cauchy only).
 
     **Reference:** *Gradient estimators for implicit models*, equation 9, Li and Turner (ICLR 2018)
@@ -172,9 +171,8 @@ class SteinPrediction:
                \Bigl(k_y^\top G + b_y - \sum_k w_k \nabla_y k(x^k, y)\Bigr),
 
     where :math:`b_y = \sum_k \nabla_{x^k} k(y, x^k) + \nabla_2 k(y, y)` is, for a kernel of
-    :math:`x - y`, just :math:`-\sum_k \nabla_y k(x^k, y)`.
-
-    ``score`` is G, and ``factor`` the lower Cholesky factor of A.
+    :math:`x - y`, just :math:`-\sum_k \nabla_y k(x^k, y)`; ``score`` is G, and ``factor`` the
+    Cholesky factor of A.
     """
 
     x: Float[Array, "k d"]

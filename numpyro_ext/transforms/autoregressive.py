@@ -48,10 +48,9 @@ class MaskedAffineAutoregressive(_Autoregressive):
         check that, and a network that is not autoregressive gives wrong densities.
     :param float clamp: the bound :math:`c > 0` of :math:`|s|`.
 
-    **Reference:** *Masked autoregressive flow for density estimation*, equations 2-5,
-    Papamakarios, Pavlakou and Murray (NIPS 2017)
+    **Reference:** *Masked autoregressive flow for density estimation*, equations 2-5, Papamakarios,
+    Pavlakou and Murray (NIPS 2017)
 
-    >>> from numpyro_ext.transforms import MaskedAffineAutoregressive
     >>> def net(y):  # the second coordinate is shifted by the square of the first
     ...     m = jnp.stack([0 * y[..., 0], y[..., 0] ** 2], -1)
     ...     return jnp.concatenate([m, 0 * m], -1)
@@ -99,7 +98,6 @@ class GatedInverseAutoregressive(_Autoregressive):
     **Reference:** *Improving variational inference with inverse autoregressive flow*, equations 14
     and 15 and algorithm 1, Kingma et al. (NIPS 2016)
 
-    >>> from numpyro_ext.transforms import GatedInverseAutoregressive
     >>> flow = GatedInverseAutoregressive(lambda x: jnp.zeros((*x.shape[:-1], 4)))
     >>> y = flow(jnp.array([1.0, -2.0]))
     >>> print(f"{y[0]:.4f} {y[1]:.4f}")

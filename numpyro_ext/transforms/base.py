@@ -39,16 +39,14 @@ def softly_bounded(s_raw: Array, clamp: float | Array) -> Array:
 class VectorTransform(Transform):
     r"""Base of the bijections of :math:`R^d`, in the shape of NumPyro's ``Transform``.
 
-    A subclass writes :meth:`call_with_intermediates`, which returns
-    :math:`(f(x), \log|\det \partial f / \partial x|)`, and ``_inverse``. It lists in ``arrays``
-    the attributes with arrays in them (leaves of the pytree, so that they cross ``jit``, ``vmap``
-    and ``grad``) and in ``static`` the others. All leading axes are batch axes. The density of an
-    own draw never inverts.
+    A subclass writes :meth:`call_with_intermediates`, which returns :math:`(f(x), \log|\det
+    \partial f / \partial x|)`, and ``_inverse``. It lists in ``arrays`` the attributes with arrays
+    in them (leaves of the pytree, so that they cross ``jit``, ``vmap`` and ``grad``) and in
+    ``static`` the others. All leading axes are batch axes.
 
     **Reference:** Papamakarios, Nalisnick, Rezende, Mohamed and Lakshminarayanan, *Normalizing
     flows for probabilistic modeling and inference* (JMLR 2021), section 2.
 
-    >>> from numpyro_ext.transforms import VectorTransform
     >>> class Scale(VectorTransform):
     ...     arrays = ("scale",)
     ...     def __init__(self, scale):

@@ -26,7 +26,6 @@ class Coupling(VectorTransform):
     **Reference:** Dinh, Krueger and Bengio, *NICE: non-linear independent components estimation*
     (ICLR workshop 2015), section 3.2.
 
-    >>> from numpyro_ext.transforms import Coupling
     >>> class Power(Coupling):
     ...     outputs_per_coordinate = 1
     ...     def move(self, b, out, inverse):
@@ -60,8 +59,7 @@ class Coupling(VectorTransform):
         a, b = x[..., : self.split], x[..., self.split :]
         if b.shape[-1] < 1:
             raise ValueError(
-                f"split is {self.split} and the vector has length {x.shape[-1]}; the split must be"
-                " less than the length."
+                f"split is {self.split} and the vector has length {x.shape[-1]}; it must be less."
             )
         shape = (*b.shape[:-1], self.outputs_per_coordinate * b.shape[-1])
         because = f"with split {self.split} of {x.shape[-1]} coordinates"
@@ -83,7 +81,6 @@ class AdditiveCoupling(Coupling):
 
     **Reference:** Dinh, Krueger and Bengio, *NICE* (ICLR workshop 2015), equations 9-12.
 
-    >>> from numpyro_ext.transforms import AdditiveCoupling
     >>> bend = AdditiveCoupling(lambda a: 3 * (a**2 - 1), split=1)
     >>> print(bend(jnp.array([2.0, 0.5])), bend.inv(jnp.array([2.0, 9.5])))
     [2.  9.5] [2.  0.5]
@@ -110,10 +107,8 @@ class AffineCoupling(Coupling):
         :math:`s_{raw}` and :math:`t` concatenated.
     :param float clamp: the bound :math:`c > 0` of :math:`|s|`.
 
-    **Reference:** *Density estimation using Real NVP*, equations 4-8, Dinh, Sohl-Dickstein and
-    Bengio (ICLR 2017)
+    **Reference:** *Density estimation using Real NVP*, equations 4-8, Dinh et al. (ICLR 2017)
 
-    >>> from numpyro_ext.transforms import AffineCoupling
     >>> banana = AffineCoupling(lambda a: jnp.concatenate([0 * a, 3 * (a**2 - 1)], -1), split=1)
     >>> base = dist.Normal(jnp.zeros(2), 1).to_event(1)
     >>> d = dist.TransformedDistribution(base, banana)

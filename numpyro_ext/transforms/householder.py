@@ -16,14 +16,11 @@ class HouseholderTransform(VectorTransform):
         f(z) = z - 2\, \frac{v \cdot z}{|v|^2}\, v, \qquad
         \log\left|\det \frac{\partial f}{\partial z}\right| = 0, \qquad f^{-1} = f .
 
-    Products of at most :math:`d` reflections are all the orthogonal maps.
-
     :param v: the ``(d,)`` normal vector, of any length but 0.
 
     **Reference:** *Improving variational auto-encoders using Householder flow*, equations 8 and 9,
-    Jakub M. Tomczak, Max Welling (2016)
+    Tomczak and Welling (2016)
 
-    >>> from numpyro_ext.transforms import HouseholderTransform
     >>> flow = HouseholderTransform(jnp.array([1.0, -2.0, 0.5]))
     >>> y = flow(jnp.array([0.3, 0.7, -1.0]))
     >>> print(f"{y[0]:.4f} {y[1]:.4f} {y[2]:.4f}")

@@ -22,18 +22,15 @@ class LeapfrogTransform(VectorTransform):
         \log\left|\det \frac{\partial (z', v')}{\partial (z, v)}\right| = 0 .
 
     The map keeps volume exactly, and the Hamiltonian up to :math:`O(\epsilon^2)`; steps above
-    :math:`2 / \sqrt{\lambda}`, :math:`\lambda` the largest eigenvalue of the Hessian of U, are
-    unstable.
+    :math:`2 / \sqrt{\lambda}` are unstable, :math:`\lambda` the largest eigenvalue of U''.
 
-    :param grad_potential: :math:`\nabla U`, from ``(*batch, d)`` positions to ``(*batch, d)``
-        gradients.
+    :param grad_potential: :math:`\nabla U`, from ``(*batch, d)`` to ``(*batch, d)``.
     :param step_size: :math:`\epsilon`, a positive number, or ``(d,)`` of them.
     :param int num_steps: number of leapfrog steps.
 
     **Reference:** *Markov chain Monte Carlo and variational inference: bridging the gap*, algorithm
     3, Salimans, Kingma and Welling (ICML 2015)
 
-    >>> from numpyro_ext.transforms import LeapfrogTransform
     >>> flow = LeapfrogTransform(lambda z: z, 0.1, 3)  # U = z^2 / 2
     >>> zv = flow(jnp.array([1.0, 0.5]))
     >>> print(f"{zv[0]:.4f} {zv[1]:.4f}")

@@ -31,7 +31,6 @@ class PlanarTransform(VectorTransform):
     **Reference:** Rezende and Mohamed, *Variational inference with normalizing flows* (ICML 2015),
     equations 10-12 and appendix A.1, with another map m in :meth:`constrain`.
 
-    >>> from numpyro_ext.transforms import PlanarTransform
     >>> flow = PlanarTransform(jnp.array([0.3, -0.4]), jnp.array([1.0, 2.0]), 0.1)
     >>> y = flow(jnp.array([0.5, -1.0]))
     >>> print(f"{y[0]:.4f} {y[1]:.4f}")
@@ -64,11 +63,9 @@ class PlanarTransform(VectorTransform):
         high = jnp.where(product < 0, 0.0, product)
         below = jnp.log1p((1 - jnp.exp(-1.0)) * jnp.expm1(low)) - low
         above = jnp.log1p(jnp.expm1(-high) * jnp.exp(-1.0))
-        # Double where: the gradient of the branch that is not taken must be finite too. Squares
-        # below the least number of single precision have lost their digits.
+        # Double where, for a finite gradient; smaller squares have lost their digits in float32.
         has_direction = square > 1e-30
-        # Twice by |w|: the derivative of one division by its square has the fourth power of |w|,
-        # which is 0 in single precision where |w| is below 1e-10.
+        # Twice by |w|: the derivative of one division by its square has a |w|^4 that underflows.
         length = jnp.sqrt(jnp.where(has_direction, square, 1.0))
         return u + jnp.where(has_direction, (below + above) / length, 0.0) * (w / length)
 
@@ -80,8 +77,7 @@ class PlanarTransform(VectorTransform):
     def _inverse(self, y: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
         c, target = jnp.dot(self.u, self.w), y @ self.w
         t = _root(*lax.stop_gradient((c, jnp.asarray(self.b), target)))
-        # One step of Newton at the root, which changes its value by rounding alone and has the
-        # derivatives of the implicit function theorem.
+        # A step of Newton at the root has the derivatives of the implicit function theorem.
         h = jnp.tanh(t + self.b)
         t = t - (t + c * h - target) / (1.0 + c * (1.0 - lax.stop_gradient(h) ** 2))
         return y - jnp.tanh(t + self.b)[..., None] * self.u

@@ -31,7 +31,6 @@ class RadialTransform(VectorTransform):
     **Reference:** *Variational inference with normalizing flows*, equation 14 and appendix A.2,
     Rezende and Mohamed (ICML 2015)
 
-    >>> from numpyro_ext.transforms import RadialTransform
     >>> flow = RadialTransform(jnp.array([0.2, 0.3]), 0.8, -0.5)
     >>> y = flow(jnp.array([0.5, -1.0]))
     >>> print(f"{y[0]:.4f} {y[1]:.4f}")

@@ -41,7 +41,6 @@ class RationalQuadraticSpline(VectorTransform):
 
     **Reference:** Durkan et al., *Neural spline flows* (NeurIPS 2019), equations 4-8 and 25-31.
 
-    >>> from numpyro_ext.transforms import RationalQuadraticSpline
     >>> spline = RationalQuadraticSpline(
     ...     jnp.array([1.0, 2.0, 2.0, 1.0]), jnp.array([2.0, 1.0, 0.5, 2.5]),
     ...     jnp.array([0.5, 1.5, 2.0]), 3.0,
@@ -59,8 +58,7 @@ class RationalQuadraticSpline(VectorTransform):
         sizes = [jnp.shape(value)[-1] for value in (widths, heights, derivatives)]
         if sizes[1:] != [sizes[0], sizes[0] - 1]:
             raise ValueError(
-                f"widths, heights and derivatives end in axes of {sizes}; they must be K, K and"
-                " K - 1 long."
+                f"widths, heights and derivatives end in axes of {sizes}, not K, K and K - 1."
             )
         if not any(isinstance(x, Tracer) for x in (widths, heights, derivatives, bound)):
             for name, value in (("widths", widths), ("heights", heights)):
@@ -162,7 +160,6 @@ class SplineCoupling(Coupling):
 
     **Reference:** Durkan et al., *Neural spline flows* (NeurIPS 2019), section 3.2.
 
-    >>> from numpyro_ext.transforms import SplineCoupling
     >>> layer = SplineCoupling(lambda a: jnp.zeros((*a.shape[:-1], 11)), 1, num_bins=4)
     >>> print(layer(jnp.array([0.5, -1.0])))
     [ 0.5 -1. ]
