@@ -14,11 +14,8 @@ _MOST_BYTES = 2**28
 
 @jax.tree_util.register_static
 class _ReadRows(HostRows):
-    """Rows in the place of the object of which they were read, as ``x[index]``.
-
-    The index is known by its identity: whoever takes the same array, as a plate gives it, gets
-    these rows, and another index reads.
-    """
+    """Rows in the place of the object of which they were read, as ``x[index]``, for whoever takes
+    the very array that is the index."""
 
     def __init__(self, source: Any, index: Array, rows: Rows) -> None:
         super().__init__((Same(index), source))
@@ -46,8 +43,7 @@ class _ReadRows(HostRows):
 
 
 def _of_plates(tree: Any, sizes: dict[str, int]) -> dict[str, list[HostRows]]:
-    """The rows on the host that are as many as a plate has, by the first such plate; those that are
-    spread over devices stay where they are."""
+    """The rows on the host that are as many as a plate has, unless they are spread over devices."""
     by_plate: dict[str, list[HostRows]] = {}
     for x in dict.fromkeys(rows_among(tree)):
         plate = next((name for name, size in sizes.items() if size == len(x)), None)
@@ -63,11 +59,8 @@ def bytes_of_rows(tree: Any, sizes: dict[str, int]) -> int:
 
 
 def read_ahead(tree: Any, sizes: dict[str, int], indices: dict[str, Array]) -> list[Rows] | None:
-    """The rows of whatever is on the host in a tree, at the indices of the plates that are as
-    long, ``(*steps, B)``; None if there are none, or too many bytes of them.
-
-    :param dict sizes: the number of rows of each plate.
-    """
+    """The rows of whatever is on the host in a tree, at the indices ``(*steps, B)`` of plates with
+    so many rows; None if there are none, or too many bytes of them."""
     by_plate = _of_plates(tree, sizes)
     num_bytes = sum(
         indices[name].size * x.bytes_of_a_row for name, xs in by_plate.items() for x in xs

@@ -17,11 +17,9 @@ Read = Callable[[Any], Any]
 def read_on_host(read: Read, row: Any, index: Array) -> Any:
     """``read(index)``, with ``index.shape`` in front of the shape of each array of a row.
 
-    It is ``jax.pure_callback`` without what that does before each call: to make arrays of JAX of
-    what is given takes longer than to read some hundred rows. A program of several devices has
-    ``jax.pure_callback`` itself, which knows on which of them it is called.
+    It is ``jax.pure_callback`` without the arrays of JAX that this makes before each call, which
+    takes longer than to read some hundred rows.
 
-    :param read: a function of the numbers of rows, of any shape, in NumPy.
     :param row: shape and dtype of each array of a row, a tree.
     """
     leaves, tree = jax.tree.flatten(row)
@@ -52,6 +50,7 @@ def _lower(ctx: Any, index: Any, *, read: Read, shapes: tuple) -> Any:
     def call(index: Any) -> tuple[np.ndarray, ...]:
         return tuple(jax.tree.leaves(read(index)))
 
+    # With several devices, ``jax.pure_callback`` knows on which of them it is called.
     if getattr(ctx.module_context.axis_context, "num_devices", None) != 1:
         out = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in ctx.avals_out)
         on_one_of_them = mlir.lower_fun(lambda i: jax.pure_callback(call, out, i))

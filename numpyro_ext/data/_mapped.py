@@ -14,7 +14,6 @@ _SLOW = 5e-6
 class MappedRows:
     """``take(index)`` of an array that is mapped from a file.
 
-    To touch a page that is not in memory is a read from the disk, and the next page waits for it.
     If a read was slow, the next one asks for all of its pages first, which the disk then reads
     together, and no pages around them.
 
@@ -39,8 +38,7 @@ class MappedRows:
         self._is_slow = False
 
     def _check(self) -> None:
-        """An error if the file is shorter than it was: to touch a page behind its end would kill
-        the process."""
+        """An error if the file is shorter than it was: a page behind its end kills the process."""
         size, needed = os.stat(self._file).st_size, self.begin + self._rows.nbytes
         if size < needed:
             raise OSError(f"the file has {size} bytes, and had {needed} when it was opened")

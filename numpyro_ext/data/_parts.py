@@ -12,20 +12,13 @@ import numpy as np
 
 
 class Parts:
-    """Which rows are read by which device along the axis of a mesh.
-
-    The rows of a process stand behind those of the process before it.
-
-    :param sharding: a ``NamedSharding`` of one axis over all processes.
-    :param int length: the rows of this process.
-    """
+    """Which rows are read by which device along the axis of a mesh, process after process, of
+    which this one has ``length``."""
 
     def __init__(self, sharding: NamedSharding, length: int) -> None:
         spec = sharding.spec
         if len(spec) != 1 or not isinstance(spec[0], str):
-            raise ValueError(
-                f"sharding has the spec {spec}; it must name one mesh axis, as P('rows') does."
-            )
+            raise ValueError(f"the spec {spec} of sharding must name one mesh axis, as P('rows').")
         self.sharding, self.axis = sharding, spec[0]
         mesh = sharding.mesh
         devices = np.moveaxis(np.asarray(mesh.devices), mesh.axis_names.index(self.axis), 0)
@@ -33,8 +26,8 @@ class Parts:
         missing = set(range(jax.process_count())) - set(processes)
         if missing:
             raise ValueError(
-                f"process {min(missing)} has no device along '{self.axis}', so nobody reads its"
-                " rows; make the mesh of all devices, as jax.make_mesh((jax.device_count(),), ...)."
+                f"process {min(missing)} has no device along '{self.axis}'; make the mesh of all"
+                " devices, as jax.make_mesh((jax.device_count(),), ...)."
             )
         lengths = np.atleast_1d(multihost_utils.process_allgather(np.int32(length)))
         first = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -47,7 +40,6 @@ class Parts:
 
     @property
     def key(self) -> tuple:
-        """What makes two of them equal."""
         return self.sharding, tuple(self.bounds)
 
     def of(self, device: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -62,8 +54,7 @@ class Parts:
         return (index >= begin) & (index < end), index - self.begin
 
     def together(self, read: Callable, row: Any, index: Array, spread: bool = True) -> Any:
-        """The rows ``index``, each read by its device and sent to where it is used: those of a
-        batch are spread over the devices if their number is a multiple of theirs."""
+        """The rows ``index``, each read by its device; a batch that they divide is spread."""
         spread = spread and index.ndim > 0 and index.size > 0
         spread = spread and index.shape[0] % len(self.bounds) == 0
 

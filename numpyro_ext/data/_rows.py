@@ -58,8 +58,7 @@ class HostRows(abc.ABC):
 
     @abc.abstractmethod
     def read(self, index: np.ndarray) -> Rows:
-        """Rows by numbers of any shape, which the arrays of a read have in front; they may be a
-        view of the source, for whoever copies them at once."""
+        """Rows by numbers of any shape; they may be a view of the source."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name})"
@@ -72,7 +71,6 @@ class HostRows(abc.ABC):
 
     @property
     def ndim(self) -> int:
-        """The number of axes."""
         return len(self.shape)
 
     @property
@@ -91,7 +89,6 @@ class HostRows(abc.ABC):
 
     @property
     def bytes_of_a_row(self) -> int:
-        """Those of a row of all arrays of a read."""
         return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(self.row))
 
     def __getitem__(self, index: Any) -> Any:
@@ -137,10 +134,8 @@ class HostRows(abc.ABC):
 
     def __jax_array__(self) -> Array:
         raise NotInMemory(
-            f"{self!r} is not in memory, and an operation of JAX on the whole of it would read it"
-            " all; take rows by x[i], where i are the indices that the plate gives:"
-            " `with numpyro.plate(name, len(x), subsample_size=B) as i`. (numpyro.subsample takes"
-            " arrays in memory alone.)"
+            f"{self!r} is not in memory; take rows by x[i], where i are the indices of the plate:"
+            " `with numpyro.plate(name, len(x), subsample_size=B) as i`."
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -168,7 +163,6 @@ def as_jax_has_it(dtype: Any) -> np.dtype:
 
 
 def is_rows(x: Any) -> bool:
-    """Return whether it is rows on the host."""
     return isinstance(x, HostRows)
 
 
@@ -178,12 +172,11 @@ def rows_among(tree: Any) -> list[HostRows]:
 
 
 def is_on_host(tree: Any) -> bool:
-    """Return whether there are rows on the host among the arguments of a model."""
     return bool(rows_among(tree))
 
 
 def is_stream(tree: Any) -> bool:
-    """Return whether there are rows among the arguments of a model that cannot be chosen."""
+    """Whether there are rows among the arguments of a model that cannot be chosen."""
     return any(x.is_stream for x in rows_among(tree))
 
 

@@ -31,9 +31,7 @@ class Batches(HostRows):
     A batch of another size, as the last one of a pass, is filled up by rows of the next batch.
 
     The search for a mode or for settings reads the first batch, scaled to N rows: units are right,
-    and the mode is about :math:`\sqrt{N / B}` standard deviations away. What needs chosen rows (a
-    proxy, ``ControlVariate``, ``SVRG``) cannot have them of a stream: an error says so, and
-    :class:`~numpyro_ext.data.HostArray` can.
+    and the mode is about :math:`\sqrt{N / B}` standard deviations away.
 
     :param loader: a ``DataLoader`` of PyTorch or Grain, a data set of TensorFlow in NumPy, a list,
         or whatever can be iterated again; or a function that returns an iterator. A batch is an
@@ -75,10 +73,7 @@ class Batches(HostRows):
         transform: Callable[[Rows], Rows] | None = None,
     ) -> None:
         if not callable(loader) and not hasattr(loader, "__iter__"):
-            raise TypeError(
-                f"the loader is a {type(loader).__name__}, which cannot be iterated; give what"
-                " yields batches, or a function that returns an iterator."
-            )
+            raise TypeError(f"the loader is a {type(loader).__name__}, which cannot be iterated.")
         if isinstance(loader, Iterator):
             raise TypeError(
                 f"the loader is a {type(loader).__name__}, an iterator, which can be used once;"
@@ -120,7 +115,6 @@ class Batches(HostRows):
 
     @functools.cached_property
     def _first(self) -> Rows:
-        """The first batch of a pass, for shapes."""
         return next(self._once())
 
     @property
@@ -130,16 +124,14 @@ class Batches(HostRows):
 
     @functools.cached_property
     def row(self) -> Any:
-        """Shape and dtype of a row of each array of a batch."""
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self._first)
 
     def read(self, index: np.ndarray) -> Rows:
         """A batch for each index along the last axis: the next one, or that of the same index."""
         if index.shape[-1:] != (self.batch_size,):
             raise ValueError(
-                f"{self.name} has batches of {self.batch_size} rows, and rows were asked for by an"
-                f" index of shape {index.shape}: what passes over all rows (a proxy, an anchor)"
-                " needs a HostArray."
+                f"{self.name} has batches of {self.batch_size} rows, and the index has shape"
+                f" {index.shape}: what passes over all rows (a proxy, an anchor) needs a HostArray."
             )
         batches = [self._batch_of(i) for i in index.reshape(-1, self.batch_size)]
         shape = index.shape
@@ -181,7 +173,7 @@ class Batches(HostRows):
             if abs(num_rows - len(self)) >= size:
                 raise ValueError(
                     f"{self.name} has ended after {num_rows} rows, and its size is {len(self)}:"
-                    " the scale of the plate would be wrong; give the size of one pass."
+                    " give the size of one pass."
                 )
 
     def _once(self) -> Iterator[Rows]:

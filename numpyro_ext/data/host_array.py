@@ -28,9 +28,7 @@ class HostArray(HostRows):
 
     It goes where an array of the data goes, and the model is not changed: ``x[i]`` are the rows
     ``i`` as a JAX array, also under ``jax.jit``, ``jax.vmap`` and ``jax.grad``, by a callback to
-    the host; ``len(x)``, ``x.shape`` and ``x.dtype`` are known without a read. A step of a
-    minibatch of B of N rows reads B rows. What takes a pass over all rows (the search for a mode, a
-    proxy) takes them in pieces, of which the next is read while one is used.
+    the host; ``len(x)``, ``x.shape`` and ``x.dtype`` are known without a read.
 
     The source is one of
 
@@ -38,9 +36,7 @@ class HostArray(HostRows):
      - what has ``shape`` and ``dtype`` and takes a sorted array of integers: Zarr, h5py;
      - a column of a pandas or polars frame, or a whole frame, whose rows are then dicts of columns;
      - a column or a table of Arrow, memory-mapped (``pa.ipc.open_file(pa.memory_map(file))``).
-       Parquet is not made for single rows; convert it once, by
-       ``np.save("x.npy", pq.read_table(file, columns=["x"])["x"].to_numpy())`` or, for larger
-       files, by writing its batches as an Arrow file;
+       Parquet is not made for single rows; write its batches as an Arrow file once;
      - a data set with ``len(source)`` and ``source[k]``, as PyTorch, Grain and Hugging Face have,
        whose items are numbers, arrays, or dicts or tuples of them;
      - a dict or tuple of these with the same number of rows, which are read together.
@@ -103,7 +99,7 @@ class HostArray(HostRows):
 
     def _set_up(self) -> None:
         self._columns = jax.tree.map(
-            _column, _by_names(self.source), is_leaf=lambda x: not _is_group(x)
+            _column, _by_names(self.source), is_leaf=lambda x: type(x) not in (dict, tuple)
         )
         columns, self._tree = jax.tree.flatten(self._columns, is_leaf=_is_column)
         self._leaves: list[_Column] = columns
@@ -144,7 +140,6 @@ class HostArray(HostRows):
 
     @functools.cached_property
     def row(self) -> Any:
-        """Shape and dtype of a row of each array of a read."""
         if self.transform is None:
             return jax.tree.map(
                 lambda c: jax.ShapeDtypeStruct(c.shape[1:], c.dtype),
@@ -219,7 +214,12 @@ class HostArray(HostRows):
         if self.transform is not None:
             rows = self._transformed(rows, len(index))
         for x in jax.tree.leaves(rows):
-            self._check_nan(x, index)
+            if x.dtype.kind in "fc" and not self.allow_nan and x.size and np.isnan(np.max(x)):
+                row = index[int(np.argmax(np.isnan(x).reshape(len(index), -1).any(axis=1)))]
+                raise ValueError(
+                    f"row {row} of {self.name} has NaN; leave such rows out, or say allow_nan=True"
+                    " if the model masks them."
+                )
         return rows
 
     def _transformed(self, rows: Rows, size: int) -> Rows:
@@ -233,19 +233,6 @@ class HostArray(HostRows):
                     f" {size} rows; it must keep their number."
                 )
         return rows
-
-    def _check_nan(self, x: np.ndarray, index: np.ndarray | range) -> None:
-        """An error if there is NaN."""
-        if x.dtype.kind in "fc" and not self.allow_nan and x.size and np.isnan(np.max(x)):
-            row = index[int(np.argmax(np.isnan(x).reshape(len(index), -1).any(axis=1)))]
-            raise ValueError(
-                f"row {row} of {self.name} has NaN; leave such rows out, or say allow_nan=True if"
-                " the model masks them."
-            )
-
-
-def _is_group(x: Any) -> bool:
-    return type(x) in (dict, tuple)
 
 
 def _by_names(source: Any) -> Any:
@@ -273,10 +260,7 @@ def _reader() -> ThreadPoolExecutor:
 
 
 class _Column:
-    """One array of a source: ``take(index)`` with ``(n,)`` integers or a slice.
-
-    :param read: a function of the array and of such an index.
-    """
+    """One array of a source: ``take(index)``, with ``(n,)`` integers or a slice, by ``read``."""
 
     def __init__(self, array: Any, shape: tuple, dtype: Any, name: str, read: Any, identity: Any):
         self.shape, self.dtype, self.array = tuple(shape), np.dtype(dtype), array
@@ -306,16 +290,13 @@ def _column(source: Any) -> _Column:
     if hasattr(source, "shape") and hasattr(source, "dtype"):
         name = f"{getattr(source, 'name', '') or type(source).__name__} of shape {source.shape}"
         return _Column(source, source.shape, source.dtype, name, _take_sorted, Same(source))
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not _is_plain(source):
+    has_items = hasattr(source, "__getitem__") and hasattr(source, "__len__")
+    if has_items and not isinstance(source, str | bytes | list | Path):
         return _of_items(source)
     raise TypeError(
         f"the source is a {type(source).__name__}; give an array of rows {_EXAMPLES}, or a data"
         " set with len() and [k]."
     )
-
-
-def _is_plain(source: Any) -> bool:
-    return isinstance(source, str | bytes | list | Path)
 
 
 def _of_numpy(x: np.ndarray, name: str = "") -> _Column:

@@ -18,9 +18,8 @@ def shuffled_copy(source: Any, path: str | Path, *, seed: int = 0, memory: int =
 
     Rows in random order can be taken in blocks of neighbours, ``SGHMC(model, minibatch="block")``,
     each of which a disk reads at once, where 256 random rows are 256 reads. The source is read
-    once, from beginning to end, and each row goes to one of several files, drawn uniformly; each of
-    these is then shuffled in memory. All orders are equally likely. The disk needs room for two
-    copies until the end.
+    once, into several files that are then shuffled in memory. All orders are equally likely. The
+    disk needs room for two copies until the end.
 
     :param source: what :class:`HostArray` takes, or such an object; several columns of one source
         stay together.
@@ -44,8 +43,8 @@ def shuffled_copy(source: Any, path: str | Path, *, seed: int = 0, memory: int =
     rows = source if isinstance(source, HostArray) else HostArray(source)
     if rows.parts is not None:
         raise ValueError(
-            "the rows of the source are spread over devices (sharding), and a copy is one of the"
-            " rows of a process; give x.source, and make HostArray(copy, sharding=...) of the copy."
+            "the rows of the source are spread over devices (sharding); give x.source, and"
+            " make HostArray(copy, sharding=...) of the copy."
         )
     folder, size = Path(path), len(rows)
     folder.mkdir(parents=True)  # an error if there is one, whose files might be in use

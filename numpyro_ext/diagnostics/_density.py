@@ -28,18 +28,13 @@ Reference = tuple[dict[str, Array], dict[str, Array]]
 
 
 def density_of(guide: Any, guide_trace: Trace, model_trace: Trace) -> tuple[str, list[str]]:
-    r"""``"exact"``, ``"bound"`` or ``"none"``: the sum of the log densities of a guide's sites is
+    """``"exact"``, ``"bound"`` or ``"none"``: the sum of the log densities of a guide's sites is
     the density of its draws, of draws and auxiliary variables, or neither. Besides, the ``Delta``
     sites of which nobody has said that they state their Jacobian.
 
-    - An ``Implicit`` site has no density: ``"none"``.
-    - Every latent site of the model is drawn from a distribution: ``"exact"``, or ``"bound"`` if
-      the guide has auxiliary sites besides, because the sum is then the density of both.
-    - Some are a ``Delta``, a function of auxiliary sites. NumPyro's guides, and their subclasses,
-      state the Jacobian of that function in the ``log_density`` of the ``Delta``; other guides
-      declare it by ``infer={"states_jacobian": True}`` at the site. Then it is ``"exact"`` if there
-      are as many auxiliary coordinates as coordinates of the ``Delta`` sites and none that is
-      discrete, and ``"bound"`` if there are more. Without a declaration it is ``"none"``.
+    A ``Delta`` is a function of auxiliary sites, whose Jacobian NumPyro's guides state in its
+    ``log_density``, and others declare by ``infer={"states_jacobian": True}``. With as many
+    auxiliary coordinates, none of them discrete, it is ``"exact"``, and with more ``"bound"``.
     """
     latents = list(latent_sites(guide_trace))
     if not all(has_density(site["fn"]) for site in latents):
@@ -73,7 +68,7 @@ def _declares(site: Site) -> bool:
 
 
 def declare(undeclared: Sequence[str]) -> str:
-    """What to do about these ``Delta`` sites, after another remedy; empty without any."""
+    """What to do about these ``Delta`` sites."""
     if not undeclared:
         return ""
     return (
@@ -83,7 +78,7 @@ def declare(undeclared: Sequence[str]) -> str:
 
 
 def coordinates(support: Any, site: Site) -> int:
-    """Unconstrained coordinates of a value."""
+    """The number of unconstrained coordinates of a value."""
     return math.prod(biject_to(support).inverse_shape(jnp.shape(site["value"])))
 
 
@@ -121,9 +116,8 @@ def reference_of(model_trace: Trace, guide_trace: Trace, units: Layout | None) -
 def log_weight(
     model_trace: Trace, guide_trace: Trace, units: Layout | None, reference: Reference
 ) -> Array:
-    r""":math:`\log p - \log q` minus the same of the reference, ``(*units)``: rows are compared
-    before they are added up, because half a million of them have a sum that single precision rounds
-    to 0.06."""
+    """``log p - log q`` minus the same of the reference, ``(*units)``: compared row by row, because
+    single precision rounds the sum of half a million of them to 0.06."""
 
     def part(trace: Trace, before: dict[str, Array]) -> Array:
         terms = {name: x - before[name] for name, x in _log_probs(trace, units).items()}

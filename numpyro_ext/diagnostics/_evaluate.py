@@ -56,8 +56,7 @@ def guide_trace_of(fit: Fit, params: Params, key: Array, values: Sites | None = 
 
 
 def draw_of(fit: Fit, params: Params, draw: Sites | None, key: Array) -> tuple[Trace, Sites]:
-    """A trace of the guide and the values of its sites; of a draw that exists already no trace, and
-    the draw itself."""
+    """A trace of the guide and the values of its sites; no trace of a draw that exists already."""
     if draw is not None:
         return {}, draw
     trace = guide_trace_of(fit, params, key)
@@ -96,10 +95,7 @@ def prototype(fit: Fit, rng_key: Array, *, needs_latents: bool = True) -> Protot
     _check_known(fit, model_trace, guide_trace)
     latents = [site["name"] for site in latent_sites(model_trace)]
     if needs_latents and not latents:
-        raise ValueError(
-            "the model has no latent sample site, so there are no draws to convert; judge its"
-            " predictions by predictive_scores."
-        )
+        raise ValueError("the model has no latent sample site; use predictive_scores.")
     drawn = fit.draws[0] if fit.draws else guide_trace
     missing = [model_trace[name] for name in latents if name not in drawn]
     for site in missing:
@@ -108,7 +104,7 @@ def prototype(fit: Fit, rng_key: Array, *, needs_latents: bool = True) -> Protot
             source = "the draws lack" if fit.draws else "the guide does not draw"
             raise ValueError(
                 f"{source} latent site '{site['name']}' of the model; if it is data, pass it in"
-                " model_args, otherwise collect it, or sum it out of the model."
+                " model_args, otherwise collect it."
             )
     marginalized = [site["name"] for site in missing]
     density, undeclared, units = "none", [], None
@@ -132,15 +128,13 @@ def prototype(fit: Fit, rng_key: Array, *, needs_latents: bool = True) -> Protot
 
 
 def _check_size(site: Site, value: Array) -> None:
-    """An error if a latent site of the model has another size than its draws."""
     shape = site["kwargs"].get("sample_shape", ()) + tuple(site["fn"].shape())
     drawn = jnp.shape(value)
     # Inside a loop a value has an axis of steps besides.
     if len(drawn) == len(shape) and jnp.size(value) != math.prod(shape):
         raise ValueError(
             f"the draws of latent site '{site['name']}' have shape {drawn}, and on these arguments"
-            f" the model gives it the shape {shape}: it is known for the rows of the training data"
-            " alone."
+            f" it is {shape}: they are known for the rows of the training data alone."
         )
 
 
@@ -167,7 +161,7 @@ def _check_known(fit: Fit, model_trace: Trace, guide_trace: Trace) -> None:
         remedy = "chain_method='vectorized' keeps it" if is_chain else "pass the result of the fit"
         raise ValueError(
             f"the value that parameter '{missing[0]}' of the model had in this fit is not known;"
-            f" {remedy}, or put it into the model by numpyro.handlers.substitute."
+            f" {remedy}, or use numpyro.handlers.substitute."
         )
 
 
@@ -317,5 +311,4 @@ def over_draws(
 
 
 def concatenate(pieces: Sequence[Any]) -> Any:
-    """One tree of arrays for several, along the leading axis."""
     return jax.tree.map(lambda *xs: np.concatenate(xs), *pieces)

@@ -21,10 +21,7 @@ from numpyro_ext._model.masked import is_masked, masks_filled
 from numpyro_ext._model.read import latent_sites, set_up, shape_trace
 from numpyro_ext._numpyro import max_tree_depth, mcmc_arguments, params_of_hmc, posterior_guide
 from numpyro_ext._typing import Diagnosable, Engine, Model, Params, Sites
-from numpyro_ext.diagnostics.full_data import (
-    minibatch_plates,
-    on_all_rows,
-)
+from numpyro_ext.diagnostics.full_data import minibatch_plates, on_all_rows
 
 Numbers = dict[str, np.ndarray]
 """Arrays ``(chain, draw, *site)`` by name."""
@@ -53,7 +50,6 @@ class Fit(NamedTuple):
     """True if an ``MCMC`` took minibatches."""
 
     def title(self, size: str) -> str:
-        """The class of the fit and its number of draws."""
         attributes = self.attributes
         guide = f"{attributes.get('guide')} by {attributes.get('loss')}"
         return f"{attributes.get('kernel') or attributes.get('engine') or guide}, {size}"
@@ -62,9 +58,8 @@ class Fit(NamedTuple):
 def compile_with_data(
     fit: Fit, run: Callable[..., Any], compiler_options: Any = None
 ) -> Callable[..., Any]:
-    """The compiled ``run(fit, *inputs)``, with the large arrays of the data among its inputs, as
-    XLA would fold constants for minutes. They remain constants if the model reads their numbers, or
-    if JAX does not have their precision, which NumPy may need inside the model."""
+    """The compiled ``run(fit, *inputs)``, with large arrays of the data among its inputs, as XLA
+    folds constants for minutes, unless the model needs their numbers or their precision."""
     static, arrays = split_arguments(fit.args, fit.kwargs)
     is_input = [x.size >= _LARGE and x.dtype == jnp.result_type(x) for x in arrays]
     large = {i: x for i, x in enumerate(arrays) if is_input[i]}
@@ -86,12 +81,10 @@ def compile_with_data(
 
 
 def _name_of(value: Any) -> str:
-    """Class name of an object, own name of a function."""
     return getattr(value, "__name__", type(value).__name__)
 
 
 def check_key(rng_key: Any) -> Array:
-    """The key itself, or the default one."""
     return jax.random.key(0) if rng_key is None else rng_key
 
 
@@ -102,7 +95,7 @@ def _params_of(obj: Any, result: Any, restart: int) -> Params:
         params = obj.get_params(state)
     if not isinstance(params, dict):
         raise TypeError(
-            f"result is a {type(result).__name__}; pass what run() returned, or a list of these."
+            f"result is a {type(result).__name__}; pass what run() returned, or a list."
         )
     mutable = getattr(state, "mutable_state", None)
     for name, value in params.items():
@@ -133,7 +126,7 @@ def _all_params(obj: Any, result: Any) -> list[Params]:
 
 
 def _same_starts(params: list[Params]) -> dict[str, int]:
-    """``distinct_restarts`` and a warning if some have the same numbers; nothing otherwise."""
+    """``distinct_restarts`` and a warning if some have the same numbers."""
     numbers = [
         tuple(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(each)) for each in params
     ]
@@ -150,7 +143,6 @@ def _same_starts(params: list[Params]) -> dict[str, int]:
 
 
 def check_arguments(args: Any, kwargs: Any) -> tuple[tuple, dict[str, Any]]:
-    """The model's arguments, or a sentence on what they have to be."""
     if not isinstance(args, tuple | list):
         shape = f" of shape {args.shape}" if hasattr(args, "shape") else ""
         raise TypeError(
@@ -175,7 +167,7 @@ def _fit_of_optimised(
     """The fit of an ``SVI`` or an engine, which has no draws yet."""
     if result is None:
         raise ValueError(
-            f"{type(obj).__name__} does not keep its parameters: pass result=, what run() returned."
+            f"{type(obj).__name__} does not keep its parameters: pass result= of run()."
         )
     params = _all_params(obj, result)
     args, kwargs = check_arguments(() if model_args is None else model_args, model_kwargs or {})
@@ -184,8 +176,7 @@ def _fit_of_optimised(
         kwargs = {**obj.static_kwargs, **kwargs}
     if is_svi and getattr(obj.loss, "multi_sample_guide", False):
         raise ValueError(
-            f"{type(obj.loss).__name__} has multi_sample_guide=True; make an SVI with a guide of"
-            " single draws for the conversion."
+            f"{type(obj.loss).__name__} has multi_sample_guide=True; pass an SVI with single draws."
         )
     attributes = {
         "inference_method": "svi" if is_svi else type(obj).__name__.lower(),
@@ -232,9 +223,7 @@ def _fit_of_mcmc(
         raise ValueError("the MCMC has not run; call mcmc.run(...) first.")
     kernel: Any = mcmc.sampler
     if (model := getattr(kernel, "model", None)) is None:
-        raise TypeError(
-            "the MCMC runs on a potential function, which has no sites; az.from_numpyro takes it."
-        )
+        raise TypeError("the MCMC runs on a potential function; az.from_numpyro takes it.")
     samples: Any = mcmc.get_samples()
     if any(len(x) == 0 for x in samples.values()):  # a site may hold no numbers
         raise ValueError("the MCMC holds no draws; call mcmc.run(...) after the warmup.")
@@ -271,13 +260,11 @@ def fit_of(
         return _fit_of_optimised(obj, result, model_args, model_kwargs)
     raise TypeError(
         f"obj is a {_name_of(type(obj))}; it must be an SVI or an engine with result=, or an MCMC"
-        " that has run. Of draws alone az.summary gives R-hat, and kernel_stein_discrepancy(draws,"
-        " model=...) compares them with the posterior."
+        " that has run. kernel_stein_discrepancy(draws, model=...) judges draws alone."
     )
 
 
 def is_fit(obj: Any) -> bool:
-    """True for an ``MCMC``, an ``SVI`` or an engine."""
     return isinstance(obj, MCMC | Engine)
 
 
@@ -294,21 +281,19 @@ class FitRequest(NamedTuple):
     """The observed site, where it matters which."""
 
     def fit(self) -> Fit:
-        """The fit that the object holds."""
         return fit_of(*self[:4])
 
 
 def predicting_fit(asked: FitRequest) -> Fit:
-    """The fit without the draws that a cyclical schedule marks as exploration; an error if draws
-    are NaN."""
+    """The fit without draws of a cyclical schedule's exploration; an error if draws are NaN."""
     fit, obj = asked.fit(), asked.obj
     marks = obj.get_extra_fields().get("sampling") if isinstance(obj, MCMC) else None
     if marks is not None:
         kept = np.asarray(marks, bool)
         if not kept.any():
             raise ValueError(
-                f"all {kept.size} draws belong to the exploration of the cyclical schedule, which"
-                " predicts nothing; draw a whole cycle."
+                f"all {kept.size} draws belong to the exploration of the cyclical schedule; draw a"
+                " whole cycle."
             )
         fit = fit._replace(draws=[{n: x[kept] for n, x in draws.items()} for draws in fit.draws])
     for draws in fit.draws:
@@ -316,8 +301,7 @@ def predicting_fit(asked: FitRequest) -> Fit:
             bad = int(np.sum(np.isnan(np.asarray(x, np.float64)).reshape(len(x), -1).any(1)))
             if bad:
                 raise ValueError(
-                    f"{bad} of {len(x)} draws of site '{name}' are NaN; run again with a smaller"
-                    " step."
+                    f"{bad} of {len(x)} draws of site '{name}' are NaN; take a smaller step."
                 )
     return fit
 

@@ -39,8 +39,7 @@ _ROUNDED = 4.0
 class Moved(NamedTuple):
     """The result of :func:`move_points`.
 
-    Each error is the Monte Carlo error of the field above it. A number whose tail is so heavy that
-    its standard deviation has no error is compared by the range of its middle half, and by its
+    Errors are Monte Carlo errors. A number with a heavy tail is compared by its middle half and its
     median. Ratios, shifts and ``between`` are NaN where a number does not vary.
     """
 
@@ -95,8 +94,7 @@ def _scale_of(before: Array, eps: Any) -> _Scale:
 
 
 class _Tally(NamedTuple):
-    """Of a chain, over its second half: means of the numbers, of their squares and of
-    :func:`inside`, and the share of accepted trajectories."""
+    """Means over the second half of a chain: of numbers, their squares and :func:`inside`."""
 
     first: Array
     second: Array
@@ -142,8 +140,7 @@ def _chain_from(
     root: Array,
     num_moves: int,
 ) -> Callable[[tuple[Array, Array, Array]], tuple[_Tally, tuple[Array, Array]]]:
-    """A function that runs the chain of a point, given the point, its scaled numbers and a key, to
-    the tally, and some places of the second half with their numbers."""
+    """A function of a point, its scaled numbers and a key to the tally and later places."""
     half, tuned = num_moves // 2, 3 * num_moves // 4
 
     def place_at(x: Array) -> _Place:
@@ -203,18 +200,15 @@ def move_points(
     num_starts: int | None = None,
     independent: Array | bool = True,
 ) -> Moved:
-    r"""The spread of points, compared with their spread while a Markov chain moves them.
+    """The spread of points, compared with their spread while a Markov chain moves them.
 
-    Every point makes trajectories of Hamiltonian Monte Carlo in the coordinates in which the points
-    have unit covariance, or unit variances where there are too many coordinates. It has a step size
-    of its own, because points may lie where the density is much narrower or wider than all of them
-    together, which is tuned in the first three quarters of the trajectories. The second half
-    counts: a point that comes back needs longer steps on its way.
+    Every point makes trajectories of Hamiltonian Monte Carlo in the coordinates of
+    :func:`unit_root`, with a step size of its own that is tuned in the first three quarters of the
+    trajectories. The second half counts.
 
     :param potential: the potential energy at a ``(d,)`` point and its gradient.
     :param numbers: the ``(n,)`` numbers of a point that are compared.
-    :param x: ``(m, d)`` particles, or draws.
-    :param block: so many points move at a time.
+    :param x: ``(m, d)`` particles, or draws, ``block`` of which move at a time.
     :param num_starts: so many of the points are moved, the first ones; None for all.
     :param independent: whether the points are independent draws, whose own errors count; or
         ``(n,)`` numbers of draws that are worth an independent one.
@@ -235,8 +229,7 @@ def move_points(
 def _compare_with_chains(
     before: Array, scaled: Array, scale: _Scale, tally: _Tally, independent: Array | bool
 ) -> Moved:
-    """Moments and ranges of the points, and of the chains from some of them, whose numbers at the
-    start are ``scaled``."""
+    """The points beside the chains from some of them, whose numbers at the start are ``scaled``."""
     m, num_chains, heavy = len(before), len(scaled), scale.heavy
     draws_each = jnp.maximum(jnp.asarray(independent, float), 1.0)
     mean = jnp.mean(tally.first, axis=0)
@@ -322,8 +315,7 @@ def worst_combinations(moved: Moved) -> Combined | None:
 
 
 def _compare(x: np.ndarray, y: np.ndarray, draws_each: float) -> np.ndarray:
-    """``(2, 2)`` of ``(m, 2)`` draws and ``(chain, k, 2)`` later ones: log ratios of the sds and
-    their errors; NaN of a heavy tail."""
+    """``(2, 2)`` log ratios of the sds of ``(m, 2)`` and ``(chain, k, 2)``, and their errors."""
     away, later = (x - x.mean(0)) ** 2, (y - y.mean((0, 1))) ** 2
     variance = np.stack([away.mean(0), later.mean((0, 1))])
     of_draws = draws_each * np.var(away / variance[0], 0) / len(x)

@@ -44,8 +44,7 @@ _WRAPPERS = ExpandedDistribution, Independent, MaskedDistribution
 
 
 class Predicted(NamedTuple):
-    """Predictions of S draws at n entries of an observed site, in double precision; of a row with
-    one log density there may be several entries."""
+    """Predictions of S draws at n entries of an observed site; a row may have several entries."""
 
     title: str
     site: str
@@ -65,8 +64,7 @@ class Predicted(NamedTuple):
 
 
 def predictions_of_fit(asked: FitRequest, labelled: bool = True) -> Predicted:
-    """The predictions of a fit for the observed site of the model at these arguments; where no
-    label is needed, also for the site of classes that is observed if it has labels."""
+    """The predictions of a fit for the observed site; if not labelled, labels may be missing."""
     num_samples = check_count("num_samples", asked.num_samples)
     key_prototype, key_draws = random.split(check_key(asked.rng_key))
     fit = predicting_fit(asked)
@@ -75,8 +73,7 @@ def predictions_of_fit(asked: FitRequest, labelled: bool = True) -> Predicted:
     name = _site_of(proto.trace, asked.site)
     if name in proto.left_out:
         raise ValueError(
-            f"the prediction of '{name}' depends on {proto.marginalized}, which the run summed out;"
-            " sum them out of the model."
+            f"the prediction of '{name}' needs {proto.marginalized}, which the run summed out."
         )
     observed = proto.trace[name]
     _refuse_local(proto.trace, observed)
@@ -112,7 +109,7 @@ def _any_labels(fit: Fit, rng_key: Array) -> Fit:
 
 
 def _elementwise(fn: Any) -> Any:
-    """The distribution of a single number or vector, without the wrappers of shape and mask."""
+    """The distribution without the wrappers of shape and mask."""
     return next(layer for layer in layers(fn) if not isinstance(layer, _WRAPPERS))
 
 
@@ -137,9 +134,8 @@ def num_classes(site: Site) -> int:
 
 
 def predicted(site: Site, rng_key: Array) -> dict[str, Array]:
-    """The prediction of one draw at every entry of an observed site: ``log_lik`` of every row;
-    ``probs`` of classes ``(*entries, C)``; of counts and numbers ``mean``, ``variance`` and ``cdf``
-    at the observation, for counts with half of the probability there."""
+    """The prediction of one draw at every entry of an observed site: ``log_lik``; ``probs`` of
+    classes ``(*entries, C)``; of numbers and counts ``mean``, ``variance`` and ``cdf`` there."""
     value, fn = jnp.asarray(site["value"]), _elementwise(site["fn"])
     shape = jnp.broadcast_shapes(value.shape, site["fn"].shape())
     kind, inner = kind_of(site), {**site, "fn": fn, "value": value, "intermediates": []}
@@ -159,11 +155,8 @@ def predicted(site: Site, rng_key: Array) -> dict[str, Array]:
     if len(moments) < 3:
         draws = fn.sample(rng_key, (NOISE_DRAWS, *shape[: len(shape) - len(fn.shape())]))
         below = jnp.mean((draws < value) + 0.5 * (draws == value), 0)
-        moments = {
-            "mean": jnp.mean(draws, 0),
-            "variance": jnp.var(draws, 0),
-            "cdf": below,
-        } | moments
+        drawn = {"mean": jnp.mean(draws, 0), "variance": jnp.var(draws, 0), "cdf": below}
+        moments = drawn | moments
     return out | {name: jnp.broadcast_to(x, shape) for name, x in moments.items()}
 
 
@@ -185,7 +178,6 @@ def _closed_forms(site: Site, kind: str) -> dict[str, Array]:
 
 
 def _site_of(trace: Trace, name: str | None) -> str:
-    """The name of the observed site that is predicted."""
     observed = [site["name"] for site in trace.values() if is_data(site)]
     if not observed:
         raise ValueError("the model has no observed site here; pass model_args=(X_test, y_test).")
@@ -218,7 +210,6 @@ def refuse_large(numbers: int, num_draws: int, shape: tuple[int, ...]) -> None:
 
 
 def _predict_draw(fit: Fit, name: str, params: Params, draw: Sites | None, keys: Array) -> Site:
-    """The observed site under one draw."""
     if fit.linearised is not None:
         return fit.linearised.linearised_site(keys[0], params, name, fit.args, fit.kwargs)
     return model_trace_of(fit, params, draw_of(fit, params, draw, keys[0])[1], keys[1])[name]

@@ -44,9 +44,7 @@ def target_of(
     if not getattr(loss, "tilts", False):
         return by_proxy(fit, obj, proxy_of(obj, proxy), rng_key)
     if proxy is not None:
-        raise ValueError(
-            f"no proxy stands in for the penalties of a {type(loss).__name__}; leave out proxy=."
-        )
+        raise ValueError(f"no proxy stands in for the penalties of {type(loss).__name__}.")
     return by_penalties(fit, loss, rng_key)
 
 
@@ -72,15 +70,14 @@ def by_penalties(fit: Fit, loss: Any, rng_key: Array) -> tuple[Fit, tuple[str, .
 
 
 def proxy_of(obj: Any, proxy: Any) -> TaylorProxy | None:
-    """The proxy that was passed, or the proxy of the loss of an ``SVI``."""
+    """The proxy that was passed, or that of the loss."""
     return check_proxy(proxy or getattr(getattr(obj, "loss", None), "proxy", None))
 
 
 def by_proxy(
     fit: Fit, obj: Any, proxy: TaylorProxy | None, rng_key: Array
 ) -> tuple[Fit, tuple[str, ...]]:
-    """The fit with a model of some rows that stand in for all, where the proxy is good enough and
-    the rows are many; otherwise the fit itself, and why."""
+    """The fit with some rows that stand in for many, where the proxy is good enough; or why not."""
     model, of_loss = obj.sampler.model if isinstance(obj, MCMC) else obj.model, proxy_of(obj, None)
     at_draws = _proxy_at_draws(fit, model) if proxy is None else None
     proxy = proxy or at_draws
@@ -109,8 +106,7 @@ def by_proxy(
 
 
 def _proxy_at_draws(fit: Fit, model: Any) -> TaylorProxy | None:
-    """The expansion of rows on the host at the mean of the draws; None where the rows are in memory
-    or so few that all are taken, or where it cannot be made."""
+    """The expansion of many rows on the host at the mean of the draws, if it can be made."""
     if rows_on_host((fit.args, fit.kwargs))[0] <= OVER:
         return None
     with warnings.catch_warnings(), suppress(ValueError):
@@ -157,24 +153,18 @@ def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:
         total = len(next(iter(some.values())))
         draws = {n: x[np.linspace(0, total - 1, _DRAWS).astype(int)] for n, x in some.items()}
     noise_at_draws = variances(fit.params[0], random.split(key_draws, _DRAWS), draws)
-    return sd_over_minibatches(noise_at_draws, proxy.size, rows_for(proxy))
-
-
-def rows_for(proxy: TaylorProxy) -> int:
-    """How many rows stand in for all."""
-    return min(proxy.size, ROWS)
+    return sd_over_minibatches(noise_at_draws, proxy.size, ROWS)
 
 
 def on_rows(model: Model, proxy: TaylorProxy) -> Model:
-    """The model on so many rows, the same random ones in every run."""
-    chosen = np.random.default_rng(0).choice(proxy.size, rows_for(proxy), replace=False)
+    """The model on :data:`ROWS` rows, the same random ones in every run."""
+    chosen = np.random.default_rng(0).choice(proxy.size, ROWS, replace=False)
     sizes = {proxy.plate: (proxy.size, proxy.batch)}
     return rows(model, {proxy.plate: jnp.asarray(np.sort(chosen))}, sizes)
 
 
 def stand_in(model: Model, proxy: TaylorProxy) -> Model:
-    """The model with the log likelihood of its rows by a proxy and the same :data:`ROWS` of them in
-    every run, whose log density differs from the one of all rows by a function of the latents."""
+    """The model with the log likelihood of its rows by a proxy and :func:`on_rows` of them."""
     some = on_rows(model, proxy)
 
     def of_rows(site: Site) -> bool:

@@ -14,13 +14,7 @@ from numpyro.infer import MCMC
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.read import is_data, sample_sites
 from numpyro_ext._typing import Trace
-from numpyro_ext.diagnostics._evaluate import (
-    Prototype,
-    count_of,
-    dims_of,
-    evaluator,
-    prototype,
-)
+from numpyro_ext.diagnostics._evaluate import Prototype, count_of, dims_of, evaluator, prototype
 from numpyro_ext.diagnostics._fit import check_key, fit_of, mcmc_stats
 from numpyro_ext.diagnostics._predicted import LARGEST
 
@@ -44,8 +38,8 @@ def _tree(
         sample_dims = [] if group == "observed_data" else ["chain", "draw"]
         for name in data.keys() & set(sample_dims):
             raise ValueError(
-                f"the model has a site '{name}', which is the name of a dimension of the DataTree,"
-                " so the site would be lost there; rename it in the model."
+                f"the model has a site '{name}', which is the name of a dimension of the DataTree;"
+                " rename it."
             )
         return arviz_base.dict_to_dataset(
             data,
@@ -87,23 +81,20 @@ def _refuse_large(
         size = num_draws * count * np.dtype(jnp.result_type(float)).itemsize
         if size > LARGEST:
             raise ValueError(
-                f"{name} would hold {count:,} numbers of each of {num_draws:,} draws,"
-                f" {size / 1e9:.1f} GB; pass {name}=False, or fewer draws (num_samples=, or"
-                " MCMC(..., thinning=))."
+                f"{name} would hold {size / 1e9:.1f} GB; pass {name}=False, or fewer draws"
+                " (num_samples=, or MCMC(..., thinning=))."
             )
 
 
 def _warn_of_factors(trace: Trace) -> None:
-    """A warning that LOO leaves out a term of the likelihood that is a ``numpyro.factor``. A number
-    beside observed sites is likely a prior or a constraint, which LOO has to leave out."""
+    """A warning that LOO leaves out a ``numpyro.factor`` that looks like a likelihood."""
     observed = [site for site in sample_sites(trace) if site["is_observed"]]
     has_data = any(is_data(site) for site in observed)
     for site in observed:
         if not is_data(site) and (not has_data or count_of(site) > 1):
             message = (
-                f"the factor '{site['name']}' of the model has no rows that were observed, so the"
-                " log_likelihood, and LOO with it, leave it out; write it as numpyro.sample(...,"
-                " obs=data) with a distribution, or pass log_likelihood=False."
+                f"the factor '{site['name']}' has no observed rows, so log_likelihood, and LOO"
+                " with it, leave it out; use numpyro.sample(..., obs=), or log_likelihood=False."
             )
             warnings.warn(InferenceWarning(message), stacklevel=3)
             return
@@ -148,13 +139,9 @@ def to_arviz(
     map from its auxiliary sites. Discrete latent sites that the run summed out are
     ``marginalized``; deterministic and observed sites are then ``left_out``.
 
-    **To read it:** the draws of a guide are independent, so ``ess`` is about S and says nothing of
-    the fit; :func:`diagnose` does. With restarts as chains, ``az.rhat`` above 1.01 says that the
-    restarts are different optima. The LOO to quote for a variational fit is
+    The LOO to quote for a variational fit is
     ``az.loo_approximate_posterior(dt, log_p=dt.sample_stats.lp, log_q=dt.sample_stats.log_q)``. A
-    name may not hold a ``/``: ``scope(model, "a", divider=".")``.
-
-    **Cost:** the likelihood of N data at S draws. A group of more than 1 GB is refused.
+    name may not hold a ``/``, and a group of more than 1 GB is refused.
 
     :param obj: an ``SVI``, an ``MCMC`` that has run, or an engine.
     :param result: for an ``SVI`` or an engine: what ``run`` returned, the state of the ``SVI``, a

@@ -58,8 +58,7 @@ def regression_calibration(
         \mathrm{error} = \frac1J \sum_j (p_j - \hat p_j)^2.
 
     The error of a perfect model is not zero (``perfect_error``). **It fails** to see whether a
-    prediction is of any use: the distribution of all observations, the same for each row, is
-    calibrated. Quote the ``sharpness`` with it.
+    prediction is of any use: the distribution of all observations, for every row, is calibrated.
 
     The u of a fit is the mean over draws of the cdf of the observed site. Of counts, and of
     ``samples`` that equal the observation, half of the probability at y counts.
@@ -120,13 +119,11 @@ def calibration_of(
 
 
 def _pit_of_arrays(y: np.ndarray, samples: Any, loc: Any, scale: Any) -> tuple[np.ndarray, float]:
-    """The pit, which is NaN where a number is, and the mean variance, of draws or of a normal."""
+    """The pit and the mean variance of draws or of a normal."""
     if samples is not None:
         x = np.asarray(samples, np.float64)
         if x.shape[1:] != y.shape:
-            raise ValueError(
-                f"samples has shape {x.shape} and y {y.shape}; it must be (S, *shape of y)."
-            )
+            raise ValueError(f"samples has shape {x.shape} and y {y.shape}, not (S, *shape of y).")
         u = np.mean((x < y) + 0.5 * (x == y) + 0.0 * (x + y), 0)  # a comparison hides NaN
         return u, float(np.mean(x.var(0)))
     m, s = (np.broadcast_to(np.asarray(x, np.float64), y.shape) for x in (loc, scale))

@@ -9,9 +9,6 @@ from numpyro_ext._checks import check_count
 from numpyro_ext.diagnostics._fit import FitRequest, is_fit
 from numpyro_ext.diagnostics._predicted import Predicted, labels_of, predictions_of_fit
 
-SUM = 1e-3
-"""The largest distance from 1 of the sum of the probabilities of a row."""
-
 
 class ReliabilityBins(NamedTuple):
     """The result of :func:`reliability_bins`; NaN in bins without data."""
@@ -142,8 +139,7 @@ def brier_score(probs: Any, labels: Any = None, **of_a_fit: Any) -> float:
     >>> print(f"{brier_score(probs, [0, 1, 1, 0]):.5f}")
     0.46625
     """
-    p, y = probs_and_labels(probs, labels, **of_a_fit)
-    return brier_of(p, y)
+    return brier_of(*probs_and_labels(probs, labels, **of_a_fit))
 
 
 def brier_of(probs: np.ndarray, labels: np.ndarray) -> float:
@@ -163,8 +159,8 @@ def predictive_uncertainty(
         \underbrace{\frac1S \sum_s H[p_s]}_{\text{aleatoric}} +
         \underbrace{I[y; \theta]}_{\text{epistemic}}, \qquad H[p] = -\sum_c p_c \log p_c,
 
-    in nats. More data take the epistemic part away, and not the aleatoric one. S draws know at most
-    log S nats: of a single one the epistemic part is 0.
+    in nats. More data take the epistemic part away, which is at most log S nats, and not the
+    aleatoric one.
 
     :param probs: ``(S, N, C)``, probabilities of C classes in N rows under S draws, or with more
         axes between; or a fit.
@@ -217,11 +213,10 @@ def probs_and_labels(probs: Any, labels: Any, **of_a_fit: Any) -> tuple[np.ndarr
 
 
 def _checked(probs: Any) -> np.ndarray:
-    """Probabilities in double precision; an error unless they are between 0 and 1, and those of
-    the classes add up to 1."""
+    """Probabilities in double precision; an error unless those of each row add up to 1."""
     p = np.asarray(probs, np.float64)
     is_probability = np.all((p >= -1e-6) & (p <= 1 + 1e-6))
-    if p.ndim > 1 and not (is_probability and np.all(np.abs(p.sum(-1) - 1) <= SUM)):
+    if p.ndim > 1 and not (is_probability and np.all(np.abs(p.sum(-1) - 1) <= 1e-3)):
         raise ValueError(
             f"probs has entries from {p.min():.4g} to {p.max():.4g}; each row must be probabilities"
             " with the sum 1 (of logits: jax.nn.softmax(logits))."
@@ -233,6 +228,5 @@ def classes_of(predicted: Predicted) -> tuple[np.ndarray, np.ndarray]:
     """``(S, n, C)`` probabilities and labels of a prediction of classes."""
     if predicted.probs is None:
         raise ValueError(f"site '{predicted.site}' has {predicted.kind} and no classes.")
-    return predicted.probs, labels_of(
-        f"site '{predicted.site}'", predicted.y, predicted.probs.shape[-1]
-    )
+    name, count = f"site '{predicted.site}'", predicted.probs.shape[-1]
+    return predicted.probs, labels_of(name, predicted.y, count)

@@ -34,8 +34,7 @@ _MOST_CORRELATED = 300
 
 
 class Comparison(NamedTuple):
-    """Numbers of the draws beside the same numbers of a reference, such as the draws after moves of
-    a Markov chain. Errors are Monte Carlo errors; NaN is a number that does not vary."""
+    """Numbers of the draws beside a reference, with Monte Carlo errors; NaN does not vary."""
 
     reference: str
     """What the draws are compared with, as the subject of a sentence."""
@@ -60,8 +59,7 @@ class Comparison(NamedTuple):
     """The limit of the shift."""
 
     def rows(self) -> list[Row]:
-        """The lines of the worst shift, ratio and shape. None of them is right if one of the first
-        two could not be judged, because a mean alone does not judge the draws."""
+        """The lines of the worst shift, ratio and shape, none right if one could not be judged."""
         most = self.farthest
         decided = decide(self.shift, self.shift_error, (-most, most), most)
         right, distance = "the means are right", np.abs(self.shift)
@@ -149,8 +147,7 @@ def void_if_any_unjudged(rows: Sequence[Row]) -> list[Row]:
 def decide(
     values: np.ndarray, errors: np.ndarray, limits: tuple[float, float], known: float
 ) -> tuple[bool | None, int]:
-    """Whether all numbers are right, one of them is wrong, or they are not judged; and the one that
-    says so.
+    """Whether all numbers are right, one is wrong, or neither is known; and which one says so.
 
     Wrong is a number beyond a limit by more than its error, and off by more than the error that the
     largest of so many has by chance. Right are numbers within the limits that are known. An error
@@ -180,8 +177,7 @@ def decide(
 
 
 def is_heavy(x: Any, median: Any) -> Any:
-    """``(n,)``: whether the tail of ``(m, n)`` draws, far from their median, is so heavy that its
-    standard deviation has no error."""
+    """``(n,)``: whether the tail of ``(m, n)`` draws is too heavy for their sd to have an error."""
     m = len(x)
     size = min(math.ceil(3 * math.sqrt(m)) + 1, m)
     # In the precision of the distances: in a smaller one a collapse would overflow.
@@ -207,9 +203,8 @@ def inside(y: Any, levels: Any) -> Any:
 def shares_to_sd_ratios(
     before: Any, error: Any, after: Any, error_after: Any, least: float
 ) -> tuple[Any, Any, Any, Any]:
-    """Ratios ``(2, n)`` of the standard deviations of two normals that have these shares ``(3, n)``
-    of :func:`inside`, and shifts ``(n,)`` of their medians, each with its error; NaN of a number
-    that has one value in most of the draws.
+    """Ratios ``(2, n)`` of the sds of two normals that have these shares ``(3, n)`` of
+    :func:`inside`, and shifts ``(n,)`` of their medians, each with its error.
 
     :param least: a share that is smaller cannot be told from 0, nor one as near to 1 from 1.
     """
@@ -252,8 +247,7 @@ def mean_and_sd(x: Any) -> tuple[Any, Any]:
 
 
 def unit_root(x: Array) -> Array:
-    """The lower triangular root of the covariance of ``(m, d)`` points; standard deviations alone,
-    ``(d,)``, where there are too many coordinates."""
+    """The lower root of the covariance of ``(m, d)`` points; their sds ``(d,)`` if d is large."""
     (m, d), (mean, sd) = x.shape, mean_and_sd(x)
     scale = jnp.where(sd > 0, sd, 1.0)
     if d >= m or d > _MOST_CORRELATED:

@@ -29,8 +29,7 @@ from numpyro_ext.diagnostics._fit import Fit, Numbers, chains_of, mcmc_stats
 def potential_of(
     fit: Fit, info: ModelInfo, params: Params, deterministic: tuple[str, ...] = ()
 ) -> Potential:
-    """The potential of a model, of a latent vector; other deterministic sites are left out."""
-    # They would only take another run of the model at each point.
+    """The potential of a model, without its other deterministic sites, which cost another run."""
     info = replace(info, deterministic=deterministic)
     return Potential(fit.model, info, params, fit.args, fit.kwargs)
 
@@ -69,7 +68,6 @@ class FitContext:
 
     @cached_property
     def results_of(self) -> dict[Callable[[Any], Any], Any]:
-        """The results of :func:`cached` functions."""
         return {}
 
     @cached_property
@@ -99,7 +97,6 @@ class FitContext:
 
     @property
     def settings(self) -> Any:
-        """The settings that a kernel has found."""
         return None if self.kernel is None else self.kernel.settings
 
     @cached_property
@@ -123,7 +120,6 @@ class FitContext:
 
     @cached_property
     def _keys(self) -> tuple[Array, Array]:
-        """Keys for the prototype and for the draws."""
         if self.kind == "particles":
             return self.rng_key, self.rng_key
         key_prototype, key_draws = jax.random.split(self.rng_key)
@@ -148,7 +144,6 @@ class FitContext:
 
     @cached_property
     def evaluated(self) -> dict[str, Any]:
-        """The draws of a guide, run through the model."""
         return self.evaluate(self._keys[1], self.num_samples)
 
     @cached_property
@@ -184,8 +179,7 @@ class FitContext:
 
     @cached_property
     def sampling(self) -> np.ndarray | None:
-        """``(chain, draw)``: draws that a cyclical schedule did not mark as exploration; None
-        without a schedule."""
+        """``(chain, draw)``: draws that a cyclical schedule did not mark as exploration."""
         marks = self.stats.get("sampling")
         return None if marks is None else np.asarray(marks, bool)
 
@@ -205,8 +199,7 @@ class FitContext:
 
     @cached_property
     def gradient_cost(self) -> float | None:
-        """How many numbers a gradient on all data computes; None without a gradient in reverse
-        mode."""
+        """How many numbers a gradient on all data computes; None if it has no reverse mode."""
 
         def gradient(params: Params, x: Array) -> tuple[Array, Array]:
             return potential_of(self.fit, self.info, params).value_and_grad_flat(x, {})

@@ -27,8 +27,7 @@ from numpyro_ext.diagnostics.table import Diagnosis, Row, merge_rows, shorten
 
 
 def problems(context: FitContext) -> list[Row]:
-    """The line of what did not hold where the kernel found its settings or its chains were warmed
-    up, and of the density by which a fit is judged; none where all held."""
+    """The line of what did not hold of a kernel's settings and of the density; none if all did."""
     sentences = [*context.problems]
     if context.kind == "chains":
         sentences += problems_of_chains(context)
@@ -47,8 +46,7 @@ such a function, and an entry here."""
 
 
 def missing_modes(context: FitContext, others: Sequence[Row]) -> list[Row]:
-    """The line of the shares of the modes that the start has found, or of those that a search finds
-    for a guide that did not look for any, where no other line is wrong."""
+    """The line of the shares of the modes that the start, or else a search here, has found."""
     by_mode = draws_at_modes(context)
     if by_mode is not None:
         # Chains that agree have visited what modes there are with the right shares.
@@ -62,7 +60,7 @@ def missing_modes(context: FitContext, others: Sequence[Row]) -> list[Row]:
 
 
 def rows_of(context: FitContext, answered: Any = lambda: None) -> list[Row]:
-    """The lines of all checks. Several of them may judge the same quantity."""
+    """The lines of all checks."""
     rows: list[Row] = []
     for check in CHECKS[context.kind]:
         rows += check(context)
@@ -94,14 +92,10 @@ def diagnose(
 
     :doc:`How diagnose judges </diagnose>` has all lines. Draws are compared with themselves after
     short chains of Hamiltonian Monte Carlo on all data, which change nothing if the draws are
-    right; draws of a guide also with their importance weights, stochastic-gradient chains with the
-    temperature that they should have, and the share of the draws at each mode that is known with
-    its share of the mass. Other lines say whether chains, a loss or an engine have converged, and
-    whether anything was NaN, or stuck.
+    right; draws of a guide also with their importance weights.
 
     A value is wrong (``!!``) if it is beyond its limit by more than its Monte Carlo error; a line
-    with ``?`` could not be judged, and says why. ``diagnosis.ok`` is True if no line is wrong and
-    something was compared with the posterior. It cannot see modes that neither the draws nor a
+    with ``?`` could not be judged, and says why. It cannot see modes that neither the draws nor a
     search have found, nor a wrong model. The weights of a network are not identified: judge its
     predictions, by :func:`predictive_scores`.
 

@@ -127,10 +127,7 @@ def kernel_stein_discrepancy(
     if draws is None:
         assert score is not None
         if not callable(score) and jnp.shape(score) != jnp.shape(x):
-            raise ValueError(
-                f"score has shape {jnp.shape(score)} and x has shape {jnp.shape(x)}; it must give"
-                " one row of the target's grad log p for each draw."
-            )
+            raise ValueError(f"score has shape {jnp.shape(score)} and x has shape {jnp.shape(x)}.")
         rows = _every(len(x), num_samples)
         x = jnp.asarray(x)[rows]
         score = score if callable(score) else jnp.asarray(score)[rows]

@@ -101,12 +101,9 @@ def evidence_bounds(
     -1.0 0.1908
     """
     asked = FitRequest(obj, result, model_args, model_kwargs, num_samples, rng_key)
-    lw = log_weights_of(asked, proxy)
-    lw = lw.astype(np.float64)
+    lw = log_weights_of(asked, proxy).astype(np.float64)
     if lw.ndim == 0 or lw.shape[0] < 2:
-        raise ValueError(
-            f"log_weights has shape {lw.shape}; it must be (S, *units) of 2 draws or more."
-        )
+        raise ValueError(f"log_weights has shape {lw.shape}, not (S, *units) of 2 draws or more.")
     if np.any(np.isnan(lw) | np.isposinf(lw)):
         raise ValueError("log_weights holds nan or inf; the fit may have diverged.")
     orders = tuple(float(alpha) for alpha in alphas)

@@ -59,8 +59,7 @@ def held_out_log_likelihood(
     of a row.
 
     **Biased downwards**, by about half the relative variance of the weights over S, most where q is
-    far from the posterior of a row, for many dimensions, and for sequences: raise ``num_samples``
-    fourfold until the estimate no longer rises. It says nothing of what :math:`q(\theta)` misses.
+    far from the posterior of a row: raise ``num_samples`` until the estimate no longer rises.
 
     Entries that a mask leaves out count zero. Every plate runs on all of its rows.
 
@@ -119,8 +118,7 @@ def log_weights_of(asked: FitRequest) -> np.ndarray:
 
 
 def _refuse_fixed_rows(obj: Any, fit: Fit, trace: Trace, layout: Layout, rng_key: Array) -> None:
-    """An error if a latent variable of a row is known for the training data alone, or if it lies
-    outside the plates of the data, where its density does not split into rows."""
+    """An error if a latent variable is known for the training rows alone, or has no rows."""
     inferred = _sites_reading_data(fit, rng_key)
     by_row = _sites_along_data(fit, layout, trace)
     for site in latent_sites(trace):
@@ -129,9 +127,8 @@ def _refuse_fixed_rows(obj: Any, fit: Fit, trace: Trace, layout: Layout, rng_key
         if fixed and (layout.is_local(site) or name in by_row):
             source = type(obj if fit.draws else obj.guide).__name__
             raise ValueError(
-                f"latent site '{name}' belongs to one row, and {source} has it for the rows of its"
-                " training data alone; use a guide that infers it from the data, such as a"
-                " FlowGuide."
+                f"latent site '{name}' belongs to one row, and {source} has it for its training"
+                " data alone; use a guide that infers it from the data, such as a FlowGuide."
             )
         if not layout.is_local(site) and name in inferred | by_row:
             raise ValueError(
@@ -178,7 +175,7 @@ def _sites_along_data(fit: Fit, layout: Layout, trace: Trace) -> set[str]:
 
 
 def _compile(fit: Fit, rng_key: Array) -> Callable[..., Iterator[Any]]:
-    """The compiled log weights ``(S, *rows)`` of draws, which are made by the guide or given."""
+    """The compiled log weights ``(S, *rows)`` of draws."""
     trace = prototype(fit, rng_key, needs_latents=False).trace
     layout, category = _look(fit, trace, rng_key)
     numbers = sum(math.prod(jnp.shape(site["value"])) for site in sample_sites(trace))
@@ -240,9 +237,8 @@ def _look(
     density, undeclared = density_of(fit.guide, rows, model_trace)
     if density != "exact":
         raise IntractableDensityError(
-            f"the guide gives no density of the sites {sorted(rows)}, which it draws for each row;"
-            " use one that draws the model's own latent sites from distributions, such as a"
-            f" FlowGuide{declare(undeclared)}."
+            f"the guide gives no density of the sites {sorted(rows)}; use one that draws the"
+            f" model's latent sites from distributions, as a FlowGuide{declare(undeclared)}."
         )
     categories = [
         site

@@ -32,7 +32,7 @@ _DRAWS = 2000
 
 
 class MovedNumbers(NamedTuple):
-    """The numbers, and linear combinations, that exact moves change most, the worst one first."""
+    """The numbers, and linear combinations, that moves change most, the worst one first."""
 
     names: list[str]
     values: np.ndarray
@@ -57,7 +57,6 @@ class DiagnosisPlotData(NamedTuple):
 
 
 def _pyplot() -> Any:
-    """matplotlib is asked for here and nowhere else."""
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
@@ -69,7 +68,6 @@ def _pyplot() -> Any:
 
 
 def _axes(ax: Any) -> Any:
-    """The given axes, or new ones."""
     if ax is not None:
         return ax
     return _pyplot().subplots(figsize=(4.5, 4.5), layout="constrained")[1]
@@ -92,7 +90,6 @@ def plot_data_of(context: FitContext) -> DiagnosisPlotData:
 
 
 def _worst_numbers(groups: list[MovedDraws]) -> MovedNumbers:
-    """The worst numbers of all groups."""
     first, values = groups[0], np.concatenate([group.values for group in groups], 1)
     numbers = [(group, k) for group in groups for k in range(group.values.shape[1])]
     low, high = np.log(first.limits)
@@ -118,15 +115,12 @@ def plot_diagnosis(
 
     A panel that the fit has nothing for is left out:
 
-    - ``means``, ``sds``: means after exact moves, in standard deviations, and standard deviations
-      over those after them, of the ten numbers (linear combinations among them) that change most.
-      Right ones lie in the band. The bars are two Monte Carlo errors.
-    - ``weights``: the largest importance weights, and the Pareto tail fitted to them (the line).
+    - ``means``, ``sds``: means after moves, in sds, and sds over those after them, of the ten
+      numbers that change most, with two Monte Carlo errors. Right ones lie in the band.
+    - ``weights``: the largest importance weights, and the Pareto tail fitted to them.
     - ``losses``: the loss at each step, in nats above the end, and its running mean.
-    - ``chains``: R-hat and effective sample size of each number, of chains or of restarts. Right
-      ones lie below the line.
-    - the name of a number: its draws (filled), and the moved ones (the line), of the three numbers
-      that change most, where there are at most 300 coordinates.
+    - ``chains``: R-hat and effective sample size of each number. Right ones lie below the line.
+    - the name of a number: its draws (filled) and the moved ones, of the three that change most.
 
     :param diagnosis: what :func:`diagnose` returned, with the moves for the panels that need them.
     :param coords: labels by plate, as :func:`to_arviz` takes them, so that number 3 of a site in
@@ -179,8 +173,8 @@ def _panels(
     for dim, labels in coords.items():
         if len(labels) != sizes.get(dim):
             raise ValueError(
-                f"coords has {len(labels)} labels for '{dim}', but the dimensions of the sites are"
-                f" {sizes}."
+                f"coords has {len(labels)} labels for '{dim}', but the dimensions of the sites"
+                f" are {sizes}."
             )
     label = partial(_labelled, dims=data.dims, coords=coords)
     if (moved := data.moved) is not None:
@@ -341,11 +335,7 @@ def plot_calibration(
 
 
 def plot_reliability(
-    probs: Any,
-    labels: Any = None,
-    num_bins: int = 15,
-    ax: Any = None,
-    **of_a_fit: Any,
+    probs: Any, labels: Any = None, num_bins: int = 15, ax: Any = None, **of_a_fit: Any
 ) -> "Axes":
     """Accuracy of the most probable class against its probability, in bins, with their counts.
 
@@ -389,11 +379,7 @@ def plot_reliability(
     return ax
 
 
-def plot_particles(
-    draws: Mapping[str, Any],
-    var_names: Sequence[str],
-    ax: Any = None,
-) -> "Axes":
+def plot_particles(draws: Mapping[str, Any], var_names: Sequence[str], ax: Any = None) -> "Axes":
     """Particles, or draws, in the plane of two numbers.
 
     :param draws: a dict ``{site: (m, *site)}``, such as ``guide.particles(params)`` or

@@ -29,10 +29,9 @@ def log_predictive_density(
         \text{pointwise:}\quad \frac1N \sum_{n=1}^N \log \frac1S \sum_{s=1}^S e^{l_{sn}},
         \qquad \text{joint:}\quad \frac1N \log \frac1S \sum_{s=1}^S e^{\sum_n l_{sn}}.
 
-    The pointwise density scores each row alone, as rows are predicted in use; the joint one scores
-    them together, under one :math:`\theta`. Published tables of Bayesian neural networks mix the
-    two: say which one you quote. **Biased downwards**, as the log of a mean over draws is: the
-    joint one as long as few draws fit all rows best.
+    The pointwise density scores each row alone, the joint one all together, under one
+    :math:`\theta`. **Biased downwards**, as the log of a mean over draws is: the joint one as long
+    as few draws fit all rows best.
 
     :param log_lik: an array ``(S, N)`` or ``(chain, draw, *rows)``; a ``DataArray``, or the
         ``DataTree`` of :func:`to_arviz`, with one variable in its group; or a fit. With
@@ -96,8 +95,7 @@ def gaussian_log_density_bound(rmse: float) -> float:
     .. math:: -\tfrac12 \log(2 \pi e\, \mathrm{rmse}^2),
 
     in nats per row, the largest mean log density that a normal of the same variance for all rows
-    reaches at this root mean squared error. A table entry far above it is suspect, unless its
-    variance follows the size of the errors.
+    reaches at this root mean squared error.
 
     :param rmse: the root mean squared error, in the unit of the observations.
     :return: a number; infinite at 0.

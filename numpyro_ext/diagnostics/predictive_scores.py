@@ -26,7 +26,6 @@ from numpyro_ext.diagnostics.table import in_columns, shown
 
 
 def _table(title: str, lines: list[tuple[str, str, str]]) -> str:
-    """A title, and columns of a quantity, its value, and what it has to be compared with."""
     return "\n".join([title, *(f"  {line}".rstrip() for line in in_columns(lines))])
 
 
@@ -182,16 +181,13 @@ def predictive_scores(
     - the predictive sd, whose square is the mean over rows of :math:`\frac1S \sum_s v_s` (noise)
       plus the variance of :math:`\mu_s` over draws (the network).
 
-    Of **classes**: accuracy, log density and :func:`brier_score`, beside the same of the most
-    frequent class and of the shares of the classes; :func:`expected_calibration_error`, beside its
-    mean where the labels are drawn from the predicted probabilities themselves; the entropy of the
-    prediction with its parts (:func:`predictive_uncertainty`).
+    Of **classes**: accuracy, log density, :func:`brier_score`, :func:`expected_calibration_error`,
+    and the entropy of the prediction with its parts (:func:`predictive_uncertainty`).
 
     The rows of the fit itself are predicted too well. Where NumPyro has no cdf, mean or variance of
     the site, 100 draws of it stand in for each draw of the fit. Every plate runs on all of its
     rows; masked entries are left out. For a latent site of each row use
-    :func:`held_out_log_likelihood`. A network with its own dropout layers and no latent site is
-    passed with its ``SVI`` and an empty guide: each draw is one run of the model.
+    :func:`held_out_log_likelihood`.
 
     :param obj: an ``SVI``, an engine, or an ``MCMC`` that has run; or a NumPyro distribution of
         shape ``(S, *shape of y)`` (or of the shape of y, a single draw).
@@ -235,14 +231,14 @@ def predictive_scores(
         predicted = predictions_of_distribution(obj, y, rng_key)
     else:
         raise TypeError(
-            f"obj is a {type(obj).__name__}; it must be a numpyro.infer.SVI with its result, an"
-            " MCMC that has run, an engine, or a NumPyro distribution with draws on its first axis."
+            f"obj is a {type(obj).__name__}; it must be a numpyro.infer.SVI or an engine with its"
+            " result, an MCMC that has run, or a distribution with draws on its first axis."
         )
     return _classification(predicted) if predicted.kind == "classes" else _regression(predicted)
 
 
 def _log_densities(predicted: Predicted) -> tuple[float, float, float]:
-    """Pointwise, its standard error over rows, and joint."""
+    """Pointwise, its standard error, and joint."""
     rows, n = log_mean_exp(predicted.log_lik), predicted.log_lik.shape[1]
     error = float(np.std(rows, ddof=1) / n**0.5) if n > 1 else np.nan
     return float(rows.mean()), error, float(log_mean_exp(predicted.log_lik.sum(1)) / n)

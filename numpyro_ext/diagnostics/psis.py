@@ -67,10 +67,9 @@ def pareto_khat(
 
     - :math:`\hat k < 0.5`: the weights have a finite variance.
     - :math:`\hat k <` ``threshold`` :math:`= \min(1 - 1/\log_{10} S,\ 0.7)`: importance sampling
-      with ``log_weights`` works. The guide may still be too narrow, or miss a mode, of which its
-      draws know nothing: :func:`diagnose` compares them with the weighted ones.
-    - above: do not use the weights. The guide may still have good marginals (in high dimension a
-      large value is the rule), or may be wrong; the number does not tell which.
+      with ``log_weights`` works. The guide may still be too narrow, or miss a mode.
+    - above: do not use the weights. The guide may still be good; in high dimension a large value
+      is the rule.
 
     If plates enclose every site of model and guide, their elements are independent units, and each
     unit has its own weights and its own :math:`\hat k`. It is reliable from S of about 500. If most
@@ -203,13 +202,13 @@ def log_weights_of(asked: FitRequest, proxy: TaylorProxy | None = None) -> np.nd
 
 
 def look_at_density(fit: Fit, rng_key: Array) -> tuple[Prototype, Array]:
-    """A draw of a fit whose draws have a density, and a key for the others; an error of another."""
+    """The prototype of a fit whose draws have a density, and a key for them; or an error."""
     key_prototype, key_draws = jax.random.split(rng_key)
     proto = prototype(fit, key_prototype)
     if proto.marginalized:
         raise IntractableDensityError(
-            f"latent site '{proto.marginalized[0]}' was summed out, so that there is no density of"
-            f" the draws; {INSTEAD}."
+            f"latent site '{proto.marginalized[0]}' was summed out, so there is no density of the"
+            f" draws; {INSTEAD}."
         )
     if proto.density == "none":
         what = fit.attributes.get("guide", "this fit")

@@ -30,14 +30,12 @@ def restarts(
     with R keys begins R times at the same point.
 
     The list is what :func:`to_arviz`, :func:`diagnose` and the scores of predictions take as
-    ``result``, beside one ``make_svi()``. For the first two the restarts are chains, whose R-hat
-    says whether they found the same optimum; for the scores they are a deep ensemble, a mixture
-    with equal weights.
+    ``result``, beside one ``make_svi()``: as chains, whose R-hat says whether they found the same
+    optimum, or as a deep ensemble, a mixture with equal weights.
 
-    **It fails** to find an optimum that no start leads to: runs that agree do not show that there
-    is no other. It costs R times one run, compilation included. ``vectorized=True`` compiles once,
-    and takes a step of all R runs together by :func:`jax.vmap`, with the same numbers up to
-    rounding. Small dense networks gain most; grouped convolutions are slow on CPUs.
+    **It fails** to find an optimum that no start leads to. It costs R times one run, compilation
+    included. ``vectorized=True`` compiles once, and takes a step of all R runs together by
+    :func:`jax.vmap`, with the same numbers up to rounding.
 
     :param make_svi: a function of no argument that makes an ``SVI`` (or an engine with ``run``)
         with a **new** guide.
@@ -127,7 +125,6 @@ def _check_one_program(fits: list[Any], state: Any, args: Any, kwargs: Any) -> N
     own, first = (svi.evaluate(state, *args, **kwargs) for svi in (fits[-1], fits[0]))
     if not jnp.allclose(own, first, rtol=1e-3, equal_nan=True):
         raise ValueError(
-            f"the {type(fits[0].guide).__name__} keeps its start outside of its parameters, so that"
-            f" the losses of two runs are {own:.6g} and {first:.6g} at one place; leave out"
-            " vectorized=True."
+            f"the {type(fits[0].guide).__name__} keeps its start outside of its parameters (two"
+            f" losses at one place are {own:.6g} and {first:.6g}); leave out vectorized=True."
         )

@@ -22,9 +22,6 @@ from numpyro_ext.diagnostics.table import in_columns
 if TYPE_CHECKING:
     import xarray as xr
 
-_LEVEL = 0.01
-"""The p-value below which the shape of the ranks is named."""
-
 
 class SBCResult(NamedTuple):
     """The result of :func:`simulation_based_calibration`; it prints as a table."""
@@ -47,7 +44,6 @@ class SBCResult(NamedTuple):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was left out."""
         return tuple(self.dataset.attrs["notes"].splitlines())
 
     def __str__(self) -> str:
@@ -60,7 +56,7 @@ class SBCResult(NamedTuple):
                 cells.append((name, f"{p.size}", "-", "nothing varies"))
                 continue
             pit = self.pit[name].reshape(num_simulations, -1)[:, int(np.nanargmin(p))]
-            shape = _shape(pit) if np.nanmin(p) * count < _LEVEL else "uniform"
+            shape = _shape(pit) if np.nanmin(p) * count < 0.01 else "uniform"
             cells.append((name, f"{p.size}", f"{np.nanmin(p):.2g}", shape))
         together = f"{self.p_value:.2g}"
         cells.append(("all", f"{count}", together, "(times their number: Bonferroni)"))
@@ -93,17 +89,14 @@ def simulation_based_calibration(
     :math:`U_i` uniform, and ``p_values`` come from the chi-square test of ``pit`` in
     :math:`\min(20, I // 5)` equal bins.
 
-    **Reading.** Ranks heaped at both ends say that q is too narrow (mean-field guides), or that
-    draws of a chain are correlated; heaped in the middle that it is too wide, and a slope that its
-    mean is off.
-
-    **What it does not say.** It tests the fits on data sets that the *prior* makes, which may be
-    unlike the one at hand, and a large p-value of few simulations says little.
+    Ranks heaped at both ends say that q is too narrow, or that draws of a chain are correlated;
+    heaped in the middle that it is too wide, and a slope that its mean is off. It tests fits of
+    data sets that the *prior* makes, which may be unlike the one at hand.
 
     Simulated data take the place of what is observed; the arguments of the model stay as they are,
     also where it makes a prior or a covariate of the data. Plates that take minibatches are
     simulated in full, and fitted in minibatches. NaN in the data stays NaN. Discrete latent sites
-    are left out, with a note. **Cost:** I fits, compiled once as far as that is possible.
+    are left out, with a note.
 
     :param rng_key: a key, new-style or legacy.
     :param model: Python callable with NumPyro primitives.
@@ -171,8 +164,7 @@ def simulation_based_calibration(
 def _ranked(
     name: str, draws: Any, truth: Any, L: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The ranks of true values among L draws of one fit, ties broken at random; and whether these
-    draws vary."""
+    """The ranks of true values among L draws, ties broken at random; and whether these vary."""
     x, y = np.asarray(jax.device_get(draws[name])), np.asarray(truth)
     if x.shape[1:] != y.shape or x.ndim == 0 or len(x) < L:
         raise ValueError(
@@ -181,8 +173,7 @@ def _ranked(
         )
     if not np.all(np.isfinite(x)):
         raise ValueError(
-            f"a fit has draws of site '{name}' that are not finite; take a smaller step, or a prior"
-            " whose data are less extreme."
+            f"fit has draws of site '{name}' that are not finite; take a smaller step."
         )
     x = x[(np.arange(1, L + 1) * len(x)) // L - 1]
     ties = np.sum(x == y, 0)
@@ -190,7 +181,6 @@ def _ranked(
 
 
 def _p_values(pit: np.ndarray) -> np.ndarray:
-    """Of the chi-square test of each component, along the first axis."""
     from scipy.stats import chisquare
 
     bins = min(20, len(pit) // 5)
@@ -199,7 +189,6 @@ def _p_values(pit: np.ndarray) -> np.ndarray:
 
 
 def _shape(pit: np.ndarray) -> str:
-    """What the ranks of one component look like, in words."""
     size = len(pit)
     slope = (np.mean(pit) - 0.5) * math.sqrt(12 * size)
     spread = (np.mean((pit - 0.5) ** 2) - 1 / 12) * math.sqrt(180 * size)
@@ -241,10 +230,7 @@ class _observed(condition):
 
 
 class _Simulator:
-    """Draws of latent sites and data from the prior of a model, on all of its rows.
-
-    :param observed: names of the sites that are data; None for those that are observed.
-    """
+    """Draws of latent sites and data from the prior of a model, on all of its rows."""
 
     def __init__(
         self, model: Model, args: tuple, kwargs: dict[str, Any], observed: Collection[str] | None
@@ -262,7 +248,6 @@ class _Simulator:
         self._model = model
 
     def model(self, data: Sites, *args: Any, **kwargs: Any) -> Any:
-        """The model on the data of its observed sites, for all rows."""
         return _observed(self._model, data)(*args, **kwargs)
 
     def draw(self, rng_key: Array) -> tuple[Sites, Sites]:
@@ -281,8 +266,8 @@ def _refuse(trace: Trace) -> None:
     for name, site in trace.items():
         if site["type"] == "param" and jax.tree.leaves(site["value"]):
             raise ValueError(
-                f"the param site '{name}' of the model has no prior; give it one by numpyro.sample,"
-                " or fix it by numpyro.handlers.substitute."
+                f"the param site '{name}' of the model has no prior; use numpyro.sample, or"
+                " numpyro.handlers.substitute."
             )
         if site["type"] == "sample" and site["is_observed"] and not is_data(site):
             raise ValueError(
@@ -292,14 +277,13 @@ def _refuse(trace: Trace) -> None:
 
 
 def _data_sites(trace: Trace, given: Collection[str] | None) -> list[str]:
-    """The names of the sites that are data, in the order of the model."""
     sites = {site["name"]: site["is_observed"] for site in sample_sites(trace)}
     observed = [name for name, is_observed in sites.items() if is_observed]
     names = [name for name in sites if name in (observed if given is None else given)]
     if given is not None and (len(names) < len(given) or set(observed) - set(given)):
         raise ValueError(
-            f"observed_sites is {list(given)}; it must hold sample sites of the model,"
-            f" {list(sites)}, and among them those that are observed, {observed}."
+            f"observed_sites is {list(given)}; it must hold sites of {list(sites)}, and"
+            f" those that are observed, {observed}."
         )
     if not names:
         raise ValueError(

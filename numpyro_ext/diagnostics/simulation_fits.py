@@ -21,9 +21,8 @@ Fit = Callable[[Any, Model, tuple, dict[str, Any]], dict[str, Any]]
 """``fit(rng_key, model, args, kwargs)`` to draws ``{site: (S, ...)}`` of the latent sites."""
 
 
-def _compiled(run: Callable[..., Sites], name: str) -> Fit:
-    """A fit as one compiled program of the key and the arrays, which is left out from the first
-    time on that it looks at numbers."""
+def _compiled(run: Callable[..., Sites]) -> Fit:
+    """A fit as one compiled program of the key and the arrays, until it first looks at numbers."""
 
     @partial(jax.jit, static_argnums=(1, 2))
     def program(rng_key: Array, model: Model, static: Arguments, arrays: list[Array]) -> Sites:
@@ -40,7 +39,6 @@ def _compiled(run: Callable[..., Sites], name: str) -> Fit:
                 compiles = False
         return run(rng_key, model, args, kwargs)
 
-    fit.__name__ = name
     return fit
 
 
@@ -54,9 +52,8 @@ def fit_svi(
 ) -> Fit:
     r"""A fit by ``SVI``, for :func:`simulation_based_calibration`.
 
-    Each data set gets its own guide by ``guide(model)``, ``num_steps`` of ``svi.update``, and draws
-    of the guide on all rows, in one compiled program. A guide that is a function is called with a
-    dict of the simulated data before the arguments of the model, which stay as they are.
+    Each data set gets its own guide by ``guide(model)``, in one compiled program. A guide that is a
+    function is called with a dict of the simulated data before the arguments of the model.
 
     :param guide: a function of the model that makes a guide, such as the class ``AutoNormal``.
     :param optim: an optimiser, of optax or NumPyro.
@@ -86,7 +83,7 @@ def fit_svi(
         params = svi.get_params(state)
         return _draws(key_draws, made, params, args, kwargs, num_draws)
 
-    return _compiled(run, "fit_svi")
+    return _compiled(run)
 
 
 def fit_mcmc(make_kernel: Callable[[Model], Any], num_warmup: int, num_samples: int) -> Fit:
@@ -124,7 +121,7 @@ def fit_mcmc(make_kernel: Callable[[Model], Any], num_warmup: int, num_samples: 
         mcmc.run(rng_key, *args, **kwargs)
         return cast(Sites, mcmc.get_samples())
 
-    return _compiled(run, "fit_mcmc")
+    return _compiled(run)
 
 
 def fit_engine(
@@ -151,10 +148,10 @@ def fit_engine(
     num_steps, num_draws = check_count("num_steps", num_steps), check_count("num_draws", num_draws)
     made: dict[str, Any] = {}
 
-    def draws(rng_key: Array, params: Params, args: tuple, kwargs: dict[str, Any]) -> Sites:
-        return _draws(rng_key, made["engine"].guide, params, args, kwargs, num_draws)
+    def draws(rng_key: Array, _: Model, args: tuple, kwargs: dict[str, Any]) -> Sites:
+        return _draws(rng_key, made["engine"].guide, args[0], args[1:], kwargs, num_draws)
 
-    draw = _compiled(lambda key, _, args, kwargs: draws(key, args[0], args[1:], kwargs), "draws")
+    draw = _compiled(draws)
 
     def fit(rng_key: Any, model: Model, args: tuple, kwargs: dict[str, Any]) -> Sites:
         if made.get("model") is not model:

@@ -78,11 +78,8 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """True if no line is wrong, and something was compared with the posterior and agrees.
-
-        Lines that compare the draws with the posterior count first: if there are any, one of them
-        must be right. A fit without such lines (NUTS) needs any line that is right.
-        """
+        """True if no line is wrong and, of those that compare the draws with the posterior (of all,
+        if none does, as of NUTS), one is right."""
         of_draws = [row for row in self.rows if row.of_draws]
         right = any(row.ok for row in of_draws or self.rows)
         return right and all(row.ok is not False for row in self.rows)
@@ -111,13 +108,11 @@ class Diagnosis:
             lines += [f"  {left}  {wrapped[0]}", *(" " * indent + line for line in wrapped[1:])]
         return "\n".join(line.rstrip() for line in lines)
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
 
 def merge_rows(rows: Sequence[Row]) -> list[Row]:
-    """One line for each quantity, of which several checks may have judged the same: it is wrong if
-    one of them finds it wrong, and otherwise right if one of them finds it right."""
+    """One line for each quantity: wrong if a check finds it wrong, otherwise right if one does."""
     merged: dict[str, list[Row]] = {}
     for row in rows:
         merged.setdefault(row.quantity, []).append(row)

@@ -1,5 +1,4 @@
-"""Whether chains, or restarts of a guide, agree, how many independent draws they hold, and whether
-chains of stochastic gradients have the temperature and the step of their posterior."""
+"""Whether chains, or restarts, agree, are long enough, and have their temperature and step."""
 
 import math
 from typing import Any
@@ -22,8 +21,7 @@ _LONGEST = 10.0
 
 
 def divergences(context: FitContext) -> list[Row]:
-    """The line of trajectories that diverged, and of transitions of kernels with a bias that were
-    refused; none where there are few enough."""
+    """The line of trajectories that diverged, or of refused transitions of a biased kernel."""
     diverging = context.stats.get("diverging")
     if diverging is None:
         return []
@@ -41,8 +39,7 @@ def divergences(context: FitContext) -> list[Row]:
 
 @cached
 def agreement(context: FitContext) -> list[Row]:
-    """The lines of R-hat and of the effective sample size of chains, or of R-hat of several
-    restarts of a guide; none of chains that stay at modes of known shares, which differ."""
+    """The lines of R-hat and effective sample size of chains, or of R-hat of several restarts."""
     if context.kind == "guide":
         return _restarts(context) if len(context.fit.params) > 1 else []
     compared = compare_chains(context)
@@ -143,8 +140,7 @@ def _restarts(context: FitContext) -> list[Row]:
 
 
 def temperature(context: FitContext) -> list[Row]:
-    """The line of the kinetic temperature, or of the variances that the size of the gradients
-    implies, of kernels whose draws have a bias."""
+    """The line of the kinetic temperature, or of the implied variances, of biased kernels."""
     stats, T = context.stats, context.temperature
     if not context.is_biased or T is None:
         return []
@@ -173,7 +169,6 @@ def _less_noise(settings: Any) -> str:
 
 
 def _kinetic(x: np.ndarray, T: float, settings: Any) -> Row:
-    """With settings that were found it is between the two that the law of the kernel predicts."""
     coldest, hottest = (1.0, 1.0) if settings is None else settings.kinetic_temperature
     low, high = T * float(coldest), T * float(hottest)
     limit = f"{shown(low, 3)} to {shown(high, 3)}"
@@ -202,8 +197,7 @@ def row_of_mean(
     right: str,
     wrong: str,
 ) -> Row:
-    """The line of the mean of ``(chain, draw)`` numbers, which may be outside of the bounds by
-    ``allowed``, or by three errors."""
+    """The line of the mean of ``(chain, draw)`` numbers: off by ``allowed`` or 3 errors at most."""
     from arviz_stats.base.array import array_stats
 
     x = np.asarray(x, np.float64)

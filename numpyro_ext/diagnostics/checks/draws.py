@@ -1,4 +1,4 @@
-"""Whether draws are numbers, and whether they vary at all. It costs nothing."""
+"""Whether draws are numbers, and whether they vary at all."""
 
 from typing import Any
 
@@ -68,8 +68,7 @@ def enough_particles(context: FitContext) -> list[Row]:
 
 
 def has_moves(context: FitContext) -> bool:
-    """Whether draws of a guide have a gradient, and are no point estimate; where a density has
-    collapsed to a point, moves say how far."""
+    """Whether draws of a guide have a gradient, and are no point estimate without a density."""
     is_estimate = any(row.ok is None for row in varying(context))
     return context.has_gradient and not (context.proto.density == "none" and is_estimate)
 
@@ -79,8 +78,8 @@ def _named(sites: list[str]) -> str:
 
 
 def _still(site: Site, x: np.ndarray) -> np.ndarray:
-    """``(chain, number)``: whether all draws of a number are the same but for rounding; one for a
-    whole site where numbers may be constants, as the zeros of a triangular factor."""
+    """``(chain, number)``: whether all draws are the same but for rounding; one for a whole site
+    where numbers may be constants, as the zeros of a triangular factor."""
     flat = x.reshape(*x.shape[:2], -1)
     if not np.issubdtype(x.dtype, np.floating):
         still = np.all(flat == flat[:, :1], 1)

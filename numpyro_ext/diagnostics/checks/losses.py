@@ -1,5 +1,4 @@
-"""Whether the fit of a guide has come to rest: its losses, the equations of an engine, or the local
-inference of a structured guide."""
+"""Whether the fit of a guide has come to rest: its losses, an engine, or local inference."""
 
 from collections.abc import Sequence
 import math
@@ -19,8 +18,7 @@ _FAR = 10.0
 
 
 def losses(context: FitContext, others: Sequence[Row]) -> list[Row]:
-    """The line of the losses, or the lines of the equations that an engine solves. A loss that has
-    not come to rest has no line where the draws were found right."""
+    """The line of the losses, unless it is wrong and the draws are right, or those of an engine."""
     if hasattr(context.obj, "convergence"):
         return convergence_rows(context.obj, restarts_of(context.result))
     row = loss_row(losses_of(context))
@@ -36,8 +34,7 @@ def losses_of(context: FitContext) -> list[np.ndarray]:
 
 
 def loss_row(losses: list[np.ndarray]) -> Row | None:
-    """The last fifth of the losses against the fifth before, of the restart where it differs
-    most."""
+    """The last fifth of the losses against the fifth before, of the restart that differs most."""
     name, limit = "change of the loss", f"{FALL} or 3 errors"
     changes = []
     for each in losses:
@@ -70,8 +67,7 @@ def loss_row(losses: list[np.ndarray]) -> Row | None:
 
 
 def _run_longer(fall: float, before: float, fifth: int) -> str:
-    """How many more steps a loss takes whose fall shrinks by the same factor in every fifth of the
-    steps, or what helps instead."""
+    """How many more steps a loss takes whose fall shrinks by one factor in every fifth."""
     if fall > _FAR:
         return "begin nearer to the posterior: init_from=find_modes(model, *args)"
     shrinks = fall / before if before > fall else 1.0
@@ -111,8 +107,7 @@ def convergence_rows(engine: Any, results: list[Any]) -> list[Row]:
 
 
 def local_inference(context: FitContext) -> list[Row]:
-    """The lines of a guide with ``judge_local`` and ``narrowest_global``; none of other guides. A
-    global site that is narrower than after a step of Gibbs sampling is too narrow."""
+    """The lines of a guide with ``judge_local`` and ``narrowest_global``; none of other guides."""
     fit, guide, draws = context.fit, context.obj.guide, context.draws
     if not hasattr(guide, "judge_local"):
         return []

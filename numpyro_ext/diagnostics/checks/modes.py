@@ -37,8 +37,7 @@ class AtModes(NamedTuple):
 
 
 def place_in(modes: list[Mode]) -> Callable[[Array], tuple[Array, Array]]:
-    """The mode at which a point most likely is, by the mixture of their normals, and the square of
-    its distance from there."""
+    """The mode at which a point most likely is, and the square of its distance from there."""
     volumes = [
         jnp.log(jnp.abs(m.factor if m.factor.ndim == 1 else jnp.diag(m.factor))).sum()
         for m in modes
@@ -67,17 +66,13 @@ def draws_at_modes(context: FitContext) -> AtModes | None:
 
 
 def searched(context: FitContext) -> AtModes | None:
-    """The same of the modes of a search, for a guide whose start has not looked for any; None where
-    a search is dear.
-
-    The searches begin at a draw of the prior, at points near 0, and opposite of each, because from
-    near 0 alone a mode far away is missed; if the first one is lost, they begin near 0 alone.
-    """
+    """The same of a cheap search, for a guide whose start has not looked for modes."""
     info, fit = context.info, context.fit
     is_dear = info.size > MOST_LATENTS or (context.gradient_cost or 0.0) > MOST_COST
     if is_dear or getattr(context.obj.guide, "start_modes", None) is not None:
         return None
     potential, modes = potential_of(fit, info, fit.params[0]), None
+    # From near 0 alone a mode far away is missed, and from draws of the prior a search may be lost.
     for strategy, starts in ((init_to_sample, 6), (init_to_uniform, 4)):
         with warnings.catch_warnings(), suppress(Exception):  # the other lines stay
             warnings.simplefilter("ignore")
@@ -85,14 +80,6 @@ def searched(context: FitContext) -> AtModes | None:
             if modes.heaviest.at_mode:
                 break
     return compare_with(context, modes)
-
-
-def _flat(context: FitContext) -> Array:
-    """``(chain * draw, d)`` draws of the latent sites in unconstrained space."""
-    draws = context.draws
-    x = {n: jnp.asarray(draws[n].reshape(-1, *draws[n].shape[2:])) for n in context.info.latents}
-    target = potential_of(context.fit, context.info, context.fit.params[0])
-    return jax.jit(lambda x: flat_draws(target, x, context.block))(x)
 
 
 def compare_with(context: FitContext, modes: Any) -> AtModes | None:
@@ -106,11 +93,14 @@ def compare_with(context: FitContext, modes: Any) -> AtModes | None:
     kept = np.ones(next(iter(context.draws.values())).shape[:2], bool)
     if context.kind == "chains" and context.sampling is not None:
         kept = context.sampling
-    x = _flat(context)
+    draws = {name: context.draws[name] for name in context.info.latents}
+    x = {name: jnp.asarray(y.reshape(-1, *y.shape[2:])) for name, y in draws.items()}
+    target = potential_of(context.fit, context.info, context.fit.params[0])
+    points = jax.jit(lambda x: flat_draws(target, x, context.block))(x)
     place = jax.jit(jax.vmap(place_in(list(modes.modes))))
-    which, away = (np.asarray(y).reshape(kept.shape) for y in place(x))
+    which, away = (np.asarray(y).reshape(kept.shape) for y in place(points))
     which = np.where(kept & np.isfinite(away), which, -1)
-    places = _places(potential_of(context.fit, context.info, context.fit.params[0]), modes.modes)
+    places = _places(target, modes.modes)
     row = _row(context, list(modes.modes), which, away, places)
     return AtModes(row, list(modes.modes), which, places)
 
@@ -130,18 +120,10 @@ def _places(target: Potential, modes: tuple[Mode, ...]) -> list[str]:
 
 
 def _row(
-    context: FitContext,
-    modes: list[Mode],
-    which: np.ndarray,
-    away: np.ndarray,
-    places: list[str],
+    context: FitContext, modes: list[Mode], which: np.ndarray, away: np.ndarray, places: list[str]
 ) -> Row:
     """The share of the draws q at each mode against that p of the evidence: the mean of a number
-    may be off by the root of the sum of (q - p)^2 / p, in standard deviations.
-
-    :param which: ``(chain, draw)`` the mode of each draw, -1 for one that is not kept.
-    :param places: what each mode is called.
-    """
+    may be off by the root of the sum of (q - p)^2 / p, in standard deviations."""
     p = np.array([mode.share for mode in modes])
     counts = np.array([np.sum(which == k) for k in range(len(modes))])
     q = counts / max(counts.sum(), 1)

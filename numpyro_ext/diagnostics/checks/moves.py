@@ -1,8 +1,4 @@
-"""Check draws by running Hamiltonian Monte Carlo on the full data from each of them.
-
-It finds what weights do not: a guide that is a little too narrow, a single particle far out in a
-tail, a funnel that is not filled.
-"""
+"""Check draws by running Hamiltonian Monte Carlo on the full data from each of them."""
 
 from collections.abc import Callable
 import math
@@ -67,8 +63,7 @@ class MovedDraws(NamedTuple):
 
     @property
     def values(self) -> np.ndarray:
-        """``(4, n)`` shifts and their errors, ratios of sds and their errors, of numbers and linear
-        combinations; these have no shift."""
+        """``(4, n)`` shifts and errors, ratios and errors; linear combinations have no shift."""
         moved = self.moved
         values = moved.shift, moved.shift_error, moved.ratio, moved.error
         of_numbers = np.stack([np.asarray(x, np.float64) for x in values])
@@ -146,8 +141,7 @@ def moves(context: FitContext) -> list[Row]:
 
 @cached
 def moved_draws(context: FitContext) -> list[MovedDraws] | str:
-    """The draws before and after moves, at each of several modes by themselves; why they were not
-    moved; or nothing where moves say nothing of them."""
+    """The draws before and after moves, mode by mode; or why they were not moved."""
     of_chains = context.kind == "chains"
     if context.num_moves == 0:
         return []
@@ -167,7 +161,7 @@ def moved_draws(context: FitContext) -> list[MovedDraws] | str:
 
 
 def _of_particles(context: FitContext) -> list[MovedDraws] | str:
-    """All particles, or those at each of several modes; none if there are as many coordinates."""
+    """All particles, or those at each of several modes."""
     m, d = len(next(iter(context.first.values()))), context.info.size
     if m <= d:
         return []
@@ -200,7 +194,7 @@ def _of_guide(context: FitContext) -> list[MovedDraws] | str:
 
 
 def _more_draws(context: FitContext, rng_key: Array) -> Sites:
-    """The draws of latent sites and others like them, by the program that made them."""
+    """The draws of latent sites, and more of them."""
     names, size = context.info.latents, context.num_samples
     # Some numbers have so heavy a tail that 1,000 draws do not tell their spread.
     times = min(_DRAWS, 10**7 // context.info.size) // size - 1
@@ -212,8 +206,7 @@ def _more_draws(context: FitContext, rng_key: Array) -> Sites:
 
 
 def _of_chains(context: FitContext) -> list[MovedDraws] | str:
-    """Draws, in a random order, of kernels whose stationary law is not the posterior: chains that
-    are far from it agree with each other."""
+    """Draws, in a random order, of kernels whose stationary law is not the posterior."""
     draws = {name: context.draws[name] for name in context.info.latents}
     kept = np.all([np.isfinite(y).all((0, *range(2, y.ndim))) for y in draws.values()], 0)
     if context.sampling is not None:
@@ -232,8 +225,7 @@ def _of_chains(context: FitContext) -> list[MovedDraws] | str:
 
 
 def _mixed(draws: Numbers) -> tuple[Numbers, np.ndarray]:
-    """Draws ``{site: (m, *site)}`` of chains in a random order, of which the first ones are moved,
-    and the effective sample sizes of their numbers."""
+    """Draws ``{site: (m, *site)}`` of chains in a random order, and effective sizes of numbers."""
     from arviz_stats.base.array import array_stats
 
     chains, length = next(iter(draws.values())).shape[:2]
@@ -262,10 +254,7 @@ _Plan = tuple[int, int, dict[str, int] | None]
 
 
 def _plan(context: FitContext, starts: int | None = None) -> _Plan | str:
-    """The moves, by what a gradient on all data costs; or why there are none.
-
-    :param starts: the number of particles, all of which are moved; of draws as many as is cheap.
-    """
+    """The moves of all particles, or of as many draws as is cheap; or why there are none."""
     if (cost := context.gradient_cost) is None:
         return "the model has no gradient in reverse mode, which a Markov chain needs here"
     num_moves = MOVES if context.num_moves is None else context.num_moves
@@ -290,8 +279,7 @@ def _moved(
     independent: Array | bool = True,
     group: Group | None = None,
 ) -> MovedDraws:
-    """The first of the constrained draws ``(m, *site)`` before and after moves with the density
-    p^(1/T), which do not leave the mode of a group."""
+    """Constrained draws ``(m, *site)`` beside moves with the density p^(1/T), within a mode."""
     info, watched = context.info, _watched_sizes(context)
     most, num_moves, options = plan
     T = (context.temperature or 1.0) if context.kind == "chains" else 1.0
@@ -335,14 +323,13 @@ def _moved(
 
 
 def _replace_nonfinite(x: Array) -> Array:
-    """Points with the first finite one in place of those that are not: a transform that is
-    saturated has no finite inverse."""
+    """Points, the first finite one in place of those that a saturated transform has lost."""
     fine = jnp.all(jnp.isfinite(x), 1)
     return x[jnp.where(fine, jnp.arange(len(x)), jnp.argmax(fine))]
 
 
 def _numbers_of(target: Potential) -> Callable[[Array], Array]:
-    """The numbers of the latent sites at a vector, constrained, and of its deterministic ones."""
+    """The numbers of the latent and the deterministic sites, constrained, at a vector."""
     constrain, info = target.postprocess(), target.info
 
     def numbers(x: Array) -> Array:
@@ -354,8 +341,7 @@ def _numbers_of(target: Potential) -> Callable[[Array], Array]:
 
 
 def _watched_sizes(context: FitContext) -> dict[str, int]:
-    """The sizes of the deterministic sites whose numbers are compared too, such as a scale that is
-    computed from a precision near 0."""
+    """The sizes of the deterministic sites whose numbers are compared too."""
     return {
         name: jnp.size(site["value"])
         for name, site in context.proto.trace.items()

@@ -28,8 +28,7 @@ _ROUNDING = 1e-6
 
 
 class WeightSummary(NamedTuple):
-    """The line of k-hat, the log weights ``(S,)``, and the fit to their tail; None where there is
-    no such fit."""
+    """The line of k-hat, the log weights ``(S,)``, and the fit to their tail, if any."""
 
     row: Row
     log_w: np.ndarray
@@ -40,7 +39,7 @@ class WeightSummary(NamedTuple):
 
 @cached
 def weigh_draws(context: FitContext) -> WeightSummary | None:
-    """The weights of a guide, if it has a density; the product of those of independent units."""
+    """The weights of a guide, if it has a density."""
     if (log_weight := context.stats.get("log_weight")) is None:
         return None
     chains, size = log_weight.shape[:2]
@@ -62,8 +61,7 @@ def weights(context: FitContext) -> list[Row]:
 
 
 def summarise_weights(log_w: np.ndarray, *, auxiliary: bool) -> WeightSummary:
-    """The Pareto shape of ``(S,)`` log weights. A large one is no verdict on the draws: it says
-    that their weights may not be used."""
+    """The Pareto shape of ``(S,)`` log weights; a large one is no verdict on the draws."""
     if (why := _broken(log_w)) is not None:
         return WeightSummary(Row(KHAT, np.nan, None, "0.7", False, f"{why}."), log_w)
     fit = fit_tails(log_w)
@@ -100,10 +98,7 @@ def _broken(log_w: np.ndarray) -> str | None:
 
 
 def compare_with_weights(draws: dict[str, np.ndarray], summary: WeightSummary) -> list[Row]:
-    """Mean and standard deviation of every number, with the weights and without.
-
-    :param draws: ``{site: (S, *site)}``, in the order of the weights.
-    """
+    """Mean and sd of every number of ``{site: (S, *site)}``, with the weights and without."""
     assert summary.fit is not None
     w = np.exp(summary.fit.log_weights)[:, None]
     names: list[str] = []
@@ -124,8 +119,7 @@ def compare_with_weights(draws: dict[str, np.ndarray], summary: WeightSummary) -
 
 def _gap_row(summary: WeightSummary, ratios: np.ndarray, others: list[Row]) -> list[Row]:
     """The bound of order 0 minus the ELBO: the Kullback-Leibler divergence of the guide from the
-    posterior by the weights, which sees dependence between numbers too. None where a few draws
-    without a density make it infinite, or where it belongs to auxiliary variables too."""
+    posterior by the weights, unless a draw without a density makes it infinite."""
     x = summary.log_w.astype(np.float64) - np.max(summary.log_w)
     if summary.auxiliary or np.any(x == -np.inf):
         return []
@@ -148,8 +142,7 @@ def _gap_row(summary: WeightSummary, ratios: np.ndarray, others: list[Row]) -> l
 
 def _compare(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     """``(4, n)`` shifts in sds, sds over those by the weights ``(S, 1)``, and the error of each
-    below it; NaN of a number that does not vary, or has too heavy a tail for its sd to have an
-    error."""
+    below it; NaN of a number that does not vary, or has too heavy a tail."""
     eps = np.finfo(x.dtype).eps if np.issubdtype(x.dtype, np.floating) else 0.0
     x = x.astype(np.float64)
     size, (centre, sd) = len(x), mean_and_sd(x)
