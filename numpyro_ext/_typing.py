@@ -100,11 +100,6 @@ class DiagnosableChains(Diagnosable, Protocol):
         kernel without a temperature. It may be mapped over ``i``."""
         ...
 
-    def noise_share(self, state: Any) -> float | None:
-        """The largest share of the injected noise that a correction for the noise of the gradients
-        takes off, at ``mcmc.last_state``; None if there is no correction."""
-        ...
-
 
 @runtime_checkable
 class Engine(Protocol):

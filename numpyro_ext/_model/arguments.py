@@ -29,13 +29,8 @@ def is_same(before: Any, now: Any) -> bool:
 
 
 class _Indexed(np.ndarray):
-    """A NumPy array of which a traced index takes rows, as it does of a JAX array.
-
-    It is no JAX array, so that a model can still read its numbers, as in ``int(group.max())``.
-
-    * ``frame`` - the frame or Series that has these numbers, if any. It answers to the names of
-      columns, and to methods that NumPy lacks or means otherwise; rows are taken by position.
-    """
+    """A NumPy array, whose numbers a model can read, and of which a traced index takes rows; the
+    ``frame`` that has these numbers, if any, answers to what NumPy lacks or means otherwise."""
 
     frame: Any = None
 
@@ -108,10 +103,7 @@ def without_handlers(model: Any) -> Any:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Arguments of a model without their arrays: hashable, a static argument of ``jax.jit``.
-
-    Two are equal if a program that was compiled for one serves for the other.
-    """
+    """Arguments of a model without their arrays, a static argument of ``jax.jit``."""
 
     tree: Any
     fixed: tuple[tuple[int, Any], ...]
@@ -128,12 +120,8 @@ class Arguments:
 def split_arguments(
     args: tuple, kwargs: dict[str, Any], *, hold: bool = False
 ) -> tuple[Arguments, list[Any]]:
-    """The arrays among the arguments of a model, and the rest.
-
-    A frame is part of the rest, because a traced array has no columns with names.
-
-    :param bool hold: whether arrays are part of the rest, for a model that looks at their numbers.
-    """
+    """The arrays among the arguments of a model, and the rest, of which frames are part; arrays
+    too to ``hold`` them for a model that looks at their numbers."""
     leaves, tree = jax.tree.flatten((args, kwargs))
     fixed, arrays = [], []
     for place, leaf in enumerate(leaves):
@@ -147,8 +135,6 @@ def split_arguments(
     return Arguments(tree, tuple(fixed)), arrays
 
 
-def rows_on_host(tree: Any) -> tuple[int, int]:
-    """How many rows are on the host among the arguments of a model, and their bytes."""
-    sources = dict.fromkeys(rows_among(tree))
-    size = max(map(len, sources), default=0)
-    return size, sum(len(x) * x.bytes_of_a_row for x in sources)
+def rows_on_host(tree: Any) -> int:
+    """How many rows are on the host among the arguments of a model."""
+    return max(map(len, rows_among(tree)), default=0)

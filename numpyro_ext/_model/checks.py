@@ -67,10 +67,7 @@ def _is_masked(fn: Any) -> bool:
 
 
 def check_observed(trace: Trace) -> None:
-    """An error that names the observed site whose data do not fit, or hold NaN.
-
-    NaN in traced data cannot be detected.
-    """
+    """An error that names the observed site whose data do not fit, or hold NaN, if not traced."""
     for name, site in trace.items():
         if is_data(site):
             if jnp.shape(site["value"]) != site["fn"].shape():
@@ -119,13 +116,8 @@ def _check_shape(name: str, site: Site, trace: Trace) -> None:
 
 
 def _check_columns(what: str, site: Site, batch: tuple[int, ...]) -> None:
-    """
-    An error where each datum would meet the distribution of every row, as a column and a vector of
-    n rows make an (n, n) density.
-
-    One shape may be repeated along the other's axes, but not each along some of the other's; and
-    around data in a plate an axis that lies in no plate must be the data's too.
-    """
+    """An error where each datum would meet the distribution of every row, as a column and a vector
+    of n rows make an (n, n) density."""
     fn, in_plates = site["fn"], frames(site).values()
     event = jnp.shape(site["value"])[len(batch) :]
     data, own = batch + event, tuple(fn.batch_shape) + tuple(fn.event_shape)
@@ -172,19 +164,15 @@ def read_global(
     init_strategy: Callable[..., Any] = init_to_uniform,
     sums: bool = False,
 ) -> ModelInfo:
-    """Read a model whose latent sites must all be global; an error names one that is not.
-
-    :param str because: why a latent site local to a subsampled plate cannot be taken.
-    :param sums: whether discrete latent sites of few values are summed out, which may be local.
-    """
+    """Read a model whose latent sites must all be global, ``because`` of what the caller does; an
+    error names one that is not."""
     info = read_model(valid_data(model), args, kwargs, init_strategy=init_strategy, sums=sums)
     for site, latent in info.latents.items():
         for plate in latent.plates:
             if plate in info.plates:
                 raise ValueError(
                     f"latent site '{site}' is local to the subsampled plate '{plate}', and"
-                    f" {because}; use a guide whose network reads the rows, AutoNormal, which has"
-                    " parameters per row, or drop subsample_size."
+                    f" {because}; use AutoNormal or a network's guide, or drop subsample_size."
                 )
     return info
 
@@ -197,14 +185,8 @@ def check_rows(
     *,
     bounded: bool = True,
 ) -> None:
-    """
-    An error that names the observed site whose data, in any row, are NaN or outside of its support.
-
-    A minibatch holds such a row by chance only, and is traced. So the model is run once on all of
-    its rows: where an argument has NaN, and where a support has bounds, which may depend on latent
-    sites; then only data beyond bounds that do not are an error, because NumPyro's formulas give
-    them a number. Data that are traced cannot be looked at.
-    """
+    """An error that names the observed site whose data, in any row, are NaN or beyond bounds of its
+    support that do not depend on latent sites; it runs the model once on all rows."""
     look = partial(_look_at_rows, model, args, kwargs)
     with jax.ensure_compile_time_eval():
         has_nan = any(map(_has_nan, jax.tree.leaves((args, kwargs))))
@@ -223,9 +205,8 @@ def _look_at_rows(
     init_strategy: Callable[..., Any],
     key: int = 0,
 ) -> dict[str, Any]:
-    """``{site: look(site)}`` of the observed sites on all rows, in NumPy; without the sites of
-    which it is None, and empty where data are traced, or on other devices. Of rows on the host, of
-    which there may be too many for memory, it looks at as many as a minibatch has."""
+    """``{site: look(site)}`` of the observed sites where it is not None, on all rows, or on as many
+    as a minibatch has where they are on the host; empty where data are traced, or elsewhere."""
     on = first_rows if is_on_host((args, kwargs)) else every_row
 
     def run(rng_key: Array) -> dict[str, Any]:
@@ -251,8 +232,7 @@ def _refuse_nan_rows(counted: dict[str, Any]) -> None:
         if rows:
             raise ValueError(
                 f"the log density of the observed site '{name}' is NaN in {rows} of {num_rows}"
-                " rows, and the arguments of the model hold NaN; drop these rows, or leave them out"
-                " by numpyro.handlers.mask."
+                " rows, and the arguments of the model hold NaN; drop these rows, or mask them."
             )
 
 
@@ -273,8 +253,7 @@ def _bounds(support: Any) -> tuple[Any, Any]:
 
 
 def _count_beyond(site: Site) -> tuple[Any, ...] | None:
-    """How many numbers are beyond the bounds of their support, of how many, one of them, and these
-    bounds; None if there is no such number, or none of NumPyro's formulas."""
+    """How many numbers are beyond their bounds, of how many, one of them, and the bounds."""
     support = elementwise(getattr(site["fn"], "support", None))
     if not is_bounded(site) or support.event_dim or not _is_stock(site["fn"]):
         return None

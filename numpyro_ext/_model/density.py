@@ -22,10 +22,8 @@ def log_prob(site: Site) -> Array:
 
 
 def row_log_prob(site: Site) -> Array:
-    """:func:`log_prob`, also of each row where the rows are declared one event by ``to_event``.
-
-    With a scale that is an array the rows stay one event, whose axes the scale does not have.
-    """
+    """:func:`log_prob`, also of each row where the rows are declared one event by ``to_event``,
+    unless the scale is an array."""
     fn, scale = site["fn"], site["scale"]
     if site["intermediates"] or (scale is not None and jnp.ndim(scale) > 0):
         return log_prob(site)
@@ -45,10 +43,8 @@ def scaled(site: Site, value: Array, divisor: float = 1.0) -> Array:
 
 
 def scales_rooted(trace: Trace, of_plates: float) -> Trace:
-    """The trace with the square root of what ``handlers.scale`` adds to the scale of the plates.
-
-    A row that counts s times has s times the curvature: the squares of these gradients have it.
-    """
+    """The trace with the square root of what ``handlers.scale`` adds to the scale of the plates,
+    whose gradients have squares that count s times."""
     return {
         name: {**site, "scale": of_plates * (site["scale"] / of_plates) ** 0.5}
         if site["type"] == "sample" and site["scale"] is not None
@@ -66,10 +62,8 @@ def log_density(trace: Trace) -> Array:
 
 
 def row_log_lik(trace: Trace, plate: str, *, rooted: bool = False) -> Array:
-    """``(rows,)``, log p of the sites in each row of a plate, without the scale of that plate.
-
-    :param bool rooted: whether other scales are rooted as by :func:`scales_rooted`.
-    """
+    """``(rows,)``, log p of the sites in each row of a plate, without the scale of that plate, and
+    with other scales ``rooted`` or not."""
     # On sliced arguments the plate may have one row or N, and scales by what it has.
     size, batch = trace[plate]["args"]
     batch = size if batch is None else batch

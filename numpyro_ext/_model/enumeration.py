@@ -18,13 +18,10 @@ def parallel(site: dict[str, Any]) -> dict[str, Any]:
 
 
 def summed_log_density(trace: Trace, batches: dict[str, tuple[int, int]]) -> Array:
-    """
-    The log density of a trace of funsor's, summed over the values of its discrete latent sites.
+    """The log density of a trace of funsor's, summed over the values of its discrete latent sites.
 
-    In a plate with a minibatch each row is summed by itself, and its logarithm is scaled by N/M.
-    Other scales are inside of the sum, as they are for ``NUTS``.
-
-    :param dict batches: ``{plate: (size, rows)}`` of the plates that have fewer rows here.
+    In the plates of ``batches``, ``{plate: (size, rows)}``, each row is summed by itself and scaled
+    by N/M; other scales are inside of the sum, as they are for ``NUTS``.
     """
     import funsor  # an extra of the package
     from funsor.optimizer import apply_optimizer

@@ -47,12 +47,7 @@ class TaylorExpansion:
     """The rows of a model in its one plate that takes a minibatch; an error for any other model."""
 
     def __init__(
-        self,
-        model: Model,
-        args: tuple,
-        kwargs: dict[str, Any],
-        *,
-        degree: int = 2,
+        self, model: Model, args: tuple, kwargs: dict[str, Any], *, degree: int = 2
     ) -> None:
         self.model, self.arguments, self.degree = default_key(model), (args, kwargs), degree
         because = "which the rows at the center would not share"
@@ -102,15 +97,10 @@ class TaylorExpansion:
                 _warn(noise_message(proxy.noise, self.batch, self.size))
         if factor is None and hessian is not None:
             _warn(
-                "the curvature at the center of the proxy is not that of a mode, so it may be far"
-                " from the posterior; pass center=(guide, params) of a guide that was fitted, or"
-                f" {advice(self.info)}."
+                "the curvature at the center of the proxy is not that of a mode; pass"
+                f" center=(guide, params) of a guide that was fitted, or {advice(self.info)}."
             )
         return proxy
-
-    def _log_lik(self, x: Array, idx: Array) -> Array:
-        """The log likelihood of the rows ``idx`` at a flat vector."""
-        return self.potential.rows_log_lik(self.info.unravel(x), {self.plate: idx})
 
     def _place(self, rng_key: Array, center: Any) -> Array:
         """The flat vector of constrained values, or of the mean of a guide."""
@@ -138,10 +128,10 @@ class TaylorExpansion:
     def _sums(
         self, x: Array, factor: Array | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Each row's l, and G and H at a flat vector; H along the columns of a factor near that of
-        the posterior, because in float32 its least curvature would be lost beside the largest."""
+        """Each row's l, and G and H at a flat vector."""
         directions = jnp.eye(len(x), dtype=x.dtype) if len(x) <= DENSE_UP_TO else None
         if directions is not None and factor is not None:
+            # In float32 the least curvature would be lost beside the largest.
             regular = np.all(np.isfinite(factor)) and np.all(np.diagonal(factor))
             directions = factor if regular else directions
 
@@ -201,7 +191,7 @@ class TaylorExpansion:
         idx = jnp.asarray(np.linspace(0, self.size - 1, min(self.size, _ROWS)).astype(int))
 
         def rows_at(x: Array) -> Array:
-            return self._log_lik(x, idx)
+            return self.potential.rows_log_lik(self.info.unravel(x), {self.plate: idx})
 
         def variance(xi: Array) -> Array:
             t = nearest + (factor @ xi if factor.ndim == 2 else factor * xi)

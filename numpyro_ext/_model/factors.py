@@ -38,7 +38,7 @@ from numpyro_ext._model.read import (
     shape_trace,
 )
 from numpyro_ext._numpyro import default_key, site_of_log_det
-from numpyro_ext._typing import Model, Params, Sites, Trace
+from numpyro_ext._typing import Model, Sites, Trace
 from numpyro_ext.data._ahead import read_ahead, with_rows
 from numpyro_ext.data._rows import is_on_host
 
@@ -59,8 +59,7 @@ class Factors:
     factors is minus NumPyro's potential of all rows.
 
     A latent site inside the data plate is local. It is no part of x: :meth:`row` takes its value in
-    that row and adds its log prior. A row is computed alone by the plate's indices where the model
-    uses them, and otherwise on arguments of which only that row is passed.
+    that row and adds its log prior.
 
      - **info** - the :class:`ModelInfo` of the model, with its global latent sites
        alone, of which x is the flat vector of length D.
@@ -81,9 +80,8 @@ class Factors:
         kwargs: dict[str, Any] | None = None,
         *,
         data_plate: str | None = None,
-        params: Params | None = None,
     ) -> None:
-        self.program = Program(masks_filled(default_key(model)), args, kwargs, params)
+        self.program = Program(masks_filled(default_key(model)), args, kwargs)
         self.program.model = every_row(self.program.model)
         trace = self._valid_trace()
         self.plate = _data_plate(trace, data_plate)
@@ -122,8 +120,7 @@ class Factors:
         return sum(math.prod(z.shape) for z in self.local.values())
 
     def read_rows(self, n: Array) -> Any:
-        """What rows have on the host, ``(M,)`` of them in one callback; None if nothing is there.
-        Each goes to :meth:`with_row`."""
+        """What M rows have on the host, for :meth:`with_row`; None if nothing is there."""
         if self.rows_by != "plate":
             return None
         return read_ahead(self.program.arguments, {self.plate: self.size}, {self.plate: n})
@@ -178,26 +175,19 @@ class Factors:
         other.program = Program(self.program.model, args, kwargs)
         return other
 
-    def _has_rows(self, leaf: Any) -> bool:
-        return jnp.shape(leaf)[:1] == (self.size,)
-
     def elements(self, x: Array, names: Collection[str]) -> Array:
         """The terms of these sites at ``x``, one after the other: a vector."""
         terms = self.terms(x)
         return jnp.concatenate([jnp.ravel(terms[name]) for name in names])
 
     def owners(self, name: str, size: int) -> Array:
-        """``(size, e)``, for each of the ``size`` batch elements of a site, its places in x.
-
-        An observed site has none: e is 0.
-        """
+        """``(size, e)``, the places in x of each batch element of a site; e is 0 if observed."""
         if name not in self.info.latents:
             return jnp.zeros((size, 0), int)
         return jnp.arange(self.info.size)[self.info.slices[name]].reshape(size, -1)
 
     def terms(self, x: Array) -> dict[str, Array]:
-        """The other factors at ``x``: of each latent site, with the log Jacobian, and each observed
-        one outside the data plate, an array of its batch shape."""
+        """The other factors at ``x``, an array of the batch shape of each site."""
         terms: dict[str, Array] = {}
         local = {**self.local, **self._first_states()}
         trace = self._trace(x, jnp.arange(self.size), local)
@@ -219,8 +209,7 @@ class Factors:
         return jax.jit(jax.vmap(draw))(random.split(rng_key, num_samples))
 
     def choose_rows_by(self) -> str:
-        """The way to compute a row alone that gives every row the number of a pass over all; an
-        error if there is none."""
+        """The way to compute a row alone that gives every row the number of a pass over all."""
         local, every = {**self.local, **self._first_states()}, jnp.arange(self.size)
         # An error in a pass over all rows is one of the model.
         jax.eval_shape(lambda x: self._log_lik(x, every, local), jnp.zeros(self.info.size))
@@ -265,7 +254,8 @@ class Factors:
             return self._log_lik(x, n[None] if self._index is None else self._index, local)
 
         def of_row(leaf: Any) -> Any:
-            return jnp.asarray(leaf)[n][None] if self._has_rows(leaf) else leaf
+            has_rows = jnp.shape(leaf)[:1] == (self.size,)
+            return jnp.asarray(leaf)[n][None] if has_rows else leaf
 
         sliced = self.on(*jax.tree.map(of_row, self.program.arguments))
         return sliced._log_lik(x, jnp.zeros(1, int), local)

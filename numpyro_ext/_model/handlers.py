@@ -62,8 +62,7 @@ class _no_minibatch(Messenger):
         if subsample_size is not None and subsample_size < size:
             raise ValueError(
                 f"plate '{msg['name']}' takes a minibatch of {subsample_size} of {size} rows"
-                " inside scan or cond, where its rows cannot be chosen from outside; drop"
-                " subsample_size, or write the loop without scan."
+                " inside scan or cond; drop subsample_size, or write the loop without scan."
             )
 
 
@@ -85,8 +84,7 @@ class same_plates(Messenger):
         if ours != theirs:
             raise ValueError(
                 f"plate '{msg['name']}' has {ours[1]} of {ours[0]} rows in the model but"
-                f" {theirs[1]} of {theirs[0]} in the guide, whose rows the model would take; give"
-                " both the same size and subsample_size."
+                f" {theirs[1]} of {theirs[0]} in the guide; give both the same numbers."
             )
 
 
@@ -125,10 +123,8 @@ class latents_only(Messenger):
 
 
 class every_row(Messenger):
-    """Give a subsampled plate all of its indices, and that size as its ``subsample_size``.
-
-    * ``plates`` - ``{plate: (size, subsample_size)}`` as the model declares them.
-    """
+    """Give a subsampled plate all of its indices, and that size as its ``subsample_size``; the
+    model's own sizes are ``plates``, ``{plate: (size, subsample_size)}``."""
 
     def __init__(self, fn: Model | None = None) -> None:
         super().__init__(fn)
@@ -196,11 +192,8 @@ class weighted_rows(Messenger):
 
 
 class rows(substitute):
-    """Give plates these indices, of any length, whether or not they have a ``subsample_size``.
-
-    :param dict plates: ``{plate: (size, subsample_size)}`` as the model was read; another
-        subsampled plate, or another size, is an error.
-    """
+    """Give plates these indices, of any length, whether or not they have a ``subsample_size``; a
+    subsampled plate that is not among those of the model as it was read is an error."""
 
     def __init__(
         self, fn: Model, idx: dict[str, Array], plates: dict[str, tuple[int, int]]
@@ -268,10 +261,8 @@ def subsampled_plates(trace: Trace) -> dict[str, tuple[int, int]]:
 
 
 class seed_plates(Messenger):
-    """Draw the minibatches of plates by one key, so that all particles share one.
-
-    :param dict idx: what it has drawn for some of them.
-    """
+    """Draw the minibatches of plates by one key, so that all particles share one, but those of
+    ``idx``, which are drawn already."""
 
     def __init__(
         self, fn: Model | None, rng_key: Array, idx: dict[str, Array] | None = None

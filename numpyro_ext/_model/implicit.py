@@ -92,8 +92,7 @@ class Implicit(dist.Distribution):
         self._refuse_copies((*sample_shape, *self.batch_shape))
         return jnp.broadcast_to(self.value, tuple(sample_shape) + jnp.shape(self.value))
 
-    def rsample(self, key: Array | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
-        return self.sample(key, sample_shape)
+    rsample = sample
 
     def _refuse_copies(self, batch_shape: tuple[int, ...]) -> None:
         if math.prod(batch_shape) > math.prod(self.batch_shape):
@@ -104,15 +103,13 @@ class Implicit(dist.Distribution):
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         raise IntractableDensityError(
-            "an Implicit site has no density, so log q cannot be computed; use a loss that only"
-            " needs samples, such as ImplicitELBO, DensityRatioELBO, SteinDiscrepancy or"
-            " AmortizedMCMC, or SVGD on a guide with sample_latent."
+            "an Implicit site has no density, so log q cannot be computed; use a loss of samples,"
+            " such as ImplicitELBO, or SVGD on a guide with sample_latent."
         )
 
 
 class Stated(Implicit):
-    """A draw whose log density is stated by a factor beside it, for several sites
-    together."""
+    """A draw whose log density is stated by a factor beside it, for several sites."""
 
     has_tractable_density = True
 

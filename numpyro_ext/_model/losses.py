@@ -1,9 +1,4 @@
-"""What losses share: maps over particles, and steps that are not finite, which are skipped.
-
-One minibatch or one draw may overflow, and NaN in the parameters would be the end of the fit. Where
-the loss is NaN, or its gradient not finite, the gradient is zero in all parameters, and an
-``InferenceWarning`` is raised while the program runs. The loss itself is left as it is.
-"""
+"""What losses share: maps over particles, and steps that are not finite, which are skipped."""
 
 from collections.abc import Callable
 from functools import partial
@@ -80,19 +75,16 @@ def change_cotangents[T](tree: T, change: Callable[[T], T]) -> T:
 
 
 def _tied[T](tree: T) -> T:
-    """``tree``, each array of which depends on all, by a choice that the compiler knows and drops:
-    the solve asks for a tangent and a cotangent of each, also where some are not differentiated."""
+    """``tree``, each array of which depends on all, because the solve asks for a tangent and a
+    cotangent of each."""
     tree = jax.tree.map(jnp.asarray, tree)
     tie = jnp.sum(jnp.stack([jnp.sum(x).astype(float) for x in jax.tree.leaves(tree)]))
     return jax.tree.map(lambda x: jnp.where(True, x, tie.astype(x.dtype)), tree)
 
 
 def reported(count: Array, message: str) -> Array:
-    """The count, and an ``InferenceWarning`` while a compiled program runs if it is not zero. The
-    compiler drops the warning with the count, if that is not used.
-
-    :param count: a number, or whether there is anything to say; ``{count}`` in the message.
-    """
+    """The count (``{count}`` in the message), which must be used, and an ``InferenceWarning`` while
+    a compiled program runs if it is not zero."""
 
     @jax.custom_batching.custom_vmap
     def say(count: Array) -> Array:

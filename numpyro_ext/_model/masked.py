@@ -1,8 +1,5 @@
-"""Entries of latent sites that a mask leaves out of the density: their density is flat.
-
-An ``obs_mask`` makes a latent site of all rows, and masks it in those that are observed; ragged
-arrays are masked where they are padded. There a guide would spread without bound.
-"""
+"""Entries of latent sites that a mask leaves out of the density, as an ``obs_mask`` does in rows
+that are observed: their density is flat, and a guide would spread there without bound."""
 
 from collections.abc import Collection
 from typing import Any
@@ -42,13 +39,8 @@ def is_masked(site: Site) -> bool:
 
 
 class Filled(dist.Distribution):
-    """A masked distribution whose masked entries are N(0, 1) in unconstrained space.
-
-    They are independent of all others, so that every guide can be exact there.
-
-    :param base_dist: the masked distribution.
-    :param where: whether this is so; otherwise ``base_dist`` gives the density.
-    """
+    """A masked distribution whose masked entries are independent N(0, 1) in unconstrained space,
+    if ``where`` is true."""
 
     arg_constraints = {}  # noqa: RUF012 - NumPyro's own way to say that nothing is checked
     pytree_data_fields = ("base_dist", "where")
@@ -172,8 +164,7 @@ def record_filled(
     name: str, guide: Any, values: Sites, args: tuple, kwargs: dict[str, Any]
 ) -> None:
     """A factor in an auto guide that is set up, for losses that know nothing of
-    :class:`masks_filled`: minus the log density that it adds to the model at the drawn ``values``.
-    :func:`trace_of` leaves it out."""
+    :class:`masks_filled`: minus the log density that it adds to the model at the ``values``."""
     if not any(map(is_masked, latent_sites(guide.prototype_trace))):
         return
     fn = seed(first_rows(masks_filled(guide.model)), random.key(0))

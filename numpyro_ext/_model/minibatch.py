@@ -16,16 +16,14 @@ _ROUNDS = 8
 
 
 class PlateState(NamedTuple):
-    """The position of one plate of one chain in its passes over the data:
-
-    - **epoch** - number of passes completed.
-    - **offset** - rows of the current pass already used, less than the size of the plate.
-    - **rng_key** - fixed over the chain; the order of pass ``epoch`` is a function of it.
-    """
+    """The position of one plate of one chain in its passes over the data."""
 
     epoch: Array
+    """Number of passes completed."""
     offset: Array
+    """Rows of the current pass already used, less than the size of the plate."""
     rng_key: Array
+    """Fixed over the chain; the order of a pass is a function of it."""
 
 
 def replace_indices(rng_key: Array, size: int, batch_size: int) -> Array:
@@ -49,11 +47,8 @@ def plate_indices(rng_key: Array, name: str, size: int, batch_size: int) -> Arra
 def rows_of_step(
     rng_key: Array, plates: Iterable[tuple[str, int, int]], arguments: Any
 ) -> tuple[dict[str, Array], Any]:
-    """The :func:`plate_indices` of each plate, and the arguments of a model with the rows on the
-    host read there, once for all particles; without such rows, no indices and the arguments.
-
-    :param plates: ``(name, size, batch_size)`` of each.
-    """
+    """The :func:`plate_indices` of each plate, ``(name, size, batch_size)``, and the arguments of a
+    model with the rows on the host read there; without such rows, no indices."""
     if not is_on_host(arguments):
         return {}, arguments
     idx = {name: plate_indices(rng_key, name, *size) for name, *size in plates}
@@ -73,11 +68,9 @@ def _mix(x: Array, key: Array) -> Array:
 def permute(keys: Array, i: Array, size: int) -> Array:
     r"""The images of the row numbers ``i`` under a pseudo-random bijection of ``0 .. size - 1``.
 
-    A number is written with :math:`b = \lceil\log_2 N\rceil` bits, split into halves
-    :math:`L, R`, and goes through a Feistel network: :math:`L \leftarrow L \oplus F_k(R)` in even
-    rounds, :math:`R \leftarrow R \oplus F_k(L)` in odd ones, repeated while the result is not below
-    N. No array of N numbers is needed. It is no uniform draw among all N! permutations, except up
-    to 8 rows, which are ordered by random numbers.
+    The halves :math:`L, R` of a number go through a Feistel network, :math:`L \leftarrow L \oplus
+    F_k(R)` in even rounds and :math:`R \leftarrow R \oplus F_k(L)` in odd ones, again while the
+    result is not below N. It is a uniform draw among all N! permutations up to 8 rows only.
 
     :param keys: :func:`round_keys`, ``(rounds,)``, or ``(rounds, B)`` for a bijection of each row.
     """
@@ -125,12 +118,8 @@ def round_keys(rng_key: Array) -> Array:
 def epoch_indices(
     rng_key: Array, epoch: Array, offset: Array, size: int, batch_size: int
 ) -> tuple[Array, Array, Array]:
-    """The next minibatch of a pass in which each row occurs once, and the counters after it.
-
-    A batch that starts near the end of a pass goes on with the first rows of the next pass.
-
-    :param offset: rows of the current pass that are used already, less than ``size``.
-    """
+    """The next minibatch of a pass in which each row occurs once, and the counters after it; near
+    the end of a pass it goes on with the first rows of the next."""
     epoch, offset = jnp.asarray(epoch), jnp.asarray(offset).astype(jnp.uint32)
     place = offset + jnp.arange(batch_size, dtype=jnp.uint32)
     next_pass = place >= size
@@ -160,10 +149,7 @@ def draw_indices(
     sharding: NamedSharding | None = None,
     policy: str = "replace",
 ) -> tuple[dict[str, Array], dict[str, PlateState]]:
-    """One minibatch of every plate, each drawn independently, and the counters after it.
-
-    :param policy: ``"block"``, or any other for a plate without counters.
-    """
+    """One minibatch of every plate, each drawn independently, and the counters after it."""
     draw = block_indices if policy == "block" else replace_indices
     idx, after = {}, {}
     # With partitionable keys `split` costs one small kernel; one plate does without it.

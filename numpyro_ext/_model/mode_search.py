@@ -138,8 +138,7 @@ def find_modes(
 
 
 def is_searched(size: int, params: Iterable[str], mutable: bool) -> bool:
-    """Whether a search makes sense for a model with these ``param`` sites: not for networks, nor
-    for more latent dimensions than a matrix is for."""
+    """Whether a search makes sense: not for networks, nor for many latent dimensions."""
     networks = mutable or any(name.endswith("$params") for name in params)
     return 0 < size <= DENSE_UP_TO and not networks
 
@@ -191,10 +190,7 @@ def search_modes(
     init_strategy: Callable[..., Any] = init_to_uniform,
     starts: int = 4,
 ) -> Modes:
-    """The modes of a posterior, as :func:`find_modes` says.
-
-    :param start: unconstrained sites where one search begins.
-    """
+    """The modes of a posterior, as :func:`find_modes` says, from one ``start`` if it is given."""
     info, has_start = potential.info, start is not None
     key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
     search, measure = make_search(key_mode, potential), NormalMeasure(key_shape, potential)
@@ -301,8 +297,7 @@ def _few_rows_problem(info: ModelInfo) -> tuple[Problem, ...]:
 
 
 def _normal_problems(mode: Mode, fit: Mode, advice: str) -> tuple[Problem, ...]:
-    """What is said where a search has not ended at a mode that is near normal, and of a fit that
-    has not come to the greatest ELBO."""
+    """What is said of a search that ended at no mode near normal, and of an unfinished fit."""
     problems: tuple[Problem, ...] = ()
     if not mode.at_mode:
         what = "where the gradient of all rows is not finite"
@@ -325,8 +320,7 @@ def _normal_problems(mode: Mode, fit: Mode, advice: str) -> tuple[Problem, ...]:
     if fit.variational and fit.slope - 2 * fit.slope_error > _STEEP:
         sentence = (
             "the normal of greatest ELBO is not found: another step would gain about"
-            f" {fit.slope**2 / 2:.2g} nats; reparametrise the model, or give init_params near the"
-            " posterior."
+            f" {fit.slope**2 / 2:.2g} nats; reparametrise the model, or give init_params."
         )
         problems += (Problem(sentence, "not converged"),)
     return problems
@@ -344,9 +338,9 @@ def advice(info: ModelInfo) -> str:
     )
 
 
-def starts_of(rng_key: Array, first: Array, num: int = 4) -> np.ndarray:
-    """Where searches begin, ``(num, n)``: at ``first``, at other points within 2, and opposite of
-    each, because an exchange of two numbers is one of their difference's sign."""
+def starts_of(rng_key: Array, first: Array, num: int) -> np.ndarray:
+    """Where searches begin, ``(num, n)``: at ``first``, at points within 2, and opposite of each,
+    because an exchange of two numbers changes the sign of their difference."""
 
     def draw(rng_key: Array, first: Array) -> Array:
         keys = [random.fold_in(rng_key, i) for i in range(1, (num + 1) // 2)]
@@ -371,14 +365,8 @@ class _Point(NamedTuple):
 def make_search(
     rng_key: Array, potential: Potential, *, adam: bool = True
 ) -> Callable[[Any], Iterator[Mode]]:
-    """
-    ``search(starts)``, which goes from each of the points ``(n,)`` to a mode: by Adam on minibatch
-    gradients, then by damped Newton steps with the gradient of all rows, of which a search takes
-    ``MOST_PASSES`` at most. If the points are near modes, ``adam`` can be left out.
-
-    Of many rows Newton steps take 10,000 first, then ten times as many, and so on; all rows then
-    take few passes.
-    """
+    """``search(starts)``, which goes from each of the points ``(n,)`` to a mode: by Adam on
+    minibatch gradients, then by damped Newton steps, of many rows on more and more of them."""
     all_rows = sum(size for size, _ in potential.plates.values()) or batch_rows(potential)
     n, dtype = potential.info.size, jnp.result_type(float)
     cost = count_operations(
@@ -467,11 +455,7 @@ def _halved(point: _Point, step: np.ndarray, sums: Callable[[np.ndarray], Any]) 
 
 class _Directions:
     r"""Newton steps, and the factor A with :math:`A A^\top = H^{-1}`, from the curvature of at most
-    10,000 rows, whose negative directions are turned positive.
-
-    For large n the factor is that of the diagonal, which is taken where a search begins and where
-    it ends, and conjugate gradients solve for a step in its units.
-    """
+    10,000 rows, whose negative directions are turned positive; for large n its diagonal."""
 
     def __init__(self, potential: Potential, options: Any) -> None:
         n = potential.info.size
@@ -532,8 +516,7 @@ def _hessian_product(
 def _curvature(
     potential: Potential, idx: dict[str, Array], x: Array, directions: Array, dense: bool
 ) -> Array:
-    """The Hessian on the rows ``idx`` between ``(n, n)`` directions; or, not dense, its diagonal
-    there."""
+    """The Hessian on the rows ``idx`` between ``(n, n)`` directions; not dense, its diagonal."""
     product = _hessian_product(potential, idx, x)
     if dense:
         slopes = lax.map(product, directions, batch_size=32)
@@ -542,8 +525,7 @@ def _curvature(
 
 
 def _conjugate_step(potential: Potential, x: Array, g: Array, scales: Array) -> Array:
-    """H^{-1} g for the Hessian of some rows, by conjugate gradients in the units of its diagonal;
-    the step of the diagonal alone, where the curvature along theirs is negative."""
+    """H^{-1} g for some rows by conjugate gradients, or by the diagonal if that is not downhill."""
     product, diagonal = _hessian_product(potential, some_rows(potential), x), g / scales
     step, _ = jax.scipy.sparse.linalg.cg(
         product, g, diagonal, tol=_CG_TOLERANCE, maxiter=_CG_STEPS, M=lambda v: v / scales
@@ -553,8 +535,7 @@ def _conjugate_step(potential: Potential, x: Array, g: Array, scales: Array) -> 
 
 
 def _adam(potential: Potential, x: Array, rng_key: Array) -> Array:
-    """Steps of Adam at a rate that falls; from a point whose gradient is not finite back to the
-    last one where it was, and Adam begins anew."""
+    """Steps of Adam, which begins anew at the last point where the gradient was finite."""
     import optax  # not imported by NumPyro itself
 
     rate = optax.exponential_decay(0.05, _ADAM_STEPS, 0.001 / 0.05)

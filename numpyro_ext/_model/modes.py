@@ -22,8 +22,7 @@ _AT_MODE = 0.3
 
 
 class Problem(str):
-    """A sentence on what did not hold, with its kind: ``"no mode"``, ``"far from normal"``,
-    ``"not converged"``, ``"several modes"``, ``"density jumps"`` or ``"few rows"``."""
+    """A sentence on what did not hold, with its kind, see :class:`Modes`."""
 
     kind: str
 
@@ -34,7 +33,6 @@ class Problem(str):
 
 
 def of_kind(problems: Iterable[Any], kind: str) -> list[Problem]:
-    """The problems of a kind."""
     return [x for x in problems if isinstance(x, Problem) and x.kind == kind]
 
 
@@ -45,7 +43,7 @@ class Mode:
     :math:`\xi \sim N(0, I)`; or the normal of greatest ELBO, where there is no mode or where the
     posterior is far from normal there.
 
-    The other fields are described in :class:`Modes`.
+    Other fields are described in :class:`Modes`.
 
     :param int num_negative: negative directions of the curvature, which were turned positive.
     :param float stiffness: the largest curvature in whitened coordinates, in all but a twentieth of
@@ -248,9 +246,8 @@ def given_modes(init_from: InitFrom) -> Modes | None:
         return Modes((Mode(init_from.location, init_from.factor),), init_from.shapes)
     if not (isinstance(init_from, tuple) and len(init_from) == 2):
         raise TypeError(
-            f"init_from is {type(init_from).__name__}; it must be a pair (guide, params) of a"
-            " fitted normal guide, the result of find_modes, a taylor_proxy at a mode, None for"
-            f" NumPyro's start, or {SEARCH!r}."
+            f"init_from is {type(init_from).__name__}; it must be a pair (guide, params), a result"
+            f" of find_modes, a taylor_proxy at a mode, None or {SEARCH!r}."
         )
     loc, factor, shapes = fitted_normal(*init_from)
     return Modes((Mode(loc, factor),), shapes)

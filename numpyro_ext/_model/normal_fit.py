@@ -55,8 +55,8 @@ def some_rows(potential: Potential) -> dict[str, Array]:
 
 
 def sum_rows(potential: Potential, options: Any) -> Callable[..., tuple[float, np.ndarray]]:
-    """``sums(x, rows=None)``: the potential of all rows and its gradient at a flat vector, or those
-    of so many rows that are evenly spread, in double precision piece by piece."""
+    """``sums(x, rows=None)``: the potential of all rows, or of so many, evenly spread, and its
+    gradient at a flat vector, in double precision piece by piece."""
     piece = jit_on_data(
         lambda x, idx: potential.with_rows(idx).value_and_grad_flat(x, idx), options
     )
@@ -130,13 +130,8 @@ class NormalMeasure:
         self._draws_of = jit_on_data(draws_of, quick_options())
 
     def __call__(self, fit: Mode, *, shape: bool = True) -> Mode:
-        r"""The normal with its ``elbo``, ``slope`` and ``departure``, from 64 draws; all normals
-        have the same :math:`\xi`, so that their ELBOs are compared with one noise.
-
-        :param shape: whether with its ``stiffness`` too, and a problem where the density jumps: the
-            potential must change as its gradients say, by the trapezoidal rule, which is exact for
-            a normal.
-        """
+        r"""The normal with its ``elbo``, ``slope`` and ``departure``, from the same 64 :math:`\xi`
+        for all normals; and, for ``shape``, its ``stiffness`` and whether the density jumps."""
         value, grad = self._sums(np.asarray(fit.center))
         powers = jnp.asarray(_POWERS if shape else 0)
         grad = grad.astype(fit.center.dtype)
@@ -167,18 +162,15 @@ class NormalMeasure:
         if np.isfinite(jump) and jump > np.median(np.maximum(1 + _ROUNDINGS * rounding, abs(bent))):
             sentence = (
                 f"the potential changes by {jump:.2g} nats more than its gradient says: the density"
-                " jumps where a latent site is compared or rounded, of which a kernel without an"
-                " accept step knows nothing; sum that site out, or use NUTS."
+                " jumps where a latent site is compared or rounded; sum it out, or use NUTS."
             )
             fit = replace(fit, problems=(*fit.problems, Problem(sentence, "density jumps")))
         return replace(fit, stiffness=float(np.clip(stiffness, 1.0, _STIFFEST)))
 
 
 def _slope(xi: np.ndarray, b: np.ndarray, dense: bool) -> tuple[float, float]:
-    """The length of the ELBO's natural gradient from ``(m, n)`` draws, and its standard error.
-
-    The squared lengths of two means are means over pairs of different draws, so without bias.
-    """
+    """The length of the ELBO's natural gradient from pairs of ``(m, n)`` draws, so without bias of
+    its square, and its standard error."""
     if not np.all(np.isfinite(b)):
         return np.inf, np.inf
     m = len(xi)
@@ -203,9 +195,7 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
     Adam on minibatches moves :math:`q = N(c + A m, A L L^\top A^\top)` from m = 0, in stages of 500
     steps, after each of which c and A are those of q. The gradient is that of *sticking the
     landing*, whose noise vanishes where q is the posterior. Each start makes one stage; the one of
-    greatest ELBO goes on until its slope is small, in at most fifteen more. After a stage in which
-    a coordinate of m went half as far as Adam's steps can, the rate is twice as large; a stage that
-    lowers the ELBO is dropped, and the rate after it is half as large.
+    greatest ELBO goes on until its slope is small, in at most fifteen more.
 
     References: Roeder, Wu and Duvenaud, *Sticking the landing* (NeurIPS 2017), eq. 8.
     """

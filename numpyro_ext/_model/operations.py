@@ -34,11 +34,8 @@ def quick_options(operations: float = 0.0, few: float = FEW) -> dict[str, int] |
 
 
 def run_once(fn: Callable[..., Any], rng_key: Array, *args: Any) -> Any:
-    """``fn(rng_key, *args)``, compiled without optimisation, which takes longer than one run.
-
-    :param rng_key: a key that was split off or folded in, so that it is traced where a program
-        inside another one is: there, options of the compiler are an error.
-    """
+    """``fn(rng_key, *args)``, compiled without optimisation, which takes longer than one run; the
+    key must be traced inside another program, where options of the compiler are an error."""
     if isinstance(rng_key, Tracer):
         return jax.jit(fn)(rng_key, *args)
     return jit_on_data(fn, quick_options())(rng_key, *args)
@@ -69,11 +66,8 @@ def jit_on_data(
 
 
 def count_operations(fn: Callable[..., Any], *args: Any) -> float:
-    """Numbers that ``fn(*args)`` computes, and the products in its matrix arithmetic.
-
-    It is read off the program without running it, so the same on every machine. A loop of unknown
-    length counts once, and of two branches the longer one.
-    """
+    """Numbers that ``fn(*args)`` computes, and the products in its matrix arithmetic; a loop of
+    unknown length counts once, and of two branches the longer one."""
     return _count_program(jax.make_jaxpr(fn)(*args).jaxpr)
 
 
@@ -127,8 +121,7 @@ def _origin(jaxpr: Any, variable: Any) -> Any:
 
 
 def map_blocks(fn: Callable[[Array], Any], size: int, most: int) -> Any:
-    """``fn`` of 0 to ``size - 1``, of at most so many at once, in blocks of one size: a shorter one
-    would be compiled by itself."""
+    """``fn`` of 0 to ``size - 1``, of at most so many at once, in blocks of one size."""
     blocks = -(-size // most)
     if blocks == 1:
         return jax.vmap(fn)(jnp.arange(size))

@@ -128,12 +128,8 @@ def _choose_sites(trace: Any, latents: list[str], sites: Sequence[str] | None) -
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PosteriorAsPrior:
-    """A model with a joint normal prior of some of its latent sites in unconstrained space.
-
-    - **model** - the model before.
-    - **shapes** - the unconstrained shape of each of these sites, in the order of the vector.
-    - **loc, factor** - the mean, and a lower triangular root of the covariance or its diagonal.
-    """
+    """A model with a joint normal prior of some of its latent sites in unconstrained space, whose
+    ``factor`` is a lower triangular root of the covariance, or its diagonal."""
 
     model: Model
     shapes: Shapes
@@ -172,8 +168,7 @@ class WithPrior:
 
 
 class _WithSupport(dist.TransformedDistribution):
-    """One event with the support of a site itself: the bounds of the transforms may be tracers of a
-    trace that is over."""
+    """One event with the support of a site itself, as bounds of transforms may be old tracers."""
 
     pytree_data_fields = ("of_site",)
 
@@ -206,8 +201,7 @@ class _replace_sites(Messenger):
             return
         if name not in self.waiting[:1]:
             raise ValueError(
-                f"the model samples '{name}' in another order than the fit that is its prior,"
-                f" {list(self.shapes)}."
+                f"the model samples '{name}' in another order than its prior, {list(self.shapes)}."
             )
         self.waiting.pop(0)
         support, shape = msg["fn"].support, self.shapes[name]

@@ -23,12 +23,7 @@ from numpyro_ext._model.enumeration import parallel, summed_log_density
 from numpyro_ext._model.handlers import first_rows, given_rows, latents_only, weighted_rows
 from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.minibatch import plate_indices, replace_indices
-from numpyro_ext._model.read import (
-    ModelInfo,
-    check_all_rows,
-    sample_sites,
-    trace_of,
-)
+from numpyro_ext._model.read import ModelInfo, check_all_rows, sample_sites, trace_of
 from numpyro_ext._numpyro import at_unconstrained, default_key, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.data._ahead import bytes_of_rows, read_ahead, with_rows
@@ -91,7 +86,7 @@ class Program:
 
     def read_ahead(self, idx: dict[str, Array]) -> Any:
         """Rows on the host of one step or of several, ``(*steps, B)`` of each plate, in one
-        callback; None where there are none. :meth:`with_rows` takes the rows of a step."""
+        callback, for :meth:`with_rows`; None where there are none."""
         return read_ahead(self.arguments, self._sizes, idx)
 
     def with_rows(self, idx: dict[str, Array], rows: Any = None) -> Self:
@@ -200,13 +195,8 @@ class Potential(Program):
         return {n: plate_indices(rng_key, n, N, M) for n, (N, M) in self.plates.items()}
 
     def full_value_and_grad(self, z: Sites, chunk_size: int | None = None) -> tuple[Array, Sites]:
-        """
-        U and its gradient over all rows, ``chunk_size`` (by default :attr:`piece_size`) rows of a
-        plate at a time.
-
-        Each piece ``c`` of a plate has the whole prior and the scale ``N/|c|``, so the pieces are
-        averaged with weights ``|c|/N``; with several plates over all combinations of their pieces.
-        """
+        """U and its gradient over all rows, ``chunk_size`` (by default :attr:`piece_size`) rows of
+        a plate at a time: a mean over pieces, each with the whole prior and the scale of all."""
         chunk_size = self.piece_size if chunk_size is None else chunk_size
 
         def average(names: list[str], idx: dict[str, Array]) -> Any:
@@ -232,8 +222,8 @@ class Potential(Program):
         return average(list(self.plates), {})
 
     def pieces(self, rows: int | None = None) -> Iterator[tuple[float, dict[str, Array]]]:
-        """``(weight, rows)`` of the pieces of a pass, over which the weighted mean of U is that of
-        all rows; of so many rows of each plate, evenly spread, if a number is given."""
+        """``(weight, rows)`` of pieces, over which the weighted mean of U is that of all rows, or
+        of so many of each plate, evenly spread."""
         parts = []
         for name, (size, _) in self.plates.items():
             chunk = min(self.piece_size, size)
@@ -250,8 +240,7 @@ class Potential(Program):
         return bool(self.plates or self.info.given)
 
     def on_one_batch(self) -> Self:
-        """The same on one batch of a stream, whose rows are then those that are given; itself where
-        rows can be chosen."""
+        """The same on one batch of a stream; itself where rows can be chosen."""
         if not is_stream(self.arguments):
             return self
         other = copy.copy(self)
@@ -311,11 +300,7 @@ class Potential(Program):
         return constrain
 
     def _summed(self, z: Sites, idx: dict[str, Array]) -> Array:
-        """U, summed over the values of the sites that are marked as ``parallel``.
-
-        Where plates have all rows funsor sums as it does for ``NUTS``, over the values in loops
-        too.
-        """
+        """U, summed over the values of the sites that are marked as ``parallel``."""
         from numpyro.contrib.funsor import enum, plate_to_enum_plate
         from numpyro.contrib.funsor import trace as packed_trace
 
@@ -330,10 +315,8 @@ class Potential(Program):
     def check_start(
         self, z: Sites, idx: dict[str, Array], potential: Array, grad: Sites | None = None
     ) -> None:
-        """A ``ValueError`` that names the site if U or its gradient is not finite.
-
-        :param z: one start, or several along a leading axis; so ``idx``, ``potential``, ``grad``.
-        """
+        """A ``ValueError`` that names the site if U or its gradient is not finite at a start, or at
+        one of several along a leading axis."""
         if is_traced((potential, grad)):
             return
         starts = (z, idx, potential, grad)

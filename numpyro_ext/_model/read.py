@@ -182,8 +182,7 @@ def shared_plates(guide_trace: Trace) -> dict[str, int]:
 
 
 def latent_size(guide: Model, guide_trace: Trace) -> int:
-    """The number of unconstrained coordinates that a guide draws, over all rows of its plates, by
-    the model's supports if the guide has it, and by those of its own sites otherwise."""
+    """The number of unconstrained coordinates that a guide draws, over all rows of its plates."""
     model_trace = getattr(guide, "prototype_trace", None)
     if model_trace:  # guides of local latents keep an empty one
         return model_info(model_trace).size
@@ -429,10 +428,7 @@ def read_model(
     init_strategy: Callable[..., Any] = init_to_uniform,
     sums: bool = False,
 ) -> ModelInfo:
-    """Run the model once on shapes alone; an error names a site that no method here can handle.
-
-    :param sums: whether discrete latent sites of few values are summed out.
-    """
+    """Run the model once on shapes alone; an error names a site that no method here can handle."""
     seeded = valid_plates(first_rows(seed(model, random.key(0))))
     fn = substitute(seeded, substitute_fn=init_strategy)
     trace = shape_trace(fn, args, kwargs)
@@ -453,8 +449,7 @@ def given_plates(
 def check_all_rows(
     who: str, given: dict[str, tuple[int, int]], args: tuple, kwargs: dict[str, Any]
 ) -> None:
-    """An error where the rows of a minibatch, :attr:`ModelInfo.given`, are all that ``who`` can
-    read."""
+    """An error where the rows of a minibatch are all that ``who`` can read."""
     if not given and not is_stream((args, kwargs)):
         return
     what = "a Batches gives them as its loader does"
@@ -503,22 +498,15 @@ class marked_plates(Messenger):
 
 def shapes_on_plates(run: Callable[..., Any], *args: Any) -> Any:
     """``jax.eval_shape``, with an error where a plate of :class:`marked_plates` indexes a shorter
-    array, as in ``x[idx]``, of which JAX would repeat the last row.
-
-    An index that is computed, such as ``group[idx]``, and one with a mode of its own are left
-    alone.
-    """
+    array, as in ``x[idx]``, of which JAX would repeat the last row."""
     program, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
     _follow(program.jaxpr, {})
     return shapes
 
 
 def _follow(jaxpr: Any, marks: dict[Any, dict[int, str]]) -> list[dict[int, str]]:
-    """Follow the marks of variables through a program to the marks of its results.
-
-    A mark is ``{k: plate}`` of a variable whose last axis holds one index for each axis of an
-    array; of a plain index k is 0.
-    """
+    """The marks of a program's results: ``{k: plate}`` of a variable whose last axis holds one
+    index for each axis of an array; of a plain index k is 0."""
     negative: dict[Any, Any] = {}
 
     def mark(x: Any) -> dict[int, str]:
@@ -559,6 +547,5 @@ def _check_length(shape: tuple[int, ...], axis: int, name: str, size: str) -> No
         where = "rows" if axis == 0 else f"entries along axis {axis}"
         raise ValueError(
             f"the model takes the rows of the plate {name}, which has {size}, from an array of"
-            f" shape {shape}, which has only {shape[axis]} {where}; pass as many rows as the plate"
-            " has, or give it the size of the data, as by len(x)."
+            f" shape {shape}, which has {shape[axis]} {where}; give it the size of the data."
         )

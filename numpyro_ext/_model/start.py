@@ -47,10 +47,8 @@ def draw_params(
 
 
 def params_in_scope(model: Model, args: tuple, kwargs: dict[str, Any]) -> Params:
-    """The current values of the model's ``param`` sites, for a guide that runs its model.
-
-    The handlers around the call substitute and record these sites, and no other site of the model.
-    """
+    """The current values of the model's ``param`` sites, for a guide that runs its model, of which
+    the handlers around the call see no other site."""
     key: Any = numpyro.prng_key()
     with block(hide_fn=lambda site: site["type"] != "param"):
         fn = seed(first_rows(model), random.key(0) if key is None else key)
@@ -73,11 +71,8 @@ def draw_start(
     Find the starts of chains or particles in one compiled call: ``(z, potential, params)``.
 
     :param rng_key: one key, or an array of keys for as many starts along a leading axis.
-    :param init_strategy: one of NumPyro's; tried until the potential is finite, 100 times at most.
-    :param bool validate_grad: whether the gradient must be finite too.
     :return: unconstrained sites in the flat order, their potentials (not finite where no start was
-        found), and the values of the model's ``param`` and ``mutable`` sites. The numbers are those
-        of ``initialize_model``.
+        found), and the values of ``param`` and ``mutable`` sites; those of ``initialize_model``.
     """
 
     def draw(rng_key: Array) -> tuple[Sites, Array, Params]:
@@ -107,14 +102,8 @@ def draw_start(
 def start_near_median(
     rng_key: Array, model: Model, potential: Potential
 ) -> tuple[Sites, Array, Sites]:
-    """
-    Of 64 points around the prior's median and around 0, the one of lowest potential on first rows.
-
-    They are uniform within 2 to 0.0001 in unconstrained space, for likelihoods that overflow in
-    most of what ``init_to_uniform`` tries.
-
-    :return: unconstrained sites, the potential and its gradient, which may not be finite.
-    """
+    """Of 64 points within 2 to 0.0001 of the prior's median and of 0, the one of lowest potential
+    on first rows, with the potential and its gradient, which may not be finite."""
     info, rows = potential.info, potential.first_rows()
 
     def find(rng_key: Array) -> tuple[Array, Array, Array]:
@@ -166,8 +155,7 @@ def _medians(rng_key: Array, model: Model, potential: Potential) -> tuple[Array,
 
 
 def _to_median(site: dict[str, Any]) -> Array | None:
-    """The median of a latent site given those before it: the mean where it is near the median of
-    draws, which for a symmetric prior it is without their error."""
+    """The median of a latent site given those before it: that of draws, or a mean near to it."""
     if site["type"] != "sample" or site["is_observed"]:
         return None
     fn, shape = site["fn"], site["kwargs"].get("sample_shape", ())

@@ -114,8 +114,6 @@ class TaylorProxy:
         """``(log p - L, residuals)``: the log joint of all rows at the values of a model's trace,
         estimated on its M rows, less L; and the brackets of the formula, ``(M,)``.
 
-        L is left out because float32 would round the rest to its digits.
-
         :param run: the trace of the model at other unconstrained sites, on the same rows.
         :param compare: whether the result is NaN where these rows are not those of the proxy.
         """
@@ -174,8 +172,7 @@ class TaylorProxy:
         return change, residuals
 
     def check(self, name: str, layout: Layout, model_trace: Trace) -> None:
-        """An error unless the proxy is one of this model's latent sites and of as many rows; for an
-        objective called ``name``."""
+        """An error unless the proxy is one of this model's latent sites and of as many rows."""
         others = [plate for plate, _, _ in layout.subsampled if plate != self.plate]
         self._check_size(model_trace, others)
         if layout.model_params:
@@ -213,10 +210,7 @@ class TaylorProxy:
     ) -> bool:
         """An error unless all rows have at the center the log likelihood that they had.
 
-        That is one pass over the data, which sees data outside of the arguments too.
-
-        :param bool once: whether to leave out what was compared last: the same model with the very
-            same arguments, none of them an array that can be changed in place.
+        :param bool once: whether to leave out what was compared last, if it cannot have changed.
         :return: whether they were compared, which arguments that are traced cannot be.
         """
         leaves = (model, *jax.tree.leaves((args, kwargs), is_leaf=is_rows))
@@ -251,10 +245,7 @@ class TaylorProxy:
         return True
 
     def of_potential(self, name: str, potential: Potential, *, compare: bool) -> "ProxyPotential":
-        """The potential with this expansion of its rows, for ``name``, who asks.
-
-        :param compare: whether a value is NaN where its rows are not those of the proxy.
-        """
+        """The potential with this expansion of its rows, for ``name``, who asks."""
         info = potential.info
         if info.params:
             raise ValueError(_with_param(name, info.params[0]))
@@ -264,10 +255,7 @@ class TaylorProxy:
     def of_run(
         self, model: Model, args: tuple, kwargs: dict[str, Any], power: Any, num: int, *, once: bool
     ) -> "ProxyOfRun":
-        """The proxy in a loss on these arguments, compared with them as by :meth:`check_data`.
-
-        :param power: of which the loss is a mean of ``num`` weights.
-        """
+        """The proxy in a loss, a power mean of ``num`` weights, on arguments that are checked."""
         return ProxyOfRun(self, not self.check_data(model, args, kwargs, once=once), power, num)
 
 
@@ -341,7 +329,6 @@ def _is_unchanged(a: Any, b: Any) -> bool:
 
 
 def check_proxy(proxy: Any) -> TaylorProxy | None:
-    """The proxy, or an error if it is something else."""
     if not (proxy is None or isinstance(proxy, TaylorProxy)):
         given = type(proxy).__name__
         raise TypeError(f"proxy is a {given}; it must be the result of taylor_proxy, or None.")
@@ -355,10 +342,8 @@ def total_variance(variance: Any, size: int, batch: int) -> Any:
 
 
 def sd_over_minibatches(variances: Any, size: int, batch: int) -> float:
-    """The standard deviation of N/M times the sum of M residuals out of N, without replacement.
-
-    :param variances: ``(S,)``, those of the residuals of rows at S points, which are averaged.
-    """
+    """The standard deviation of N/M times the sum of M residuals out of N, without replacement,
+    from the mean of their variances at S points, ``(S,)``."""
     variance = np.mean(np.asarray(variances, np.float64))
     return float(np.sqrt(total_variance(variance, size, batch)))
 
@@ -367,7 +352,6 @@ def noise_message(noise: float, batch: int, size: int) -> str:
     """The sentence about a proxy whose noise is too large."""
     return (
         f"with the proxy the log likelihood has a standard deviation of {noise:.2g} nats over"
-        f" minibatches of {batch} of {size} rows (up to {LARGEST_NOISE} is fine), so its center is"
-        " too far from the posterior, or the minibatch too small, and guides of orders other than 1"
-        " come out too wide; make it with center=(guide, params), or take more rows."
+        f" minibatches of {batch} of {size} rows (up to {LARGEST_NOISE} is fine), so that guides of"
+        " other orders than 1 are too wide; use center=(guide, params), or more rows."
     )

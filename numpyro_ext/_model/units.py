@@ -1,8 +1,7 @@
 """The plates that split a bound into units, sums over the units, and whether model and guide fit.
 
 A *unit* has a log weight of its own: it is one datum if every site lies in the data plate, and one
-minibatch with all its latents otherwise. Frames are compared by plate name, and each site's own
-frame says where its axis is, so that the guide may place a plate elsewhere than the model.
+minibatch with all its latents otherwise. A guide may have the axis of a plate elsewhere.
 """
 
 from collections.abc import Callable, Iterable
@@ -80,10 +79,8 @@ class Layout:
         local: bool,
         log_prob: Callable[[Site], Array] = log_prob,
     ) -> Array:
-        """Sum of log probabilities, ``shape`` for local sites and a scalar for the others.
-
-        Every scale is applied but the one of the unit plates, which multiplies outside the log.
-        """
+        """Sum of log probabilities, ``shape`` for local sites and a scalar for the others, with
+        every scale but that of the unit plates."""
         chosen = [
             self._per_unit(site, log_prob(site)) if local else jnp.sum(scaled(site, log_prob(site)))
             for site in sites
@@ -118,14 +115,9 @@ class Layout:
 
 
 def weightless_dropped(guide_trace: Trace, layout: Layout) -> tuple[Trace, Array, Array]:
-    """
-    A guide's trace for the model to see, in which a draw of weight zero has no gradient.
-
-    A draw far out may have an infinite derivative, which times a weight of zero would be NaN in all
-    parameters. The weights are known on the way back alone: they are the cotangents of two zeros,
-    ``()`` for the log density outside the unit plates and ``(*units)`` inside, that are to be added
-    to what the model computes.
-    """
+    """A guide's trace for the model to see, in which a draw of weight zero has no gradient, which
+    may be infinite. The weights are the cotangents of two zeros, to be added to the log densities
+    outside the unit plates, ``()``, and inside, ``(*units)``."""
     sites = {
         site["name"]: site
         for site in latent_sites(guide_trace)
@@ -157,10 +149,8 @@ def drawn_sites(guide_trace: Trace) -> Trace:
 def find_layout(
     model_trace: Trace, guide_trace: Trace, per_datum: bool, instead: str = ""
 ) -> Layout:
-    """The units: the plates around every site, or (``per_datum``) around every observed site.
-
-    :param str instead: the end of an error, which says what else the caller offers.
-    """
+    """The units: the plates around every site, or (``per_datum``) around every observed site;
+    ``instead`` is the end of an error."""
     sizes = plate_sizes(guide_trace, model_trace)
     if per_datum:
         around = _data_plates(model_trace, guide_trace, instead)
@@ -222,10 +212,7 @@ def _data_plates(model_trace: Trace, guide_trace: Trace, instead: str) -> set[st
 
 
 def check_traces(model_trace: Trace, guide_trace: Trace, per_datum: bool, instead: str) -> None:
-    """An error unless the guide covers the model, in plates of the same sizes, and the data fit.
-
-    :param str instead: the end of the error for a site that belongs to no datum.
-    """
+    """An error unless the guide covers the model, in plates of the same sizes, and the data fit."""
     if not any(sample_sites(model_trace)):
         raise ValueError(
             "the model has no sample site, so there is no log density; give it at least one"

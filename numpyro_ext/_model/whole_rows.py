@@ -55,14 +55,12 @@ def _taken(size: int, index: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[
 
 @dataclass(frozen=True)
 class _OnSomeRows:
-    """The model in whose arguments rows of a plate stand in place of all rows on the host.
-
-    :param plates: ``{plate: whether its size is the number of rows that are given}``.
-    """
+    """The model in whose arguments rows of a plate stand in place of all rows on the host."""
 
     model: Model
     size: int
     plates: dict[str, bool]
+    """Whether the size of a plate is the number of rows that are given."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with numpyro.plate(PLATE, self.size, subsample_size=min(_BATCH, self.size)) as i:
@@ -72,13 +70,8 @@ class _OnSomeRows:
 
 
 def on_some_rows(model: Model, args: tuple, kwargs: dict[str, Any]) -> Model:
-    """
-    The model itself, if it takes rows on the host by an index; otherwise a model with a plate of
-    these rows, which takes the rows of any index in place of all.
-
-    Its log density equals the model's where the model's is a sum over rows. It is an error where
-    it is no sum, or where no plate of the model holds the rows.
-    """
+    """The model itself, if it takes rows on the host by an index; otherwise one with a plate of
+    these rows, if the log density is a sum over the rows of a plate: else an error."""
     hosted = rows_among((args, kwargs))
     if not hosted or is_stream((args, kwargs)) or _can_index(model, args, kwargs):
         return model

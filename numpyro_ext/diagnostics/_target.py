@@ -107,7 +107,7 @@ def by_proxy(
 
 def _proxy_at_draws(fit: Fit, model: Any) -> TaylorProxy | None:
     """The expansion of many rows on the host at the mean of the draws, if it can be made."""
-    if rows_on_host((fit.args, fit.kwargs))[0] <= OVER:
+    if rows_on_host((fit.args, fit.kwargs)) <= OVER:
         return None
     with warnings.catch_warnings(), suppress(ValueError):
         warnings.simplefilter("ignore", InferenceWarning)  # a loss with the proxy says it

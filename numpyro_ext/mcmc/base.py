@@ -2,9 +2,7 @@
 NumPyro's ``MCMC`` sees it.
 
 **A draw.** ``MCMC`` calls :meth:`ModelKernel.sample`, which makes the :class:`Chain` of the kernel
-on the model's potential. :meth:`Chain.draw` makes ``steps_per_sample`` transitions. One of them,
-:meth:`GradientChain.transition`, draws a minibatch, calls the ``step`` of the kernel with the
-gradient as a function, :class:`GradFn`, and guards against values that are not finite.
+on the model's potential, and of :meth:`GradientChain.transition` ``steps_per_sample``.
 
 **The start.** ``MCMC`` calls :meth:`ModelKernel.init`, which reads the model, looks at its data,
 finds settings by ``mcmc/settings.py`` if there is no ``step_size``, and makes :func:`first_states`.
@@ -13,10 +11,9 @@ finds settings by ``mcmc/settings.py`` if there is no ``step_size``, and makes :
 from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable
-import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 from jax import Array, lax, random
@@ -43,7 +40,7 @@ from numpyro_ext._model.modes import Mode, Modes, check_sites
 from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
-from numpyro_ext._model.sharding import num_devices, spread_arrays
+from numpyro_ext._model.sharding import check_sharding, spread_arrays
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._numpyro import ResumableKernel
@@ -80,9 +77,7 @@ def kernel_state(name: str, module: str, /, **own: str) -> Any:
     """
     The state class of a stochastic-gradient kernel: the fields that all of them have, and its own.
 
-    Assign it to a name of the module, so that states pickle.
-
-    :param str name: name of the class.
+    :param str name: name of the class, and of the variable of the module to which it is assigned.
     :param str module: ``__name__`` of the module that it belongs to.
     :param own: a description of each of the kernel's own fields, by name, for the docstring.
 
@@ -140,8 +135,7 @@ class IdentityCoordinates:
 
 @dataclass(frozen=True)
 class GradFn:
-    """The gradient estimate as a step sees it: a function of the flat vector, from the batch of the
-    transition, to be called any number of times."""
+    """The gradient estimate of a transition's batch as a function of the flat vector."""
 
     chain: "GradientChain"
     i: Array
@@ -340,11 +334,8 @@ class GradientChain(Chain):
         return jnp.where(early, 3 * self.kernel.momentum_scale(jnp.where(T > 0, T, 1)), jnp.inf)
 
     def _best_of_warmup(self, state: Any, z: Array, U: Array, finite: Array) -> dict[str, Any]:
-        """In warmup, the best state so far. After a divergence the chain goes back to it, with half
-        the step: far from the mode the last finite state may be anywhere.
-
-        :param U: the potential at the old z, or half a step from it.
-        """
+        """In warmup, the best state so far, to which a chain goes back after a divergence: far from
+        the mode the last finite state may be anywhere."""
         warm = state.i < self.kernel.num_adapt
         lower, back = warm & finite & (state.best[0] > U), warm & ~finite
         return {
@@ -380,12 +371,8 @@ _COLLECTED = (
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ModelKernel(ResumableKernel):
-    """
-    Base of the kernels whose chains move on the flat latent vector of a model.
-
-    Fields hold the arguments that were given, and :meth:`in_use` has found settings in place of
-    those that were left out.
-    """
+    """Base of the kernels whose chains move on the flat latent vector of a model; its fields hold
+    the arguments that were given, and :meth:`in_use` what is found for the others."""
 
     __signature__ = OwnArgumentsFirst()
 
@@ -436,9 +423,7 @@ class ModelKernel(ResumableKernel):
             check_positive("step_size at i = 0", at_start)
 
     def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
-        """
-        The step, and what the kernel's law on a Gaussian predicts for it; without this method
-        ``step_size`` is required.
+        """The step, and what the kernel's law on a Gaussian predicts for it.
 
         :param noise: ``(n,)`` variances of the gradient's noise over the temperature, in the
             coordinates of ``normal.whitening``.
@@ -448,10 +433,6 @@ class ModelKernel(ResumableKernel):
 
     def temperature_at(self, i: Any, dtype: Any = float) -> Array | None:
         """Temperature of transition ``i``, None for a kernel without one."""
-        return None
-
-    def noise_share(self, state: Any) -> float | None:
-        """The share of the injected noise that is left out for the noise of gradients, if any."""
         return None
 
     def step_size_at(self, i: Any, dtype: Any = float) -> Array:
@@ -517,8 +498,7 @@ class ModelKernel(ResumableKernel):
 
     @property
     def modes(self) -> Modes | None:
-        """The modes at which chains start without ``init_params``, None for a kernel that starts
-        elsewhere; ``chains_at`` says at which of them those that started together did so."""
+        """The modes at which chains start without ``init_params``, as by ``chains_at``, or None."""
         return self.given_modes if self._search_result is None else self._search_result.modes
 
     @property
@@ -588,8 +568,8 @@ class ModelKernel(ResumableKernel):
         same = before == now and all(map(lambda a, b: a is b or np.array_equal(a, b), old, new))
         if not same:
             raise ValueError(
-                "a chain goes on with other data, of which its state has no sums; set"
-                " mcmc.post_warmup_state = None, so that the run starts a new chain."
+                "a chain goes on with other data, of which its state has no sums; start a new chain"
+                " (mcmc.post_warmup_state = None)."
             )
 
     def _read_arguments(self, key: Array, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -618,8 +598,8 @@ class ModelKernel(ResumableKernel):
         whitening, size = self.coordinates, self.info.size
         if isinstance(whitening, Whitening) and whitening.size != size:
             raise ValueError(
-                f"whitening has {whitening.size} coordinates, but the model's latent sites have"
-                f" {size}; make it for this model and these arguments."
+                f"whitening has {whitening.size} coordinates, and the model's latent sites {size};"
+                " make it for this model and these arguments."
             )
         if self.given_modes is not None:
             check_sites(self.given_modes, self.info, "whitening")
@@ -680,11 +660,6 @@ class ModelKernel(ResumableKernel):
             return draw_params(key, self.model, info, *whole(spread), init_strategy=strategy)
 
         return info, draw(key, spread)
-
-    def wrap_model(self, wrapper: Callable[[Model], Model]) -> Self:
-        kernel = copy.copy(self)
-        vars(kernel).update(self.__getstate__(), model=wrapper(self.model))
-        return kernel
 
     def __repr__(self) -> str:
         return summary(self, defaults=False)
@@ -757,7 +732,7 @@ class SGMCMCKernel(ModelKernel):
             check_nonnegative("temperature", self.temperature)
         check_positive("max_bias", self.max_bias)
         check_choice("minibatch", self.minibatch, ("replace", "epoch", "block"))
-        num_devices(self.sharding)
+        check_sharding(self.sharding)
 
     @abstractmethod
     def step(
@@ -842,13 +817,8 @@ def first_states(
     init_params: Sites | None,
     near: Modes | None,
 ) -> Any:
-    """
-    The first state of one chain, or of several; an error names the site where the potential or its
-    gradient is not finite.
-
-    Draws of a normal approximation that are not finite for some chain are drawn again nearer to its
-    mode. Of several chains each mode in ``near`` has its share.
-    """
+    """The first state of one chain, or of several, of which each mode in ``near`` has its share; an
+    error names the site where the potential or its gradient is not finite."""
     info, single = potential.info, is_prng_key(rng_key)
     spread, whole = spread_arrays(*potential.arguments)
 

@@ -14,9 +14,8 @@ def mcmc_from_states(kernel: ModelKernel, states: Any, *args: Any, **kwargs: Any
     """
     The draws of a loop of ``kernel.sample`` as an ``MCMC`` that has run.
 
-    Whatever takes an ``MCMC`` takes it, such as ``diagnose`` and ``to_arviz``. A loop over the
-    batches of a loader gives the model a minibatch at each step; here it is given **all** rows, on
-    which the draws are judged.
+    Whatever takes an ``MCMC`` takes it, such as ``diagnose`` and ``to_arviz``. The model is given
+    **all** rows here, on which the draws are judged.
 
     :param kernel: the kernel, after its ``init``.
     :param states: the states after warmup, one for each draw: stacked along the leading axis, as

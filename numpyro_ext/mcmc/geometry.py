@@ -81,8 +81,7 @@ class ExpandedMean:
         if not chosen or not set(chosen) <= set(positive):
             raise ValueError(
                 f"ExpandedMean has the sites {list(chosen)}, and the positive latent sites of the"
-                f" model are {positive}; use SGLD where there are none, or GammaSimplexReparam for"
-                " a Dirichlet site."
+                f" model are {positive}; use SGLD, or GammaSimplexReparam for a Dirichlet site."
             )
         mask = np.zeros(info.size, bool)
         for name in chosen:

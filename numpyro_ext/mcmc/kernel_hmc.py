@@ -98,8 +98,8 @@ class KernelHMC(ModelKernel):
     def setup(self, potential: Potential) -> None:
         for name in potential.plates:
             raise ValueError(
-                f"plate '{name}' has a subsample_size, but KernelHMC accepts with the potential of"
-                " all data; drop subsample_size, or use SGHMC."
+                f"plate '{name}' has a subsample_size, but KernelHMC takes all data; drop"
+                " subsample_size, or use SGHMC."
             )
         super().setup(potential)
         self.fitted = self._fit_score(potential)

@@ -21,11 +21,7 @@ _FRICTIONS = np.geomspace(1.0, 1000.0, 60)
 
 
 def choose_sgld(
-    noise: np.ndarray,
-    max_bias: float,
-    scale: np.ndarray | float = 1.0,
-    *,
-    stiffness: float = 1.0,
+    noise: np.ndarray, max_bias: float, scale: np.ndarray | float = 1.0, *, stiffness: float = 1.0
 ) -> Settings:
     r"""
     SGLD with the step :math:`\epsilon G_k` in coordinate k,

@@ -83,9 +83,8 @@ class PSGLD(SGMCMCKernel):
         check_choice("adapt", self.adapt, ("warmup", "always"))
         if self.adapt == "always" and self.finds_settings:
             raise ValueError(
-                "adapt is 'always' and step_size is None, but a preconditioner that follows the"
-                " gradients widens the posterior, by more for a smaller step; take adapt='warmup',"
-                " or give a step_size."
+                "step_size is None and adapt is 'always', which widens the posterior, by more for a"
+                " smaller step; take adapt='warmup', or give a step_size."
             )
 
     def setup(self, potential: Potential) -> None:

@@ -140,12 +140,8 @@ def _batches(potential: Potential) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search: settings, whose step is for the ``num_modes`` heaviest of the modes
-    at which chains start.
-
-    Its data are known by ``batches``, the rows in a minibatch of each plate, and ``gradients``, the
-    whitened ones of all rows at four draws of the normal approximation, ``(4, n)``.
-    """
+    """The result of a search, whose step is for the ``num_modes`` heaviest modes; its data are
+    known by the rows of a minibatch and by whitened ``gradients`` of all rows, ``(4, n)``."""
 
     settings: Settings
     modes: Modes
@@ -182,8 +178,8 @@ def settings_for(
     resumes: bool,
     num_chains: int,
 ) -> Found:
-    """The result of an earlier search, if it is of these data and of the modes at which so many
-    chains start; else of a new one, see :func:`_find`. A chain that resumes keeps what it has."""
+    """The result of an earlier search, if a chain resumes, or if it is of these data and of the
+    modes at which so many chains start; else of a new one."""
     # A chain may start where a program is traced; the search is on numbers all the same. Elsewhere
     # this would compile each constant of the model by itself.
     traced = isinstance(jnp.zeros(()), Tracer)
@@ -195,8 +191,7 @@ def settings_for(
             if not same and not potential.info.given:  # of a loader each batch is another
                 raise ValueError(
                     "a chain goes on with other data than those for which its settings were found;"
-                    " set mcmc.post_warmup_state = None, so that the run finds settings again, or"
-                    " keep these by the arguments **kernel.settings.arguments of a new kernel."
+                    " set mcmc.post_warmup_state = None, so that the run finds settings again."
                 )
             return before
         # Of more chains some may start at a mode for which the step was not found.
@@ -213,21 +208,18 @@ def _find(
     modes: Modes | None,
     num_chains: int,
 ) -> Found:
-    """Settings of a kernel with ``step_size=None``, whose law says by ``choose`` what it allows.
-
-    :param start: unconstrained sites where the search begins.
-    :param modes: those that are known, which are then not searched.
-    """
+    """Settings of a kernel with ``step_size=None``, from a search that begins at ``start``, or from
+    known modes."""
     leaves = jax.tree.leaves(potential.arguments)
     if any(isinstance(x, Tracer) for x in leaves):
         raise ValueError(
-            "step_size is None, but the run is inside a traced function, and settings are found"
-            " from numbers; pass **kernel.settings.arguments of a kernel outside."
+            "step_size is None, but the run is inside a traced function; pass"
+            " **kernel.settings.arguments of a kernel outside."
         )
     if not all(getattr(x, "is_fully_addressable", True) for x in leaves):
         raise ValueError(
-            "step_size is None, and an argument of the model is an array of several processes, on"
-            " which settings cannot be found; find them from the rows of one process."
+            "step_size is None, and an argument is an array of several processes, on which settings"
+            " cannot be found; find them from the rows of one process."
         )
     if potential.info.size == 0:
         raise ValueError("step_size is None, but the latent sites have no free coordinate.")
@@ -267,7 +259,7 @@ def _find(
     if not all_finite:
         problems += (
             "the gradient is not finite at most points within a standard deviation of the center,"
-            " so its noise is not known and the step may be too long; check the data, or use NUTS.",
+            " so the step may be too long; check the data, or use NUTS.",
         )
     elif may_correct and not gains and normal.departure > _NORMAL:
         problems += (
@@ -276,9 +268,8 @@ def _find(
         )
     if choice.transitions > _TOO_MANY:
         problems += (
-            f"the step is so small that an independent draw takes {choice.transitions:,.0f}"
-            " transitions; reparametrise the model (LocScaleReparam, the other way round from now),"
-            " or take larger minibatches.",
+            f"an independent draw takes {choice.transitions:,.0f} transitions; reparametrise the"
+            " model (LocScaleReparam, the other way round from now), or take larger minibatches.",
         )
     bias, allowed = abs(choice.variance_ratio - 1), kernel.max_bias
     if bias > 1.01 * allowed and not choice.problems:
@@ -307,14 +298,10 @@ def _find(
 def noise_measure(
     rng_key: Array, potential: Potential, estimator: GradientEstimator | None
 ) -> Callable[[Mode], tuple[Sites, list[np.ndarray]]]:
-    r"""
-    ``look_around(normal)``, the constrained center of a normal approximation, and the variances
-    over batches of gradient estimates there, whitened, ``(n,)`` for each estimator: the one that is
-    given, or the plain one and the one that is corrected at the center, or none without a plate.
-
-    Each is the mean over points of the normal approximation at which it is finite, which is what
-    the variance of a Gaussian target feels to first order; NaN if these are less than half.
-    """
+    """``look_around(normal)``, the constrained center of a normal approximation, and the mean
+    variances of gradient estimates at its draws, whitened, ``(n,)`` for each estimator: the one
+    that is given, or the plain one and the one that is corrected at the center; NaN where less than
+    half are finite."""
     info, sites = potential.info, potential.postprocess()
 
     def measure(center: Array, factor: Array) -> tuple[Sites, list[Array]]:

@@ -101,10 +101,9 @@ class SGHMC(SGMCMCKernel):
     :math:`\hat V` is a diagonal. If the noise is correlated between coordinates, standard
     deviations become too small in the directions of little noise. If :math:`\hat V` exceeds the
     injected noise, :math:`4 T M \tanh(C\epsilon/2)/\epsilon^2`, a given number is refused, and an
-    estimate from warmup is cut (:meth:`noise_share` of ``mcmc.last_state`` is above 1). Without
-    ``noise_variance``, gradient noise of variance :math:`s^2` heats a Gaussian target to a
-    temperature of :math:`T + \tfrac{\epsilon^2}{4} s^2 \coth(C\epsilon/2)`, which
-    ``kinetic_temperature`` shows.
+    estimate from warmup is cut. Without ``noise_variance``, gradient noise of variance :math:`s^2`
+    heats a Gaussian target to a temperature of
+    :math:`T + \tfrac{\epsilon^2}{4} s^2 \coth(C\epsilon/2)`, as ``kinetic_temperature`` shows.
 
     :param step_size: positive float or schedule, in units of time; with None the kernel finds it,
         together with the friction, in whitened coordinates.
@@ -189,22 +188,6 @@ class SGHMC(SGMCMCKernel):
         """Variance of the injected noise as one of the gradient, for T = M = 1."""
         C = self.friction_in_use
         return 2 * C / eps if self.integrator == "euler" else 4 * np.tanh(C * eps / 2) / eps**2
-
-    def noise_share(self, state: Any) -> float | None:
-        """
-        The largest share of the injected noise that ``noise_variance`` takes off, over coordinates
-        and chains, None if it takes off nothing; above 1 the estimate of ``"warmup"`` was cut.
-
-        :param state: ``mcmc.last_state``.
-        """
-        V = np.asarray(state.noise_variance, float)
-        if self._info is None or not np.any(V):
-            return None
-        i, eps = np.max(np.asarray(state.i)), np.min(np.asarray(state.step_size, float))
-        T = float(self.temperature_at(max(i - 1, 0)))
-        M = np.asarray(self.ravel_sites("mass", self.mass), float)
-        V = np.max(V.reshape(-1, self.info.size), 0)
-        return float(np.max(V / (self._injected(eps) * (T or np.nan) * M)))
 
     def momentum_scale(self, T: Array) -> Array:
         return jnp.sqrt(T * self.ravel_sites("mass", self.mass, T.dtype))

@@ -56,10 +56,8 @@ def mean_field_optimiser(
     scale_transform: Transform | None,
     other: optax.GradientTransformation | None,
 ) -> optax.GradientTransformation:
-    """A rule for the means and precisions of a mean-field normal, as an optax transformation.
-
-    :param start: ``(name, mean, precision) -> memory``, what the rule keeps from step to step.
-    """
+    """A rule for the means and precisions of a mean-field normal, whose memory is that of
+    ``start(name, mean, precision)`` at first, as an optax transformation."""
     to_sd: Any = SoftplusTransform() if scale_transform is None else scale_transform
     rest = optax.adam(1e-3) if other is None else other
 
@@ -98,8 +96,8 @@ def pairs_of(params: Any) -> tuple[list[str], dict[str, Any]]:
     if not names:
         have = sorted(params) if isinstance(params, dict) else type(params).__name__
         raise ValueError(
-            "no leaves <x>_loc and <x>_scale of one shape are among the parameters"
-            f" {have}; use AutoNormal or AutoDiagonalNormal, or another optimiser."
+            f"no leaves <x>_loc and <x>_scale of one shape are among the parameters {have}; use"
+            " AutoNormal or AutoDiagonalNormal, or another optimiser."
         )
     taken = {*names, *(scale_of(n) for n in names)}
     return names, {name: leaf for name, leaf in params.items() if name not in taken}
@@ -111,6 +109,5 @@ def scale_of(name: str) -> str:
 
 
 def retract(precision: Array, step: Array) -> Array:
-    """``precision + step`` and the term of second order that keeps half of it at least (Lin et al.,
-    *Handling the positive-definite constraint in the Bayesian learning rule*, ICML 2020)."""
+    """``precision + step`` and the term of second order that keeps half of it at least."""
     return precision + step + step**2 / (2 * precision)

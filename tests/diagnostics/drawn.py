@@ -30,9 +30,6 @@ class Drawn(MCMCKernel):
         self.inference_method = method
         self.default_fields = ("z",) if sampling is None else ("z", "sampling")
 
-    def noise_share(self, state):
-        return None
-
     def temperature_at(self, i):
         return self.temperature(i) if callable(self.temperature) else jnp.array(self.temperature)
 

@@ -52,9 +52,6 @@ class Scripted(MCMCKernel):
         self.still, self.lost = still, lost
         self.inference_method = "sgmcmc" if sg else "mcmc"
 
-    def noise_share(self, state):
-        return None
-
     def temperature_at(self, i):
         return jnp.ones(())
 

@@ -121,9 +121,8 @@ def test_progress_bar_and_resumption_continue_the_same_chain(name, keys):
     deterministic site.
     """
     calls, single = [], chain_of(name)
-    kernel = kernel_of(name).wrap_model(
-        lambda model: lambda *args: (calls.append(1), model(*args))[1]
-    )
+    kernel = kernel_of(name)
+    model, kernel.model = kernel.model, lambda *args: (calls.append(1), model(*args))[1]
     mcmc, data = sampler(kernel, progress_bar=True), linear_data()
     mcmc.run(keys[0], *data)
     first, traced = mcmc.get_samples(), len(calls)

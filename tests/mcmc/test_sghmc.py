@@ -151,12 +151,6 @@ def test_noise_variance_is_frozen_after_warmup():
     values = [float(s.noise_variance[0]) for s in seen]
     assert len(set(values[:3])) == 3
     assert values[2] == values[3] == values[4]
-    # Five times what is injected is left, so the estimate was cut; chains count as their worst.
-    share = values[4] / (4 * np.tanh(0.02 / 2) / 0.02**2)
-    assert share > 2
-    assert kernel.noise_share(seen[-1]) == pytest.approx(share, rel=1e-5)
-    two = jax.tree.map(lambda a, b: jnp.stack([a, b]), seen[-1], seen[0])
-    assert kernel.noise_share(two) == pytest.approx(share * max(1, values[0] / values[4]), rel=1e-5)
 
 
 @pytest.mark.slow
