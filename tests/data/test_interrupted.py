@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
+from numpyro_ext._model.potential import Program
 from numpyro_ext.data import HostArray
 from numpyro_ext.objectives import taylor_proxy
 
@@ -26,10 +27,11 @@ def model(x):
 
 
 def expand(x):
-    return taylor_proxy(model, x, center={"loc": 2.0}, block_size=100)
+    return taylor_proxy(model, x, center={"loc": 2.0})
 
 
-def test_a_file_that_is_cut_short_in_a_pass_stops_it_with_a_sentence(tmp_path):
+def test_a_file_that_is_cut_short_in_a_pass_stops_it_with_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(Program, "piece_size", 100)
     path = tmp_path / "x.npy"
     np.save(path, ROWS)
     read = []
