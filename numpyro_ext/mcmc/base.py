@@ -598,8 +598,8 @@ class ModelKernel(ResumableKernel):
         whitening, size = self.coordinates, self.info.size
         if isinstance(whitening, Whitening) and whitening.size != size:
             raise ValueError(
-                f"whitening has {whitening.size} coordinates, and the model's latent sites {size};"
-                " make it for this model and these arguments."
+                f"whitening has {whitening.size} coordinates, but the model's latent sites have"
+                f" {size}; make it for this model and these arguments."
             )
         if self.given_modes is not None:
             check_sites(self.given_modes, self.info, "whitening")
