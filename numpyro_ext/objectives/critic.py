@@ -48,8 +48,8 @@ def _features(draws: Draws, group: SiteGroup, guide: Any, instead: str) -> dict[
     features = getattr(guide, "features", None)
     if features is None and group.plates:
         raise ValueError(
-            f"the guide has a distribution for each row of {group.plates}, but its critic does not"
-            f" see the data; give it with_critic(guide, features=...), or use {instead}."
+            f"the guide has a vector for each row of the plates {group.plates}, but its critic sees"
+            f" no data; give it with_critic(guide, features=...), or use {instead}."
         )
     if features is not None and not group.plates:
         raise ValueError(
