@@ -38,7 +38,7 @@ from numpyro_ext._model.read import (
     shape_trace,
 )
 from numpyro_ext._numpyro import default_key, site_of_log_det
-from numpyro_ext._typing import Model, Sites, Trace
+from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.data._ahead import read_ahead, with_rows
 from numpyro_ext.data._rows import is_on_host
 
@@ -80,8 +80,9 @@ class Factors:
         kwargs: dict[str, Any] | None = None,
         *,
         data_plate: str | None = None,
+        params: Params | None = None,
     ) -> None:
-        self.program = Program(masks_filled(default_key(model)), args, kwargs)
+        self.program = Program(masks_filled(default_key(model)), args, kwargs, params)
         self.program.model = every_row(self.program.model)
         trace = self._valid_trace()
         self.plate = _data_plate(trace, data_plate)

@@ -183,7 +183,7 @@ def test_wrong_calls_are_sentences():
         TypeError, match=r"\(engine, result\), \(svi, result\) or \(guide, params\)"
     ):
         posterior_as_prior(model, params)
-    with pytest.raises(ValueError, match="latent sites of the fit, which are"):
+    with pytest.raises(ValueError, match="it must be a list of sites of"):
         posterior_as_prior(model, (guide, params), sites=["nothing"])
     nan = {**params, "auto_loc": params["auto_loc"] * jnp.nan}
     with pytest.raises(ValueError, match="is not finite; fit it"):
@@ -206,7 +206,7 @@ def test_other_sites_than_those_of_the_fit_are_named():
     seed(guide, 0)(Y)
     loc, tril = normal(2)
     fit = guide, {"auto_loc": loc, "auto_scale_tril": tril}
-    with pytest.raises(ValueError, match="samples 'a' where the fit that is its prior has"):
+    with pytest.raises(ValueError, match="samples 'a' in another order than its prior"):
         seed(posterior_as_prior(turned, fit), 0)(Y)
     with pytest.raises(ValueError, match=r"has no latent sites \['a'\]"):
         seed(posterior_as_prior(without, fit), 0)(Y)
