@@ -353,7 +353,7 @@ def test_guide_plate_of_another_size():
             numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
         numpyro.sample("w", dist.Normal(numpyro.param("m", 0.0), 1.0))
 
-    sentence = "'data' has 200 rows in the model but 50 of 200 rows in the guide"
+    sentence = "'data' has 200 of 200 rows in the model but 50 of 200 in the guide"
     assert_refuses(sentence, VRELBO(), {}, model, guide, jnp.arange(200.0))
 
 
