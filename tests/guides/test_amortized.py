@@ -232,7 +232,7 @@ def scalar(x):
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
-        (lambda: flow(linear, None), TypeError, "must be a pair"),
+        (lambda: flow(linear, None), TypeError, "must be a stax pair"),
         (
             lambda: implicit_guide(linear, stax.Dense(3)),
             ValueError,
