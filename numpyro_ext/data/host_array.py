@@ -36,7 +36,9 @@ class HostArray(HostRows):
      - what has ``shape`` and ``dtype`` and takes a sorted array of integers: Zarr, h5py;
      - a column of a pandas or polars frame, or a whole frame, whose rows are then dicts of columns;
      - a column or a table of Arrow, memory-mapped (``pa.ipc.open_file(pa.memory_map(file))``).
-       Parquet is not made for single rows; write its batches as an Arrow file once;
+       Parquet is not made for single rows; convert it once, by
+       ``np.save("x.npy", pq.read_table(file, columns=["x"])["x"].to_numpy())`` or, for larger
+       files, by writing its batches as an Arrow file;
      - a data set with ``len(source)`` and ``source[k]``, as PyTorch, Grain and Hugging Face have,
        whose items are numbers, arrays, or dicts or tuples of them;
      - a dict or tuple of these with the same number of rows, which are read together.
