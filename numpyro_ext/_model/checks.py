@@ -105,7 +105,10 @@ def _check_shape(name: str, site: Site, trace: Trace) -> None:
             continue
         plate = trace.get(frame.name)
         size = frame.size if plate is None else plate["args"][0]
-        remedy = "give the plate as many rows as the data have, or put each axis into its plate"
+        remedy = (
+            "give the plate as many rows as the data have (all rows, not one minibatch, where a fit"
+            " is judged), or put each axis into its plate"
+        )
         if rows == size:
             remedy = "take the rows of the minibatch, as by data[idx] with `as idx` of the plate"
         taken = f"{frame.size} of {size}" if frame.size < size else f"{size}"

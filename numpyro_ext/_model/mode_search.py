@@ -57,6 +57,7 @@ _NORMAL_MODE, _NORMAL_FIT = 0.3, 0.1
 """Departures up to which a mode, and a fit in its place, are taken without a warning."""
 _STEEP = 3.0
 """The slope of a fit above which it is said to be unfinished."""
+_REDRAWN = 8  # starts, of up to 100 tries each
 _LOST = 1e3
 """Standard deviations from a mode beyond which the start of a search was of no use."""
 _APART, _LEAST_SHARE = 1.5, 1e-3
@@ -205,8 +206,7 @@ def search_modes(
         mode = next(ends)
     if mode is None or not (has_start or mode.decrement <= _LOST):
         spent = 0 if mode is None else mode.row_gradients
-        start, energy, grad = start_near_median(key_start, model, potential)
-        potential.check_start(start, potential.first_rows(), energy, grad)
+        start = _start_again(key_start, model, potential, init_strategy)
         ends = search(starts_of(key_start, info.ravel(start), starts))
         mode = next(ends)
     all_ends = [mode, *ends] if mode.at_mode and not has_start else [mode]
@@ -235,6 +235,26 @@ def search_modes(
     problems = (*(problem for mode in modes for problem in mode.problems), *problems)
     problems += _few_rows_problem(info)
     return Modes(tuple(modes), info.shapes, spent, tuple(dict.fromkeys(problems)))
+
+
+def _start_again(
+    rng_key: Array, model: Model, potential: Potential, init_strategy: Callable[..., Any]
+) -> Sites:
+    """The start of lowest potential near the prior's median, or of those that are drawn anew."""
+    start, energy, grad = start_near_median(rng_key, model, potential)
+    drawn, energies, _ = draw_start(
+        random.split(rng_key, _REDRAWN),
+        model,
+        potential.info,
+        *potential.arguments,
+        init_strategy=init_strategy,
+        validate_grad=True,
+    )
+    best = int(np.argmin(np.nan_to_num(energies, nan=np.inf)))
+    if np.isfinite(energies[best]) and not energy <= energies[best]:
+        return {name: x[best] for name, x in drawn.items()}
+    potential.check_start(start, potential.first_rows(), energy, grad)
+    return start
 
 
 def _merge_ends(ends: list[Mode]) -> list[Mode]:

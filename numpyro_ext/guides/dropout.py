@@ -255,7 +255,7 @@ def normal_priors(
                 if site["type"] != "param":
                     return init_to_uniform(site)
                 link = biject_to(site["kwargs"].get("constraint", constraints.real))
-                return link(link.inv(params[site["name"]]) + 0.1 * i)
+                return jax.tree.map(lambda x: link(link.inv(x) + 0.1 * i), params[site["name"]])
 
             fn = substitute(seed(first_rows(model), key), substitute_fn=elsewhere)
             traces.append(trace_of(fn, args, kwargs))
