@@ -503,10 +503,12 @@ class _Directions:
         # they come would lose its least eigenvalues beside the largest.
         root = point.factor
         H, prior = (np.asarray(a, float) for a in self.of_both(x, root.T.astype(dtype)))
-        if not np.all(np.isfinite(H)):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            unit = 1 / np.sqrt(np.maximum(np.abs(np.diagonal(H)), np.abs(np.diagonal(prior))))
+            of_unit_diagonal = unit[:, None] * (H + H.T) / 2 * unit
+        if not np.all(np.isfinite(of_unit_diagonal)):
             return np.full(len(x), np.nan), root, 0
-        unit = 1 / np.sqrt(np.maximum(np.abs(np.diagonal(H)), np.abs(np.diagonal(prior))))
-        w, Q = np.linalg.eigh(unit[:, None] * (H + H.T) / 2 * unit)
+        w, Q = np.linalg.eigh(of_unit_diagonal)
         least = np.einsum("ik,ij,jk->k", Q, unit[:, None] * prior * unit, Q)
         scales = np.maximum(np.abs(w), np.maximum(least, _LEAST_CURVATURE))
         step = root @ (unit * (Q @ ((Q.T @ (unit * (point.grad @ root))) / scales)))

@@ -140,6 +140,32 @@ def test_where_a_search_leads_nowhere_another_begins_near_the_median():
     np.testing.assert_allclose(xi @ xi.T, np.eye(3), atol=0.02)
 
 
+@pytest.mark.slow
+def test_a_density_without_a_bound_ends_in_a_normal_of_greatest_elbo():
+    """Centred effects whose spread has a density at 0: there is no mode, and no curvature."""
+
+    def schools(y, error):
+        mean = numpyro.sample("mean", dist.Normal(0, 5))
+        spread = numpyro.sample("spread", dist.HalfCauchy(5))
+        with numpyro.plate("schools", len(y)):
+            effect = numpyro.sample("effect", dist.Normal(mean, spread))
+            numpyro.sample("y", dist.Normal(effect, error), obs=y)
+
+    y = jnp.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+    error = jnp.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
+    with pytest.warns(InferenceWarning, match="variational fit instead"):
+        mode = find_modes(schools, y, error).heaviest
+    # The evidence, by the trapezoidal rule over the mean and the log of the spread.
+    mean, log_spread = np.linspace(-30, 30, 601)[:, None], np.linspace(-9, 6, 601)
+    variance = np.exp(2 * log_spread[:, None]) + np.asarray(error, float) ** 2
+    each = (np.asarray(y) - mean[..., None]) ** 2 / variance + np.log(2 * np.pi * variance)
+    prior = mean**2 / 50 + np.log(5 * np.sqrt(2 * np.pi)) - log_spread
+    prior += np.log(np.pi / 2 * 5 * (1 + np.exp(2 * log_spread) / 25))
+    log_p = -each.sum(-1) / 2 - prior
+    evidence = np.log(np.sum(np.exp(log_p + 40)) * 0.1 * 0.025) - 40
+    assert mode.variational and evidence - 1.5 < mode.elbo < evidence + 0.3
+
+
 def local(x):
     with numpyro.plate("rows", len(x), subsample_size=2):
         z = numpyro.sample("z", dist.Normal())
