@@ -322,7 +322,7 @@ def _normal_problems(mode: Mode, fit: Mode, advice: str) -> tuple[Problem, ...]:
     if not mode.at_mode:
         what = "where the gradient of all rows is not finite"
         if mode.num_negative:
-            what = f"where the curvature has {mode.num_negative} negative directions"
+            what = f"where the curvature is no mode's (negative directions: {mode.num_negative})"
         elif np.isfinite(mode.decrement):
             what = f"{mode.decrement:.2g} standard deviations from one"
         sentence = (
