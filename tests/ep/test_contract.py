@@ -31,7 +31,7 @@ def test_the_parameters_fit_numpyros_guide(fitted):
 
 
 def test_diagnosis(fitted):
-    """A residual above its limit has a line."""
+    """A residual above its limit has a line, unless the draws are found right."""
     ep, result = fitted
     short = result.state._replace(report=result.state.report._replace(residual=jnp.array(0.2)))
     for state, ok in ((result.state, True), (short, False)):
@@ -39,6 +39,9 @@ def test_diagnosis(fitted):
             ep, result._replace(state=state), model_args=(Y_SCALE,), num_samples=200, num_moves=0
         )
         assert [row.ok for row in diagnosis.rows if row.quantity == "residual"] == [ok]
+    # Where the draws are found right, it says nothing of them.
+    diagnosis = diagnose(ep, result._replace(state=short), model_args=(Y_SCALE,))
+    assert diagnosis.ok and all(row.quantity != "residual" for row in diagnosis.rows)
 
 
 @pytest.mark.slow

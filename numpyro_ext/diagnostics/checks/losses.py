@@ -13,17 +13,21 @@ from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.limits import FALL, LOST, NARROW, STEP_NOISE
 from numpyro_ext.diagnostics.table import Row, judged
 
+RESIDUAL = "residual"
 _FAR = 10.0
 """Nats: a loss that falls by more in a fifth of the steps began far from the posterior."""
 
 
 def losses(context: FitContext, others: Sequence[Row]) -> list[Row]:
-    """The line of the losses, unless it is wrong and the draws are right, or those of an engine."""
-    if hasattr(context.obj, "convergence"):
-        return convergence_rows(context.obj, restarts_of(context.result))
-    row = loss_row(losses_of(context))
+    """The line of the losses, or the lines of the equations that an engine solves. A loss that has
+    not come to rest, or equations that are not solved, have no line where the draws were found
+    right."""
     of_draws = [other.ok for other in others if other.of_draws]
     is_right = True in of_draws and False not in of_draws
+    if hasattr(context.obj, "convergence"):
+        rows = convergence_rows(context.obj, restarts_of(context.result))
+        return [row for row in rows if row.ok or row.quantity != RESIDUAL or not is_right]
+    row = loss_row(losses_of(context))
     return [] if row is None or (row.ok is False and is_right and row.error) else [row]
 
 
@@ -92,13 +96,13 @@ def convergence_rows(engine: Any, results: list[Any]) -> list[Row]:
         right = "a further sweep leaves the mean and the variances as they are."
         wrong = "the sweeps have not settled; run longer, or with a smaller damping."
         value = worst["residual"]
-        rows.append(judged("residual", value, f"{limit:g}", value < limit, right, wrong))
+        rows.append(judged(RESIDUAL, value, f"{limit:g}", value < limit, right, wrong))
     noise = max((x["noise"] for x in each if x.get("noise", math.nan) >= 0), default=None)
     if noise is not None:
         right = "the rows that were drawn move the mean and the standard deviations by less."
         wrong = "the result hangs on the rows that were drawn; run longer, or take more in a step."
         limit = f"{STEP_NOISE}"
-        rows.append(judged("residual", noise, limit, noise <= STEP_NOISE, right, wrong))
+        rows.append(judged(RESIDUAL, noise, limit, noise <= STEP_NOISE, right, wrong))
     skipped, inaccurate = (max(x[name] for x in each) for name in ("skipped", "inaccurate"))
     right = "every factor was updated in the last step."
     wrong = "factors were left as they were; their moments do not exist or were not found."
