@@ -10,6 +10,8 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 from numpyro.handlers import seed, substitute, uncondition
+from numpyro.infer import init_to_sample
+from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.density import log_abs_det, log_density, log_prob
@@ -139,7 +141,8 @@ def _check_size(site: Site, value: Array) -> None:
 
 
 def _check_known(fit: Fit, model_trace: Trace, guide_trace: Trace) -> None:
-    """An error that names a parameter or a mutable site whose value the fit does not hold."""
+    """An error that names a parameter or a mutable site whose value the fit does not hold. One of
+    the model that starts at a constant may be missing: NumPyro starts it there."""
     is_chain = "kernel" in fit.attributes
     missing = []
     for name, site in {**guide_trace, **model_trace}.items():
@@ -157,12 +160,28 @@ def _check_known(fit: Fit, model_trace: Trace, guide_trace: Trace) -> None:
             )
         if site["type"] == "param":
             missing.append(name)
+    missing = _random_starts(fit, missing)
     if missing:
         remedy = "chain_method='vectorized' keeps it" if is_chain else "pass the result of the fit"
         raise ValueError(
             f"the value that parameter '{missing[0]}' of the model had in this fit is not known;"
             f" {remedy}, or use numpyro.handlers.substitute."
         )
+
+
+def _random_starts(fit: Fit, names: list[str]) -> list[str]:
+    """The names of the parameters, among these, whose start depends on the key."""
+    if not names:
+        return []
+
+    def starts(key: Array) -> dict[str, Any]:
+        model: Any = substitute(seed(fit.model, key), substitute_fn=init_to_sample)
+        trace = trace_of(model, fit.args, fit.kwargs)
+        return {name: trace[name]["value"] for name in names}
+
+    sources = eval_provenance(starts, key=random.key(0))
+    is_set = partial(jax.tree.leaves, is_leaf=lambda x: isinstance(x, frozenset))
+    return [name for name in names if any(is_set(sources[name]))]
 
 
 def default_block_size(trace: Trace) -> int:

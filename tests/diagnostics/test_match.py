@@ -13,6 +13,7 @@ import optax
 import pytest
 
 from numpyro_ext.diagnostics import diagnose, evidence_bounds, to_arviz
+from numpyro_ext.ep import EP
 from numpyro_ext.mcmc import SGLD
 from numpyro_ext.particles import ParVI
 
@@ -85,6 +86,22 @@ def test_parameters_that_are_not_known_are_refused():
             to_arviz(mcmc)
     kept = pickle.loads(pickle.dumps(sgld([0])))
     assert kept.sampler.params["w"] == sgld([0]).sampler.params["w"]
+
+
+def test_a_parameter_that_starts_at_a_constant_is_known():
+    """Engines hold it there."""
+
+    def held(x):
+        scale = numpyro.param("scale", 2.0, constraint=dist.constraints.positive)
+        z = numpyro.sample("z", dist.Normal())
+        with numpyro.plate("N", len(x)):
+            numpyro.sample("x", dist.Normal(z, scale), obs=x)
+
+    engine = EP(held)
+    result = engine.run(random.key(0), 10, X, progress_bar=False)
+    dt = to_arviz(engine, result, model_args=(X,), num_samples=5)
+    expected = dist.Normal(dt.posterior["z"].to_numpy()[..., None], 2.0).log_prob(X)
+    np.testing.assert_allclose(dt.log_likelihood["x"], expected, rtol=1e-5)
 
 
 def counted(x):
