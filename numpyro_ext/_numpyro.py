@@ -195,11 +195,11 @@ def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
     loc, factor = transform.loc[order], transform.scale_tril[order]
     if bool(jnp.all(order[1:] > order[:-1])):
         return loc, factor
-    return loc, _triangular(factor)
+    return loc, triangular_root(factor)
 
 
-def _triangular(root: Array) -> Array:
-    """A root of a permuted covariance, made triangular again."""
+def triangular_root(root: Array) -> Array:
+    """The lower triangular root of the covariance of which ``(n, m)`` rows are a root."""
     R = jnp.linalg.qr(root.T, mode="r")
     return R.T * jnp.sign(jnp.diagonal(R))
 
@@ -231,7 +231,7 @@ def params_of_normal(guide: Any, loc: Array, factor: Array) -> Params:
     back = jnp.argsort(jnp.concatenate([jnp.ravel(place[name]) for name in trace if name in place]))
     if isinstance(guide, AutoDiagonalNormal):
         return {f"{prefix}_loc": loc[back], f"{prefix}_scale": scale[back]}
-    return {f"{prefix}_loc": loc[back], f"{prefix}_scale_tril": _triangular(dense[back])}
+    return {f"{prefix}_loc": loc[back], f"{prefix}_scale_tril": triangular_root(dense[back])}
 
 
 def posterior_guide(

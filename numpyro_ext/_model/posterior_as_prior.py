@@ -18,6 +18,7 @@ from numpyro_ext._checks import check_positive
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.read import Shapes, frames, sample_sites, unconstrained_shape
 from numpyro_ext._model.whitening import fitted_normal
+from numpyro_ext._numpyro import triangular_root
 from numpyro_ext._typing import Model, Params
 
 
@@ -89,8 +90,7 @@ def posterior_as_prior(
     chosen = np.flatnonzero(np.isin(owner, names))
     loc, factor = loc[chosen], factor[chosen]
     if factor.ndim == 2 and len(chosen) < len(owner):
-        R = jnp.linalg.qr(factor.T, mode="r")  # a root of the covariance of these alone
-        factor = R.T * jnp.sign(jnp.diagonal(R))
+        factor = triangular_root(factor)
     kept = tuple((name, shapes[name]) for name in names)
     # A prior of all sites of the one before leaves nothing of it.
     if isinstance(model, PosteriorAsPrior) and {n for n, _ in model.shapes} <= set(names):

@@ -180,8 +180,7 @@ def _random_starts(fit: Fit, names: list[str]) -> list[str]:
         return {name: trace[name]["value"] for name in names}
 
     sources = eval_provenance(starts, key=random.key(0))
-    is_set = partial(jax.tree.leaves, is_leaf=lambda x: isinstance(x, frozenset))
-    return [name for name in names if any(is_set(sources[name]))]
+    return [name for name in names if any(jax.tree.leaves(sources[name]))]
 
 
 def default_block_size(trace: Trace) -> int:

@@ -485,8 +485,7 @@ def _depending_on_parameters(
         lambda params: fn(draws.guide_trace(key, {**draws.params, **params}, values)),
         params=params,
     )
-    is_set = lambda x: isinstance(x, frozenset)  # noqa: E731
-    return [name for name, x in origins.items() if any(jax.tree.leaves(x, is_leaf=is_set))]
+    return [name for name, x in origins.items() if any(jax.tree.leaves(x))]
 
 
 def _path_scaled(x: Array, weight: Array) -> Array:
