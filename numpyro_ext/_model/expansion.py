@@ -1,5 +1,6 @@
 """The expansion of the rows of a model at a center, which is searched or given."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 import warnings
@@ -14,8 +15,15 @@ from numpyro.infer.util import unconstrain_fn
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.checks import check_observed
+from numpyro_ext._model.circles import (
+    circles_of,
+    circular_sites,
+    on_circles,
+    quietest,
+    with_circles,
+)
 from numpyro_ext._model.handlers import first_rows, refuse_noise, valid_plates
-from numpyro_ext._model.mode_search import advice, search_modes
+from numpyro_ext._model.mode_search import advice, place_cuts, search_modes
 from numpyro_ext._model.modes import DENSE_UP_TO, Modes, check_sites
 from numpyro_ext._model.operations import jit_on_data, pieces
 from numpyro_ext._model.potential import Potential
@@ -37,7 +45,7 @@ from numpyro_ext._model.taylor import (
     sd_over_minibatches,
 )
 from numpyro_ext._numpyro import default_key
-from numpyro_ext._typing import Model, Params, Trace
+from numpyro_ext._typing import Model, Params, Sites, Trace
 
 _DRAWS_OF_GUIDE = 1000
 _POINTS, _ROWS = 16, 10_000  # at which the noise over minibatches is measured
@@ -66,10 +74,14 @@ class TaylorExpansion:
         modes = center if isinstance(center, Modes) else None
         if modes is not None:
             check_sites(modes, self.info, "center")
+            self.cut(modes.circles)
         if center is None:
+            self.cut(circles_of(place_cuts(self.model, self.info, {}, *self.arguments)))
             modes = search_modes(rng_key, self.model, self.potential, None, starts=1)
             if modes.problems:
                 _warn(f"the center of the proxy: {' '.join(modes.problems)}")
+        elif modes is None and circular_sites(self.info):
+            self.cut(self._angles(rng_key, center))
         factor = None if modes is None else modes.heaviest.factor
         x = self._place(rng_key, center) if modes is None else modes.heaviest.center
         each, grad, hessian = self._sums(x, factor)
@@ -90,6 +102,7 @@ class TaylorExpansion:
             size=self.size,
             batch=self.batch,
             shapes=self.info.shapes,
+            circles=circles_of(self.info),
         )
         if factor is not None:
             proxy = replace(proxy, noise=self._noise(proxy, nearest, factor))
@@ -102,6 +115,21 @@ class TaylorExpansion:
             )
         return proxy
 
+    def cut(self, circles: Array | None) -> None:
+        """Cut circles opposite of these angles."""
+        if circles is not None:
+            self.info = with_circles(self.info, circles)
+            self.potential = Potential(self.model, self.info, {}, *self.arguments)
+
+    def _angles(self, rng_key: Array, center: Any) -> Array:
+        """The middles of circles for a center, of constrained values or of a guide."""
+        if isinstance(center, tuple):
+            guide, params = center
+            draws = self._draws(rng_key, guide, params, lambda draw: draw)
+            return quietest(draws, self.info)
+        values = self.info.check_constrained("center", center)
+        return quietest({name: x[None] for name, x in values.items()}, self.info)
+
     def _place(self, rng_key: Array, center: Any) -> Array:
         """The flat vector of constrained values, or of the mean of a guide."""
         if isinstance(center, tuple):
@@ -112,18 +140,27 @@ class TaylorExpansion:
         return jax.jit(lambda c: self.info.ravel(self.potential.unconstrain("center", c)))(center)
 
     def _mean(self, rng_key: Array, guide: Model, params: Params) -> Array:
-        set_up(guide, *self.arguments)
-        fn = seed(first_rows(self.model), random.key(0))
+        fn = on_circles(seed(first_rows(self.model), random.key(0)), self.info)
 
-        def draw(rng_key: Array) -> Array:
+        def ravel(values: Sites) -> Array:
+            return self.info.ravel(unconstrain_fn(fn, *self.arguments, values))
+
+        return jnp.mean(self._draws(rng_key, guide, params, ravel), axis=0)
+
+    def _draws(
+        self, rng_key: Array, guide: Model, params: Params, of_draw: Callable[[Sites], Any]
+    ) -> Any:
+        """A function of each of the draws of a guide, which are constrained."""
+        set_up(guide, *self.arguments)
+
+        def draw(rng_key: Array) -> Any:
             trace = trace_of(
                 substitute(first_rows(seed(guide, rng_key)), data=params), *self.arguments
             )
-            values = {name: trace[name]["value"] for name in self.info.latents}
-            return self.info.ravel(unconstrain_fn(fn, *self.arguments, values))
+            return of_draw({name: trace[name]["value"] for name in self.info.latents})
 
         keys = random.split(rng_key, _DRAWS_OF_GUIDE)
-        return jnp.mean(jit_on_data(jax.vmap(draw))(keys), axis=0)
+        return jit_on_data(jax.vmap(draw))(keys)
 
     def _sums(
         self, x: Array, factor: Array | None

@@ -18,6 +18,15 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.checks import check_rows, read_global
+from numpyro_ext._model.circles import (
+    Turns,
+    circles_of,
+    circular_sites,
+    quietest,
+    recut,
+    with_circles,
+    wrapped,
+)
 from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, Problem, of_kind
 from numpyro_ext._model.normal_fit import (
@@ -40,7 +49,7 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import draw_params, draw_start, prior_center, start_near_median
 from numpyro_ext._model.whole_rows import on_some_rows
-from numpyro_ext._typing import Model, Sites
+from numpyro_ext._typing import Model, Params, Sites
 
 _ADAM_STEPS, _ADAM_PIECE, _SEARCHES = 2000, 100, 4
 _MOST_OF_ADAM = 5e10
@@ -63,6 +72,7 @@ _LOST = 1e3
 _APART, _LEAST_SHARE = 1.5, 1e-3
 _ROWS_EACH = 10  # of a minibatch, for each latent number
 _SAME_HEIGHT, _SAME_PLACE = 0.1, 0.5
+_DRAWS_OF_ANGLES = 2000
 
 
 def find_modes(
@@ -129,13 +139,59 @@ def find_modes(
         raise ValueError("the latent sites of the model have no free coordinate, so no modes.")
     check_rows(given_rows(model, info.given), args, kwargs, init_to_uniform)
     params = draw_params(rng_key, model, info, args, kwargs)
+    cut_at_pi, info = info, place_cuts(model, info, params, args, kwargs)
     potential = Potential(model, info, params, args, kwargs).on_one_batch()
     if init_params is not None:
         init_params = info.check_unconstrained("init_params", init_params)
+        init_params = recut_sites(init_params, cut_at_pi, info)
     modes = search_modes(rng_key, model, potential, init_params, starts=starts)
     if modes.problems:
         warnings.warn(InferenceWarning(" ".join(modes.problems)), stacklevel=2)
     return modes
+
+
+def place_cuts(
+    model: Model, info: ModelInfo, params: Params | None, args: tuple, kwargs: dict[str, Any]
+) -> ModelInfo:
+    """The same with each circle cut where the posterior has least mass, by the normals at the ends
+    of searches that follow the angles round and round."""
+    if not circular_sites(info) or is_traced((args, kwargs)):
+        return info
+    turns, rng_key = with_circles(info, np.zeros(info.size), Turns), random.key(0)
+    traced = is_traced(jnp.zeros(()))
+    with block(), jax.ensure_compile_time_eval() if traced else nullcontext():
+        if params is None:
+            params = draw_params(rng_key, model, info, args, kwargs)
+        potential = Potential(model, turns, params, args, kwargs).on_one_batch()
+        start, energy, _ = draw_start(rng_key, model, turns, *potential.arguments)
+        if not np.isfinite(energy):
+            return with_circles(info, np.zeros(info.size))
+        starts = starts_of(rng_key, turns.ravel(start), _SEARCHES)
+        search = make_search(rng_key, potential)
+        ends = [end for end in search(starts) if np.all(np.isfinite(end.factor))]
+        if not ends:
+            return with_circles(info, np.zeros(info.size))
+        merged = Modes(tuple(_merge_ends(ends)), turns.shapes)
+        draws = merged.sample(rng_key, (_DRAWS_OF_ANGLES,))
+        sites = jax.vmap(turns.unravel)(jnp.asarray(draws))
+        angles = {name: wrapped(sites[name]) for name in circular_sites(info)}
+        return with_circles(info, quietest(angles, info))
+
+
+def recut_sites(z: Sites, before: ModelInfo, after: ModelInfo) -> Sites:
+    """Unconstrained sites ``{site: (*batch, *site)}`` in the coordinates of other cuts."""
+    if circles_of(before) is None and circles_of(after) is None:
+        return z
+    middles = [
+        None if circles is None else after.unravel(circles)
+        for circles in (circles_of(before), circles_of(after))
+    ]
+    moved = {}
+    for name in circular_sites(after):
+        a, b = (None if m is None else m[name] for m in middles)
+        x = jnp.asarray(z[name])
+        moved[name] = recut(x, a, b)
+    return {**z, **moved}
 
 
 def is_searched(size: int, params: Iterable[str], mutable: bool) -> bool:
@@ -234,6 +290,7 @@ def search_modes(
         modes[0] = replace(fit, share=mode.share, problems=fit_problems)
     problems = (*(problem for mode in modes for problem in mode.problems), *problems)
     problems += _few_rows_problem(info)
+    modes = [replace(mode, circles=circles_of(info)) for mode in modes]
     return Modes(tuple(modes), info.shapes, spent, tuple(dict.fromkeys(problems)))
 
 

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from numpyro_ext._model.circles import recut
 from numpyro_ext._model.read import ModelInfo, Shapes, unravel
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._model.whitening import Whitening, fitted_normal
@@ -65,12 +66,13 @@ class Mode:
     variational: bool = False
     share: float = 1.0
     copy_of: int | None = None
+    circles: Array | None = None
     problems: tuple[Problem, ...] = ()
 
     @property
     def whitening(self) -> Whitening:
         """The coordinates :math:`\\xi`."""
-        return Whitening(self.center, self.factor)
+        return Whitening(self.center, self.factor, self.circles)
 
     @property
     def sds(self) -> np.ndarray:
@@ -162,6 +164,11 @@ class Modes:
         return len(self.heaviest.center)
 
     @property
+    def circles(self) -> Array | None:
+        """The angles opposite of which circles are cut, see :class:`Whitening`."""
+        return self.heaviest.circles
+
+    @property
     def log_evidence(self) -> float:
         """The logarithm of the model's evidence, by Laplace's formula at all modes."""
         return float(np.logaddexp.reduce([mode.log_evidence for mode in self.modes]))
@@ -199,8 +206,9 @@ class Modes:
         return int(np.max(self.apportion(num))) + 1
 
     def unravel(self, x: Array) -> Sites:
-        """Vectors ``(*batch, n)`` as unconstrained sites, such as ``init_params`` takes."""
-        return unravel(x, self.shapes)
+        """Vectors ``(*batch, n)`` as unconstrained sites, such as ``init_params`` takes: with
+        circles cut at pi, as everywhere in NumPyro."""
+        return unravel(recut(x, self.circles, None), self.shapes)
 
     def __repr__(self) -> str:
         shares = ", ".join(f"{mode.share:.2g}" for mode in self.modes)
@@ -243,7 +251,8 @@ def given_modes(init_from: InitFrom) -> Modes | None:
                 "init_from is a taylor_proxy whose center is not near a mode; give a pair (guide,"
                 " params) of a fitted AutoMultivariateNormal."
             )
-        return Modes((Mode(init_from.location, init_from.factor),), init_from.shapes)
+        mode = Mode(init_from.location, init_from.factor, circles=init_from.circles)
+        return Modes((mode,), init_from.shapes)
     if not (isinstance(init_from, tuple) and len(init_from) == 2):
         raise TypeError(
             f"init_from is {type(init_from).__name__}; it must be a pair (guide, params), a result"

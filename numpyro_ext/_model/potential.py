@@ -18,6 +18,7 @@ from numpyro.infer.util import constrain_fn, potential_energy, transform_fn, unc
 
 from numpyro_ext._model import handlers
 from numpyro_ext._model.arguments import indexed, is_traced
+from numpyro_ext._model.circles import is_circle, on_circles
 from numpyro_ext._model.density import log_prob, row_log_lik
 from numpyro_ext._model.enumeration import parallel, summed_log_density
 from numpyro_ext._model.handlers import first_rows, given_rows, latents_only, weighted_rows
@@ -164,6 +165,7 @@ class Potential(Program):
         forward_mode: bool = False,
     ) -> None:
         model = default_key(given_rows(model, info.given) if info.given else model)
+        model = on_circles(model, info)
         if info.masked:
             model = masks_filled(model)
         if info.summed:  # they have a value where no density is taken
@@ -285,7 +287,8 @@ class Potential(Program):
         """From unconstrained sites to constrained and deterministic ones, on first rows."""
         supports = {name: latent.support for name, latent in self.info.latents.items()}
         # Bounds that are arrays may depend on other sites, or were traced when the model was read.
-        fixed = all(isinstance(leaf, (int, float)) for leaf in jax.tree.leaves(supports))
+        others = [support for support in supports.values() if not is_circle(support)]
+        fixed = all(isinstance(leaf, (int, float)) for leaf in jax.tree.leaves(others))
         if fixed and not self.info.deterministic:
             transforms = {name: biject_to(support) for name, support in supports.items()}
             return lambda z: transform_fn(transforms, z)

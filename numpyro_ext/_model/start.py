@@ -15,6 +15,7 @@ from numpyro.infer.util import initialize_model
 
 from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.checks import check_rows
+from numpyro_ext._model.circles import on_circles
 from numpyro_ext._model.enumeration import parallel
 from numpyro_ext._model.handlers import first_rows, given_rows
 from numpyro_ext._model.operations import run_once
@@ -76,7 +77,7 @@ def draw_start(
     """
 
     def draw(rng_key: Array) -> tuple[Sites, Array, Params]:
-        fn = first_rows(model)
+        fn = on_circles(first_rows(model), info)
         initialised = initialize_model(
             rng_key,
             infer_config(fn, parallel) if info.summed else fn,
@@ -147,8 +148,8 @@ def prior_center(rng_key: Array, model: Model, potential: Potential) -> tuple[Ar
 
 def _medians(rng_key: Array, model: Model, potential: Potential) -> tuple[Array, Trace]:
     """The flat median of the prior, and the trace there."""
-    fn = substitute(seed(first_rows(model), rng_key), substitute_fn=_to_median)
-    trace = trace_of(fn, *potential.arguments)
+    fn = on_circles(seed(first_rows(model), rng_key), potential.info)
+    trace = trace_of(substitute(fn, substitute_fn=_to_median), *potential.arguments)
     latents = potential.info.latents
     z = {n: biject_to(trace[n]["fn"].support).inv(trace[n]["value"]) for n in latents}
     return potential.info.ravel(z), trace

@@ -20,6 +20,7 @@ import numpy as np
 from numpyro.distributions import biject_to
 from numpyro.handlers import block, seed
 
+from numpyro_ext._model.circles import circles_of, recut
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.operations import jit_on_data, pieces
@@ -48,7 +49,17 @@ SAME, SAME_IN_A_STEP = 1e-4, 3e-2
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["center", "location", "factor", "value", "rows", "grad", "hessian", "noise"],
+    data_fields=[
+        "center",
+        "location",
+        "factor",
+        "value",
+        "rows",
+        "grad",
+        "hessian",
+        "noise",
+        "circles",
+    ],
     meta_fields=["plate", "size", "batch", "shapes"],
 )
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,6 +76,7 @@ class TaylorProxy:
       normal approximation; nan if there is none.
     * ``plate, size, batch`` - name of the plate, N and M.
     * ``shapes`` - ``(site, unconstrained shape)`` in the order of the vector.
+    * ``circles`` - ``(d,)``, the angles opposite of which circles are cut, see :class:`Whitening`.
     """
 
     center: Sites
@@ -79,6 +91,7 @@ class TaylorProxy:
     size: int
     batch: int
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    circles: Array | None = None
 
     compared: ClassVar[Any] = None
     """The model and the arguments that :meth:`check_data` has compared last."""
@@ -102,7 +115,9 @@ class TaylorProxy:
                 "there is no normal approximation at the center of this proxy; make it with"
                 " center=(guide, params) of a fitted guide."
             )
-        return Whitening(self.location, self.factor).init_params(guide, *args, **kwargs)
+        return Whitening(self.location, self.factor, self.circles).init_params(
+            guide, *args, **kwargs
+        )
 
     def unravel(self, x: Array) -> Sites:
         """A ``(d,)`` vector as unconstrained sites."""
@@ -130,12 +145,13 @@ class TaylorProxy:
         """:meth:`log_joint` of the sites in the plate alone."""
         sites = [trace[name] for name, _ in self.shapes]
         t = [jnp.ravel(biject_to(site["fn"].support).inv(site["value"])) for site in sites]
+        t = recut(jnp.concatenate(t), None, self.circles)
 
         def rows_at(x: Array) -> Array:
-            return row_log_lik(run(self.unravel(x)), self.plate)
+            return row_log_lik(run(self.unravel(recut(x, self.circles, None))), self.plate)
 
         index = trace[self.plate]["value"] if compare else None
-        return self.change(jnp.concatenate(t), row_log_lik(trace, self.plate), rows_at, index)
+        return self.change(t, row_log_lik(trace, self.plate), rows_at, index)
 
     def change(
         self,
@@ -226,7 +242,7 @@ class TaylorProxy:
         program = Program(default_key(model), args, kwargs, plates=plates)
         # Evaluated now, also where a step is being traced.
         with jax.ensure_compile_time_eval(), block(), jax.default_matmul_precision("highest"):
-            z = self.unravel(self.location)
+            z = self.unravel(recut(self.location, self.circles, None))
             each = jit_on_data(
                 lambda i: program.with_rows({self.plate: i}).rows_log_lik(z, {self.plate: i})
             )
@@ -299,12 +315,12 @@ class ProxyPotential(Potential):
         return ProxyPotential(self._proxy, self._plain.with_rows(idx, rows), self._compare)
 
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
-        proxy = self._proxy
+        proxy, own = self._proxy, circles_of(self.info)
 
         def rows_at(x: Array) -> Array:
-            return self.rows_log_lik(proxy.unravel(x), idx)
+            return self.rows_log_lik(proxy.unravel(recut(x, proxy.circles, own)), idx)
 
-        t = self.info.ravel(z)
+        t = recut(self.info.ravel(z), own, proxy.circles)
         at_t = rows_at(t)
         change, _ = proxy.change(t, at_t, rows_at, idx[proxy.plate] if self._compare else None)
         return self._plain(z, idx) + proxy.size * jnp.mean(at_t) - proxy.value - change

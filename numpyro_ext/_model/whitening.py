@@ -17,7 +17,9 @@ from numpyro_ext._numpyro import normal_of_guide, params_of_normal
 from numpyro_ext._typing import Params
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["center", "factor"], meta_fields=[])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["center", "factor", "circles"], meta_fields=[]
+)
 @dataclass(frozen=True, eq=False)
 class Whitening:
     r"""
@@ -36,6 +38,8 @@ class Whitening:
     :param center: c, ``(n,)`` in the flat order.
     :param factor: A, lower triangular ``(n, n)`` with a positive diagonal, or its diagonal
         ``(n,)``.
+    :param circles: for latent sites on circles, ``(n,)``, the angle opposite of which each is cut
+        to become a line, and NaN for other coordinates; None where all are cut at pi.
 
     >>> from numpyro_ext.mcmc import SGHMC
     >>> def model():
@@ -52,6 +56,7 @@ class Whitening:
 
     center: Array
     factor: Array
+    circles: Array | None = None
 
     def __post_init__(self) -> None:
         center, factor = jnp.asarray(self.center), jnp.asarray(self.factor)

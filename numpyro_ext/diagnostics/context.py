@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
+from numpyro_ext._model.circles import circular_sites, quietest, unrolled, with_circles
 from numpyro_ext._model.operations import count_operations
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, model_info
@@ -135,8 +136,14 @@ class FitContext:
 
     @cached_property
     def info(self) -> ModelInfo:
-        """The parts of the model that are static on all data."""
-        return model_info(self.proto.trace, sums=True)
+        """The parts of the model that are static on all data, with each circle cut where the draws
+        are not."""
+        info = model_info(self.proto.trace, sums=True)
+        if not circular_sites(info):
+            return info
+        draws = self.evaluated["latent"] if self.kind == "guide" else self._drawn_before
+        angles = {n: draws[n].reshape(-1, *info.latents[n].constrained.shape) for n in info.latents}
+        return with_circles(info, quietest(angles, info))
 
     @cached_property
     def evaluate(self) -> Evaluate:
@@ -148,23 +155,34 @@ class FitContext:
 
     @cached_property
     def draws(self) -> Numbers:
-        """Values of all sites; particles are the draws of one chain."""
+        """Values of all sites, angles within pi of the middle of their circle; particles are the
+        draws of one chain."""
+        if self.kind == "guide":
+            return {**self.latent, **self.evaluated["deterministic"]}
+        return unrolled(self._drawn_before, self.info)
+
+    @cached_property
+    def _drawn_before(self) -> Numbers:
+        """The draws of a fit that has them, as they are."""
         if self.kind == "particles":
-            return {name: np.asarray(x)[None] for name, x in self.first.items()}
-        if self.kind == "chains":
-            return chains_of(self.fit)
-        return {**self.latent, **self.evaluated["deterministic"]}
+            return {name: np.asarray(x)[None] for name, x in self._last_draws.items()}
+        return chains_of(self.fit)
 
     @property
     def latent(self) -> Numbers:
         """Values of the latent sites of a guide."""
-        return self.evaluated["latent"]
+        return unrolled(self.evaluated["latent"], self.info)
 
     @cached_property
     def first(self) -> Sites:
         """The draws ``{site: (m, *site)}`` of the first restart, or the particles."""
         if self.kind == "guide":
             return {name: x[0] for name, x in self.latent.items()}
+        return unrolled(self._last_draws, self.info)
+
+    @cached_property
+    def _last_draws(self) -> Sites:
+        """The draws of the first entry, of an ensemble its last ones."""
         draws = self.fit.draws[0]
         if not isinstance(self.obj, MCMC):
             return draws

@@ -103,10 +103,10 @@ class AutoAuxiliary(AutoWithoutDensity):
         latent sites of the model."""
         self.check_fitted(params)
         names = [f"_{self.prefix}_aux__{i}" for i in range(self.num_layers)]
-        trace: Any = self.prototype_trace
-        supports = {name: trace[name]["fn"].support for name in self.latent_sites}
-        z = [jnp.ravel(biject_to(supports[n]).inv(latents[n])) for n in supports]
-        with block(), substitute(data=params):
+        with block(), substitute(data=params), self.on_cuts(params):
+            trace: Any = self.prototype_trace
+            supports = {name: trace[name]["fn"].support for name in self.latent_sites}
+            z = [jnp.ravel(biject_to(supports[n]).inv(latents[n])) for n in supports]
             return self._reverse(jnp.concatenate(z), [aux[name] for name in names])
 
     def _reverse(self, z: Array, aux: Sequence[Array]) -> Array:

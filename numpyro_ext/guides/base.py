@@ -26,20 +26,20 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import OwnArgumentsFirst, check_count, check_positive
 from numpyro_ext._model.checks import read_global
+from numpyro_ext._model.circular_guide import CircularGuide
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.masked import record_filled
 from numpyro_ext._model.mode_search import is_searched, modes_or_warning
 from numpyro_ext._model.modes import SEARCH, InitFrom, Mode, Modes, check_sites, given_modes
 from numpyro_ext._model.read import ModelInfo, call_and_trace
 from numpyro_ext._model.start import guide_start
-from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Model, Params, Shape, Sites
 
 NUM_QUANTILE_DRAWS = 10_000
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class AutoJoint(ContinuousGuide):
+class AutoJoint(CircularGuide):
     """Base of the guides over all latent sites together, as one vector in unconstrained space.
 
     A subclass writes ``latent_distribution()``, the distribution of the ``(latent_dim,)`` vector,
@@ -103,7 +103,7 @@ class AutoJoint(ContinuousGuide):
     ) -> Array:
         """Latent vectors from ``sample_vector``, without a trace of their sites."""
         self.check_fitted(params)
-        with block():
+        with block(), self.on_cuts(params):
             fn: Any = substitute(seed(self.sample_vector, rng_key), params)
             z, trace = call_and_trace(fn, (sample_shape, args, kwargs or {}), {})
         check_params(params, [n for n, site in trace.items() if site["type"] == "param"], self)
@@ -196,6 +196,16 @@ class AutoAtModes(AutoJoint):
         super().check_fitted(params)
         if self.is_mapped:
             check_params(params, [f"{self.prefix}_center", f"{self.prefix}_root"], self)
+
+    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
+        info = self.cut(self.read(*args, **kwargs), args, kwargs)
+        return guide_start(self, info, args, kwargs)
+
+    def start_circles(self) -> Array | None:
+        modes = self.modes() if self.is_mapped else None
+        if modes is None:
+            return None
+        return jnp.zeros(self.latent_dim) if modes.circles is None else modes.circles
 
     @property
     def is_mapped(self) -> bool:

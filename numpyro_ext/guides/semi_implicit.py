@@ -104,14 +104,14 @@ class AutoSemiImplicit(AutoWithoutDensity):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sites:
         self.set_up(*args, **kwargs)
-        result, trace = {}, cast(Trace, self.prototype_trace)
-        with self.called_with(args, kwargs):
-            vector = self.sample_vector((), args, kwargs)
-        for name, u in self.unpack(vector).items():
-            fn = trace[name]["fn"]
-            value = biject_to(fn.support)(u)
-            site = SemiImplicitDraw(value, event_dim=fn.event_dim, support=fn.support)
-            result[name] = numpyro.sample(name, site)
+        result = {}
+        with self.called_with(args, kwargs), self.on_cuts():
+            vector, trace = self.sample_vector((), args, kwargs), cast(Trace, self.prototype_trace)
+            for name, u in self.unpack(vector).items():
+                fn = trace[name]["fn"]
+                value = biject_to(fn.support)(u)
+                site = SemiImplicitDraw(value, event_dim=fn.event_dim, support=fn.support)
+                result[name] = numpyro.sample(name, site)
         return result
 
     def sample_mixing(

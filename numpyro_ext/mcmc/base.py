@@ -34,8 +34,10 @@ from numpyro_ext._checks import (
 )
 from numpyro_ext._model.arguments import is_same, is_traced
 from numpyro_ext._model.checks import check_rows, read_global
+from numpyro_ext._model.circles import circles_of, with_circles
 from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.minibatch import draw_indices, start_plates
+from numpyro_ext._model.mode_search import place_cuts, recut_sites
 from numpyro_ext._model.modes import Mode, Modes, check_sites
 from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
@@ -401,6 +403,7 @@ class ModelKernel(ResumableKernel):
         self._arguments: tuple[tuple, dict[str, Any]] | None = None
         self._potential: Potential | None = None
         self._key_params: Array | None = None
+        self.circles: Array | None = getattr(self.whitening, "circles", None)
         # Between the flat vector of the sites and the coordinates of a step.
         self.coordinates = self.given_whitening or IdentityCoordinates()
         if self.finds_settings and type(self).choose is ModelKernel.choose:
@@ -538,7 +541,7 @@ class ModelKernel(ResumableKernel):
                 potential = self.potential(model_args, kwargs)
                 self._find_settings(potential, None, resumes, num_chains)
             return None
-        self._read_arguments(first_key, model_args, kwargs)
+        self._read_arguments(first_key, model_args, kwargs, resumes)
         info = self.info
         model = given_rows(self.model, info.given)
         check_rows(model, model_args, kwargs, self.init_strategy, bounded=info.bounded)
@@ -546,6 +549,7 @@ class ModelKernel(ResumableKernel):
         if init_params is not None:
             chains = () if single else (num_chains,)
             init_params = info.check_unconstrained("init_params", init_params, chains)
+            init_params = recut_sites(init_params, with_circles(info, None), info)
         potential = self.potential(model_args, kwargs)
         if self.finds_settings:
             first = init_params
@@ -572,12 +576,19 @@ class ModelKernel(ResumableKernel):
                 " (mcmc.post_warmup_state = None)."
             )
 
-    def _read_arguments(self, key: Array, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _read_arguments(
+        self, key: Array, args: tuple, kwargs: dict[str, Any], resumes: bool
+    ) -> None:
         """Read the model on the arguments of a new run, and draw its parameters."""
         if not isinstance(key, Tracer):
             # What is compiled for one chain or run serves the next, and holds its parameters.
             key = self._key_params = key if self._key_params is None else self._key_params
+        keeps_cuts = resumes or self.whitening is not None or self.has_read(args, kwargs)
         self._info, self._params = self._read(key, args, kwargs)
+        if not keeps_cuts:
+            cut_at_pi = with_circles(self._info, None)
+            self._info = place_cuts(self.model, cut_at_pi, self._params, args, kwargs)
+            self.circles = circles_of(self._info)
         self._arguments = args, kwargs
         self._potential = self._potential_on(self._info, self._params, args, kwargs)
 
@@ -643,7 +654,8 @@ class ModelKernel(ResumableKernel):
 
     def _read_sites(self, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
         options: dict[str, Any] = {"init_strategy": self.init_strategy, "sums": True}
-        return read_global(self.model, args, kwargs, because=NO_LOCAL_SITES, **options)
+        info = read_global(self.model, args, kwargs, because=NO_LOCAL_SITES, **options)
+        return with_circles(info, self.circles)
 
     def _read(
         self, rng_key: Array | None, args: tuple, kwargs: dict[str, Any]

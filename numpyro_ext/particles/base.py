@@ -27,6 +27,7 @@ from numpyro_ext._checks import (
     summary,
 )
 from numpyro_ext._model.checks import read_global
+from numpyro_ext._model.circles import with_circles
 from numpyro_ext._model.handlers import refuse_mutable
 from numpyro_ext._model.losses import finite_step, reported
 from numpyro_ext._model.potential import Potential
@@ -311,6 +312,7 @@ class ParticleField(ELBO, ABC):
         info = guide.info_on(model, args, kwargs) if hasattr(guide, "info_on") else None
         if info is None:
             info = read_for_particles(substitute(model, data=params), args, kwargs)
+        info = with_circles(info, params.get(f"{getattr(guide, 'prefix', 'auto')}_cut"))
         unpack = _unpacking(guide, info, z)
         potential = Potential(model, info, params, args, kwargs)
         # The rows of the minibatch, drawn once for all particles.

@@ -17,6 +17,8 @@ from numpyro.util import is_prng_key
 import optax
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._model.circles import circles_of, with_circles
+from numpyro_ext._model.mode_search import place_cuts, recut_sites
 from numpyro_ext._model.modes import SEARCH, InitFrom
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.start import draw_params, draw_start
@@ -134,6 +136,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
         self.params: Params = {}
         self._key_params: Array | None = None
         self.num_steps = 0
+        self.circles: Array | None = None
 
     @property
     def sample_field(self) -> str:
@@ -268,25 +271,33 @@ class ParVI(BeginsAtModes, MCMCKernel):
         self, rng_key: Array, num_particles: int, init_params: Any, args: tuple, kwargs: dict
     ) -> tuple[Sites, Array | None]:
         info = read_for_particles(self.model, args, kwargs)
-        rest = self.model, info, args, kwargs
         how: dict[str, Any] = {"init_strategy": self.init_strategy}
         keys = random.split(rng_key, num_particles)
         key = keys[0] if init_params is None else rng_key
         if not isinstance(key, Tracer):
             # What is compiled for one run serves the next, and holds its parameters.
             key = self._key_params = key if self._key_params is None else self._key_params
-        self.params = draw_params(key, *rest, **how)
-        if init_params is not None:
-            return info.check_unconstrained("init_params", init_params, (num_particles,)), None
-        model, potential = substitute(self.model, data=self.params), self._potential(args, kwargs)
-        modes = self.find_modes(model, potential)
+        self.params = draw_params(key, self.model, info, args, kwargs, **how)
+        modes, self.circles = None, None
+        if init_params is None:
+            model = substitute(self.model, data=self.params)
+            modes = self.find_modes(model, self._potential(args, kwargs))
         if modes is not None:
+            self.circles = modes.circles
+            potential = self._potential(args, kwargs)
             x, groups = draw_at_modes(rng_key, modes, num_particles, potential)
             return jax.vmap(info.unravel)(x), groups
-        return draw_start(keys, *rest, **how, validate_grad=True)[0], None
+        cut_at_pi, info = info, place_cuts(self.model, info, self.params, args, kwargs)
+        self.circles = circles_of(info)
+        if init_params is not None:
+            z = info.check_unconstrained("init_params", init_params, (num_particles,))
+            return recut_sites(z, cut_at_pi, info), None
+        z, *_ = draw_start(keys, self.model, info, args, kwargs, **how, validate_grad=True)
+        return z, None
 
     def _potential(self, args: tuple, kwargs: dict[str, Any]) -> Potential:
         info = read_for_particles(substitute(self.model, data=self.params), args, kwargs)
+        info = with_circles(info, self.circles)
         return Potential(self.model, info, self.params, args, kwargs)
 
     def _by_proxy(self, args: tuple, kwargs: dict[str, Any]) -> Potential:

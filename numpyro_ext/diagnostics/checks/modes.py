@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import init_to_sample, init_to_uniform
 
+from numpyro_ext._model.circles import with_circles
 from numpyro_ext._model.mode_search import search_modes
 from numpyro_ext._model.modes import Mode, Modes, of_kind
 from numpyro_ext._model.potential import Potential
@@ -95,7 +96,8 @@ def compare_with(context: FitContext, modes: Any) -> AtModes | None:
         kept = context.sampling
     draws = {name: context.draws[name] for name in context.info.latents}
     x = {name: jnp.asarray(y.reshape(-1, *y.shape[2:])) for name, y in draws.items()}
-    target = potential_of(context.fit, context.info, context.fit.params[0])
+    info = with_circles(context.info, modes.circles)
+    target = potential_of(context.fit, info, context.fit.params[0])
     points = jax.jit(lambda x: flat_draws(target, x, context.block))(x)
     place = jax.jit(jax.vmap(place_in(list(modes.modes))))
     which, away = (np.asarray(y).reshape(kept.shape) for y in place(points))

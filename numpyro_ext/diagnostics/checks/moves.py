@@ -8,6 +8,7 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_ext._model.circles import circles_of, recut, unrolled
 from numpyro_ext._model.operations import FEW, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import coordinate_name, slices_of
@@ -293,7 +294,8 @@ def _moved(
                 U, gradient = U / T, gradient / T
             if group is not None:
                 by_mode, k = group
-                U = jnp.where(place_in(by_mode.modes)(x)[0] == k, U, jnp.inf)
+                there = recut(x, circles_of(info), by_mode.modes[0].circles)
+                U = jnp.where(place_in(by_mode.modes)(there)[0] == k, U, jnp.inf)
             return U, gradient
 
         points = _replace_nonfinite(flat_draws(target, x, context.block))
@@ -333,7 +335,7 @@ def _numbers_of(target: Potential) -> Callable[[Array], Array]:
     constrain, info = target.postprocess(), target.info
 
     def numbers(x: Array) -> Array:
-        values = constrain(info.unravel(x))
+        values = unrolled(constrain(info.unravel(x)), info)
         names = [*info.latents, *info.deterministic]
         return jnp.concatenate([jnp.ravel(values[name]) for name in names])
 
