@@ -11,14 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from scipy.special import i0e, i1e
 
 
 class Problem(NamedTuple):
-    """A model ``(turn, data)``, its data before the turn, and the sites that turn with it."""
+    """A model ``(turn, data)``, its data before the turn, and the sites that turn with it.
+
+    The truth is a sum over a grid of all sites, of circles and of ``ranges``, in which a site is
+    equally spaced, or its logarithm if it is positive; or it is ``exact(data)``; or NUTS, turned by
+    ``away`` to where nothing is cut.
+    """
 
     model: Callable[..., Any]
     data: np.ndarray
     angles: tuple[str, ...]
+    ranges: dict[str, tuple[float, float]] | None = None
+    exact: Callable[..., Any] | None = None
+    away: float = 0.0
 
 
 def wrapped(x: Any) -> Any:
@@ -103,23 +112,74 @@ def _regression_data(rng: np.random.Generator) -> np.ndarray:
     return np.stack([x, 2 * np.arctan(0.8 * x) + rng.vonmises(0.1, 3.0, 25)])
 
 
+Moments = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
+"""Of each site the mean (of an angle E exp(i angle)), the unit of shifts, the sd."""
+
+
+def of_angle(m: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    m = np.atleast_1d(m)
+    return m, np.sqrt(1 - abs(m) ** 2), np.sqrt(-2 * np.log(abs(m)))
+
+
+def of_number(mean: Any, square: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    mean = np.atleast_1d(mean)
+    sd = np.sqrt(np.atleast_1d(square) - mean**2)
+    return mean, sd, sd
+
+
+def nests_exactly(y: np.ndarray) -> Moments:
+    """Given direction and concentration each angle is a von Mises; both are on a grid."""
+    mu = np.linspace(-np.pi, np.pi, 200, endpoint=False)[:, None]
+    log_kappa = np.linspace(-5.0, 7.0, 400)
+    kappa = np.exp(log_kappa)
+    log_p = 0.1 * np.cos(mu) - (log_kappa - 0.5) ** 2 / 2
+    resultants = []
+    for each in y:
+        z = kappa * np.exp(1j * mu) + 2.0 * np.exp(1j * each).sum()
+        resultants.append(z)
+        log_p = log_p + np.log(i0e(abs(z))) + abs(z) - np.log(i0e(kappa)) - kappa
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    angles = [(p * i1e(abs(z)) / i0e(abs(z)) * z / abs(z)).sum() for z in resultants]
+    return {
+        "mu": of_angle((p * np.exp(1j * mu)).sum()),
+        "kappa": of_number((p * kappa).sum(), (p * kappa**2).sum()),
+        "angle": of_angle(np.array(angles)),
+    }
+
+
 def _problems() -> dict[str, Problem]:
     rng = [np.random.default_rng(k) for k in range(8)]
     stations_at = np.array([[0.2], [-0.3], [3.0]])
     nests_at = rng[2].vonmises(0.0, 2.0, (12, 1))
     either = np.where(rng[4].random(30) < 0.6, 0.0, 1.6)
+    kappa = {"kappa": (1e-4, 60.0)}
     return {
-        "direction": Problem(direction, rng[0].vonmises(0.0, 2.0, 15), ("mu",)),
-        "stations": Problem(stations, stations_at + rng[1].vonmises(0.0, 2.0, (3, 6)), ("mu",)),
-        "nests": Problem(nests, nests_at + rng[2].vonmises(0.0, 2.0, (12, 2)), ("mu", "angle")),
-        "regression": Problem(regression, _regression_data(rng[3]), ("alpha",)),
-        "migration": Problem(
-            migration, either + rng[4].vonmises(0.0, 4.0, 30), ("first", "second")
+        "direction": Problem(direction, rng[0].vonmises(0.0, 2.0, 15), ("mu",), kappa),
+        "stations": Problem(
+            stations, stations_at + rng[1].vonmises(0.0, 2.0, (3, 6)), ("mu",), away=np.pi / 2
         ),
-        "wind": Problem(wind, np.array([4.0, 0.0]) + rng[5].normal(0.0, 3.0, (4, 2)), ("angle",)),
-        "aimless": Problem(aimless, rng[6].uniform(-np.pi, np.pi, 10), ("mu",)),
+        "nests": Problem(
+            nests,
+            nests_at + rng[2].vonmises(0.0, 2.0, (12, 2)),
+            ("mu", "angle"),
+            exact=nests_exactly,
+        ),
+        "regression": Problem(
+            regression, _regression_data(rng[3]), ("alpha",), {"beta": (-4.0, 4.0), **kappa}
+        ),
+        "migration": Problem(
+            migration, either + rng[4].vonmises(0.0, 4.0, 30), ("first", "second"), away=-0.8
+        ),
+        "wind": Problem(
+            wind,
+            np.array([4.0, 0.0]) + rng[5].normal(0.0, 3.0, (4, 2)),
+            ("angle",),
+            {"speed": (1e-3, 30.0)},
+        ),
+        "aimless": Problem(aimless, rng[6].uniform(-np.pi, np.pi, 10), ("mu",), kappa),
         "torsion": Problem(
-            torsion, np.array([[0.3, 0.8, 0.1], [-0.2, 1.5, 0.4]]), ("angles", "zero")
+            torsion, np.array([[0.3, 0.8, 0.1], [-0.2, 1.5, 0.4]]), ("angles", "zero"), {}
         ),
     }
 

@@ -1,9 +1,9 @@
 """Angles at the place where NumPyro cuts the circle: a flow, a kernel and particles as a newcomer
 runs them, beside NUTS.
 
-The models are in `models.py`. The reference is NUTS where nothing is cut: with ``turn=0``, or by
-`--reference-turn` another angle, four chains of 1,000 + 5,000 draws. The methods have the same
-posterior turned by pi (`--turn`), and their draws are turned back. Columns:
+The models are in `models.py`, with their truth: a sum over a grid, or a closed form on one, or NUTS
+where nothing is cut, four chains of 1,000 + 5,000 draws. The methods have the posterior turned by
+pi (`--turn`), and their draws are turned back. `NUTS` is NumPyro's on the same. Columns:
 
 - *shift*: the largest error of a mean. Of an angle it is |E exp(i angle) - that of the reference|
   over sqrt(1 - |E exp(i angle)|^2), which is the error of the circular mean in circular standard
@@ -24,10 +24,12 @@ from typing import Any
 import warnings
 
 import jax
-from jax import random
+from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
+from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer.util import log_density
 import optax
 
 from numpyro_ext.diagnostics import diagnose
@@ -36,7 +38,7 @@ from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
 
 sys.path.append(str(Path(__file__).parents[1]))
-from circular.models import PROBLEMS, Problem
+from circular.models import PROBLEMS, Moments, Problem, of_angle, of_number
 
 METHODS = ["AutoRealNVPNormal", "SGHMC", "RegularizedSVGD", "NUTS"]
 FLOW_STEPS, PARTICLE_STEPS, PARTICLES, DRAWS = 3000, 1000, 200, 20_000
@@ -82,23 +84,71 @@ def fit(method: str, problem: Problem, turn: float, key: int) -> tuple[dict[str,
     return draws, diagnose(svi, result, model_args=args).ok
 
 
-def moments(x: np.ndarray, *, angle: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean (of an angle exp(i angle)), the standard deviation by which a shift counts, and the
-    standard deviation."""
+def moments(x: Any, *, angle: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Those of draws, as in ``Moments``."""
     x = np.asarray(x, np.float64).reshape(len(x), -1)
-    if not angle:
-        return x.mean(0), x.std(0), x.std(0)
-    m = np.exp(1j * x).mean(0)
-    return m, np.sqrt(1 - abs(m) ** 2), np.sqrt(-2 * np.log(abs(m)))
+    return of_angle(np.exp(1j * x).mean(0)) if angle else of_number(x.mean(0), (x**2).mean(0))
 
 
-def compare(problem: Problem, draws: Any, truth: Any, turn: float) -> tuple[float, float, float]:
+def on_grid(problem: Problem) -> Moments:
+    """The sum over a grid of all latent sites, in constrained space."""
+    data, places, axes = jnp.asarray(problem.data), {}, []
+    trace = handlers.trace(handlers.seed(problem.model, 0)).get_trace(0.0, data)
+    sites = [site for site in trace.values() if site["type"] == "sample"]
+    for site in (site for site in sites if not site["is_observed"]):
+        for k in range(jnp.size(site["value"])):
+            places[site["name"], k] = len(axes)
+            if site["name"] in problem.angles:
+                axes.append((np.linspace(-np.pi, np.pi, 96, endpoint=False), 0.0))
+            else:
+                low, high = problem.ranges[site["name"]]
+                log = np.linspace(np.log(low), np.log(high), 200) if low > 0 else None
+                x = np.linspace(low, high, 200) if log is None else np.exp(log)
+                axes.append((x, 0.0 if log is None else log))
+    grid = np.stack(np.meshgrid(*(x for x, _ in axes), indexing="ij"), -1)
+    weights = sum(np.meshgrid(*(np.zeros_like(x) + w for x, w in axes), indexing="ij"))
+    shapes = {site["name"]: jnp.shape(site["value"]) for site in sites if not site["is_observed"]}
+
+    def log_joint(x: Any) -> Any:
+        values = {
+            name: jnp.stack([x[places[name, k]] for k in range(int(np.prod(shape)))]).reshape(shape)
+            for name, shape in shapes.items()
+        }
+        return log_density(problem.model, (0.0, data), {}, values)[0]
+
+    points = grid.reshape(-1, len(axes))
+    log_p = lax.map(jax.jit(log_joint), jnp.asarray(points), batch_size=4096)
+    log_p = np.asarray(log_p, np.float64) + weights.ravel()
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    truth = {}
+    for name, shape in shapes.items():
+        x = points[:, [places[name, k] for k in range(int(np.prod(shape)))]]
+        if name in problem.angles:
+            truth[name] = of_angle(p @ np.exp(1j * x))
+        else:
+            truth[name] = of_number(p @ x, p @ x**2)
+    return truth
+
+
+def truth_of(problem: Problem) -> Moments:
+    if problem.exact is not None:
+        return problem.exact(problem.data)
+    if problem.ranges is not None:
+        return on_grid(problem)
+    draws = nuts(problem, problem.away, 4).get_samples()
+    turned = {n: x - (problem.away if n in problem.angles else 0) for n, x in draws.items()}
+    return {name: moments(x, angle=name in problem.angles) for name, x in turned.items()}
+
+
+def compare(
+    problem: Problem, draws: Any, truth: Moments, turn: float
+) -> tuple[float, float, float]:
     """The largest shift, and the smallest and the largest ratio of standard deviations."""
     shifts, ratios = [], []
-    for name, reference in truth.items():
+    for name, (m0, unit, sd0) in truth.items():
         angle = name in problem.angles
-        here = np.asarray(draws[name]) - (turn if angle else 0.0)
-        (m, _, sd), (m0, unit, sd0) = (moments(x, angle=angle) for x in (here, reference))
+        m, _, sd = moments(np.asarray(draws[name]) - (turn if angle else 0), angle=angle)
         shifts.append(abs(m - m0) / unit)
         ratios.append(sd / sd0)
     ratio = np.concatenate(ratios)
@@ -110,7 +160,6 @@ def main() -> None:
     parser.add_argument("--model", nargs="*", default=list(PROBLEMS), choices=list(PROBLEMS))
     parser.add_argument("--only", nargs="*", default=METHODS, choices=METHODS)
     parser.add_argument("--turn", type=float, default=float(np.pi))
-    parser.add_argument("--reference-turn", type=float, default=0.0)
     parser.add_argument("--key", type=int, default=0)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -118,12 +167,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|", flush=True)
     for name in options.model:
         problem = PROBLEMS[name]
-        away = options.reference_turn
-        reference = nuts(problem, away, 4).get_samples()
-        truth = {
-            site: np.asarray(x) - (away if site in problem.angles else 0.0)
-            for site, x in reference.items()
-        }
+        truth = truth_of(problem)
         for method in options.only:
             began = time.perf_counter()
             draws, ok = fit(method, problem, options.turn, options.key)

@@ -5,6 +5,7 @@ anywhere: the support of a site in unconstrained space becomes the interval arou
 opposite of the cut, and the values of the site remain angles between -pi and pi.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -107,10 +108,17 @@ def circular_sites(info: ModelInfo) -> list[str]:
     return [name for name, latent in info.latents.items() if is_circle(latent.support)]
 
 
-def with_circles(info: ModelInfo, middles: Any, kind: type[CutCircle] = CutCircle) -> ModelInfo:
+def with_circles(
+    info: ModelInfo,
+    middles: Any,
+    kind: type[CutCircle] = CutCircle,
+    names: Collection[str] | None = None,
+) -> ModelInfo:
     """The same with its circles cut opposite of ``middles``, ``(n,)`` in the flat order, of which
-    only the places of circles are read; None stands for NumPyro's cuts."""
-    if not (names := circular_sites(info)) or (middles is None and circles_of(info) is None):
+    only the places of circles are read; None stands for NumPyro's cuts. ``names`` are the sites, by
+    default all on circles."""
+    names = circular_sites(info) if names is None else names
+    if not names or (middles is None and circles_of(info) is None):
         return info
     supports = {}
     for name in names:
@@ -219,31 +227,39 @@ def on_supports(model: Model, supports: dict[str, Any]) -> Model:
     return _on_supports(model, supports) if supports else model
 
 
+def unroll(x: Any, middle: Any) -> Any:
+    """Angles ``(*batch, *site)`` within pi of a middle, so that what is near on the circle is near
+    as a number."""
+    turn = np if isinstance(x, np.ndarray) else jnp
+    middle = turn.asarray(middle, x.dtype)
+    return (middle + turn.remainder(x - middle + np.pi, 2 * np.pi) - np.pi).astype(x.dtype)
+
+
 def unrolled(values: dict[str, Any], info: ModelInfo) -> dict[str, Any]:
-    """Angles ``(*batch, *site)`` within pi of their middles, so that what is near on the circle is
-    near as a number."""
-    near = {}
+    """Values with the angles of circles within pi of their middles."""
+    near = dict(values)
     for name, latent in info.latents.items():
         if name in values and isinstance(support := elementwise(latent.support), CutCircle):
-            x = values[name]
-            turn = np if isinstance(x, np.ndarray) else jnp
-            middle = turn.asarray(support.middle, x.dtype)
-            near[name] = (
-                middle + turn.remainder(x - middle + np.pi, 2 * np.pi) - x.dtype.type(np.pi)
-            )
-    return {name: near.get(name, x) for name, x in values.items()}
+            near[name] = unroll(values[name], support.middle)
+    return near
 
 
-def quietest(draws: dict[str, Any], info: ModelInfo) -> Array:
-    """Middles opposite of the places with the fewest of the draws ``{site: (m, *site)}``, ``(n,)``
-    and 0 where there is no circle."""
+def middle_of(draws: Any) -> np.ndarray:
+    """The angles opposite of the places with the fewest of the draws ``(m, *site)``."""
     places = np.linspace(-np.pi, np.pi, _PLACES, endpoint=False)
+    x = np.asarray(draws, np.float64)
+    x = np.where(np.isfinite(x), x, 0.0)
+    # By the kernel exp(s cos(place - x)), whose tails tell even where there are no draws.
+    here = [np.exp(_SHARPNESS * np.cos(x - place)).mean(0) for place in places]
+    return np.remainder(places[np.argmin(here, 0)] + 2 * np.pi, 2 * np.pi) - np.pi
+
+
+def cut_by_draws(info: ModelInfo, draws: dict[str, Any]) -> ModelInfo:
+    """The same with each circle cut where the fewest of the draws ``{site: (*batch, *site)}``
+    are, and at pi where there are no draws."""
     middles = np.zeros(info.size)
-    for name in circular_sites(info):
-        x = np.asarray(draws[name], np.float64)
-        x = np.where(np.isfinite(x), x, 0.0).reshape(len(x), -1)
-        # By the kernel exp(s cos(place - x)), whose tails tell even where there are no draws.
-        here = [np.exp(_SHARPNESS * np.cos(x - place)).mean(0) for place in places]
-        cut = places[np.argmin(here, 0)]
-        middles[info.slices[name]] = np.remainder(cut + 2 * np.pi, 2 * np.pi) - np.pi
-    return jnp.asarray(middles, float)
+    for name in (name for name in circular_sites(info) if name in draws):
+        shape = info.latents[name].constrained.shape
+        x = np.asarray(draws[name]).reshape(-1, *shape)
+        middles[info.slices[name]] = np.ravel(middle_of(x))
+    return with_circles(info, jnp.asarray(middles, float))

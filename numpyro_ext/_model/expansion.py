@@ -18,8 +18,8 @@ from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.circles import (
     circles_of,
     circular_sites,
+    cut_by_draws,
     on_circles,
-    quietest,
     with_circles,
 )
 from numpyro_ext._model.handlers import first_rows, refuse_noise, valid_plates
@@ -81,7 +81,7 @@ class TaylorExpansion:
             if modes.problems:
                 _warn(f"the center of the proxy: {' '.join(modes.problems)}")
         elif modes is None and circular_sites(self.info):
-            self.cut(self._angles(rng_key, center))
+            self.cut(circles_of(self._cut_around(rng_key, center)))
         factor = None if modes is None else modes.heaviest.factor
         x = self._place(rng_key, center) if modes is None else modes.heaviest.center
         each, grad, hessian = self._sums(x, factor)
@@ -121,14 +121,12 @@ class TaylorExpansion:
             self.info = with_circles(self.info, circles)
             self.potential = Potential(self.model, self.info, {}, *self.arguments)
 
-    def _angles(self, rng_key: Array, center: Any) -> Array:
-        """The middles of circles for a center, of constrained values or of a guide."""
+    def _cut_around(self, rng_key: Array, center: Any) -> ModelInfo:
+        """The sites with circles cut opposite of a center, of constrained values or of a guide."""
         if isinstance(center, tuple):
             guide, params = center
-            draws = self._draws(rng_key, guide, params, lambda draw: draw)
-            return quietest(draws, self.info)
-        values = self.info.check_constrained("center", center)
-        return quietest({name: x[None] for name, x in values.items()}, self.info)
+            return cut_by_draws(self.info, self._draws(rng_key, guide, params, lambda draw: draw))
+        return cut_by_draws(self.info, self.info.check_constrained("center", center))
 
     def _place(self, rng_key: Array, center: Any) -> Array:
         """The flat vector of constrained values, or of the mean of a guide."""

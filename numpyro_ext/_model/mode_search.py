@@ -22,7 +22,7 @@ from numpyro_ext._model.circles import (
     Turns,
     circles_of,
     circular_sites,
-    quietest,
+    cut_by_draws,
     recut,
     with_circles,
     wrapped,
@@ -73,6 +73,8 @@ _APART, _LEAST_SHARE = 1.5, 1e-3
 _ROWS_EACH = 10  # of a minibatch, for each latent number
 _SAME_HEIGHT, _SAME_PLACE = 0.1, 0.5
 _DRAWS_OF_ANGLES = 2000
+_EDGE, _JUMP = 1e-5, 0.1
+"""The distance from pi of both sides, and the nats by which they may differ."""
 
 
 def find_modes(
@@ -154,28 +156,50 @@ def place_cuts(
     model: Model, info: ModelInfo, params: Params | None, args: tuple, kwargs: dict[str, Any]
 ) -> ModelInfo:
     """The same with each circle cut where the posterior has least mass, by the normals at the ends
-    of searches that follow the angles round and round."""
+    of searches that follow the angles round and round. A site stays cut at pi if the density
+    differs between both sides of pi, as where an angle is used as a number."""
     if not circular_sites(info) or is_traced((args, kwargs)):
         return info
-    turns, rng_key = with_circles(info, np.zeros(info.size), Turns), random.key(0)
+    at_pi, rng_key = with_circles(info, np.zeros(info.size)), random.key(0)
     traced = is_traced(jnp.zeros(()))
     with block(), jax.ensure_compile_time_eval() if traced else nullcontext():
         if params is None:
             params = draw_params(rng_key, model, info, args, kwargs)
+        turns = with_circles(info, np.zeros(info.size), Turns)
+        closed = _closed_sites(Potential(model, turns, params, args, kwargs).on_one_batch())
+        turns = with_circles(at_pi, np.zeros(info.size), Turns, closed)
         potential = Potential(model, turns, params, args, kwargs).on_one_batch()
         start, energy, _ = draw_start(rng_key, model, turns, *potential.arguments)
-        if not np.isfinite(energy):
-            return with_circles(info, np.zeros(info.size))
+        if not (closed and np.isfinite(energy)):
+            return at_pi
         starts = starts_of(rng_key, turns.ravel(start), _SEARCHES)
-        search = make_search(rng_key, potential)
-        ends = [end for end in search(starts) if np.all(np.isfinite(end.factor))]
+        ends = make_search(rng_key, potential)(starts)
+        ends = [end for end in ends if np.all(np.isfinite(end.factor))]
         if not ends:
-            return with_circles(info, np.zeros(info.size))
+            return at_pi
         merged = Modes(tuple(_merge_ends(ends)), turns.shapes)
         draws = merged.sample(rng_key, (_DRAWS_OF_ANGLES,))
         sites = jax.vmap(turns.unravel)(jnp.asarray(draws))
-        angles = {name: wrapped(sites[name]) for name in circular_sites(info)}
-        return with_circles(info, quietest(angles, info))
+        return cut_by_draws(info, {name: wrapped(sites[name]) for name in closed})
+
+
+def _closed_sites(potential: Potential) -> list[str]:
+    """The sites on circles for which the density is the same on both sides of pi, at the point of
+    :class:`Turns` where all coordinates are 0."""
+    info, rows = potential.info, potential.first_rows()
+    names = circular_sites(info)
+    places = np.concatenate([np.arange(info.size)[info.slices[name]] for name in names])
+
+    def energies(edges: Array) -> Array:
+        def energy(place: Array, edge: Array) -> Array:
+            return potential(info.unravel(jnp.zeros(info.size).at[place].set(edge)), rows)
+
+        return lax.map(lambda edge: jax.vmap(energy, (0, None))(jnp.asarray(places), edge), edges)
+
+    below, above = np.asarray(run_once(energies, (np.pi - _EDGE) * jnp.array([1.0, -1.0])))
+    jump, digits = np.abs(below - above), 1e-5 * np.maximum(np.abs(below), np.abs(above))
+    open_at = places[jump > _JUMP + digits]  # not where both are not finite
+    return [name for name in names if not np.any(np.isin(open_at, np.r_[info.slices[name]]))]
 
 
 def recut_sites(z: Sites, before: ModelInfo, after: ModelInfo) -> Sites:

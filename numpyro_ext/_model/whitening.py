@@ -12,6 +12,7 @@ from jax.scipy.linalg import solve_triangular
 import numpy as np
 
 from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.circles import recut
 from numpyro_ext._model.read import Shapes, latent_sites, set_up, unconstrained_shape
 from numpyro_ext._numpyro import normal_of_guide, params_of_normal
 from numpyro_ext._typing import Params
@@ -92,7 +93,12 @@ class Whitening:
         :param args: arguments of the guide's model, as for ``svi.run``, and so ``kwargs``.
         """
         set_up(guide, args, kwargs)
-        return params_of_normal(guide, self.center, self.factor)
+        center, factor = self.center, self.factor
+        if self.circles is not None:  # the guide has them cut at pi
+            ones = jnp.ones_like(center)
+            center, slopes = jax.jvp(lambda x: recut(x, self.circles, None), (center,), (ones,))
+            factor = slopes[:, None] * factor if factor.ndim == 2 else slopes * factor
+        return params_of_normal(guide, center, factor)
 
     def __repr__(self) -> str:
         kind = "dense" if self.factor.ndim == 2 else "diagonal"

@@ -12,6 +12,7 @@ import numpyro
 from numpyro.infer import MCMC
 
 from numpyro_ext._checks import InferenceWarning, check_count
+from numpyro_ext._model.circles import is_circle, middle_of, unroll
 from numpyro_ext._model.read import is_data, sample_sites
 from numpyro_ext._typing import Trace
 from numpyro_ext.diagnostics._evaluate import Prototype, count_of, dims_of, evaluator, prototype
@@ -119,7 +120,9 @@ def to_arviz(
     fit took minibatches. The groups, each ``(chain, draw, *site)`` but the last:
 
     - ``posterior``: the model's latent sites and its deterministic sites computed from them. With a
-      particle guide the draws are the m particles, in order.
+      particle guide the draws are the m particles, in order. Angles of a site on a circle, named
+      by the attribute ``circular``, go on beyond pi where the draws do, since ArviZ's means,
+      standard deviations, R-hat and intervals are those of numbers.
     - ``sample_stats``: with z the latents in unconstrained space, ``lp``, the log joint :math:`\log
       p(x, z)`, Jacobian included; for a guide with a density ``log_q``, :math:`\log q(z)`, and
       ``log_weight``, their difference, one for each element of plates that enclose every site.
@@ -200,6 +203,12 @@ def to_arviz(
         posterior_predictive=posterior_predictive,
     )
     out = evaluate(key_draws, num_samples)
+    circular = [name for name in out["latent"] if is_circle(proto.trace[name]["fn"].support)]
+    for name in circular:
+        x = out["latent"][name]
+        out["latent"][name] = unroll(x, middle_of(x.reshape(-1, *x.shape[2:])))
+    if circular:
+        attributes["circular"] = circular
     named = {name: dims_of(proto.trace[name]) for name in known}
     if proto.units is not None:
         named = {"log_weight": list(proto.units.plates), **named}

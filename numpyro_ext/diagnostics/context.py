@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_ext._model.circles import circular_sites, quietest, unrolled, with_circles
+from numpyro_ext._model.circles import circular_sites, cut_by_draws, unrolled
 from numpyro_ext._model.operations import count_operations
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, model_info
@@ -141,9 +141,8 @@ class FitContext:
         info = model_info(self.proto.trace, sums=True)
         if not circular_sites(info):
             return info
-        draws = self.evaluated["latent"] if self.kind == "guide" else self._drawn_before
-        angles = {n: draws[n].reshape(-1, *info.latents[n].constrained.shape) for n in info.latents}
-        return with_circles(info, quietest(angles, info))
+        drawn = self.evaluated["latent"] if self.kind == "guide" else self._drawn_before
+        return cut_by_draws(info, drawn)
 
     @cached_property
     def evaluate(self) -> Evaluate:

@@ -154,7 +154,8 @@ class AutoAtModes(AutoJoint):
     by :func:`~numpyro_ext.optim.find_modes`. Its last layer is the fixed map :math:`z = c + A x` of
     the heaviest one, with the parameters ``{prefix}_center`` and ``{prefix}_root``, which have no
     gradient. What is trained lies inside, where the posterior is near N(0, I), so that a learning
-    rate means the same for every model. Mask it where there is weight decay.
+    rate means the same for every model. Mask it where there is weight decay. The angles
+    opposite of the cuts of latent circles are ``{prefix}_cut``, without a gradient too.
 
     It begins at N(init_loc, init_scale^2 I) instead, as NumPyro's guides do, if ``init_loc_fn`` or
     ``init_scale`` is given or ``init_from`` is None; for models of more than 512 latent dimensions

@@ -1,0 +1,35 @@
+"""Models of angles that can be turned as a whole: the posterior is the same but for a turn."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+ANGLES = np.array([0.9, -0.4, 0.3, 0.1])
+PRIOR, NOISE = 0.5, 4.0
+"""Concentrations of the prior and of a measurement."""
+
+
+def wrapped(x):
+    return np.remainder(np.asarray(x) + np.pi, 2 * np.pi) - np.pi
+
+
+def turned(turn, y):
+    """One direction, whose posterior is a von Mises in closed form, see :func:`posterior`."""
+    mu = numpyro.sample("mu", dist.VonMises(turn, PRIOR))
+    numpyro.deterministic("east", jnp.cos(mu))
+    numpyro.sample("y", dist.VonMises(mu, NOISE), obs=jnp.asarray(y) + turn)
+
+
+def posterior(turn, y):
+    """Location and concentration: the resultant of prior and data, each with its weight."""
+    z = PRIOR * np.exp(1j * turn) + NOISE * np.sum(np.exp(1j * (y + turn)))
+    return np.angle(z), abs(z)
+
+
+def pair(turn, y):
+    """Two angles that depend on each other, and a number beside them."""
+    prior = dist.SineBivariateVonMises(turn, turn, 2.0, 3.0, weighted_correlation=0.5)
+    angles = numpyro.sample("angles", prior)
+    numpyro.sample("zero", dist.Normal(0.0, 2.0))
+    numpyro.sample("y", dist.VonMises(angles[:, None], 3.0).to_event(2), obs=y.reshape(2, 2) + turn)
