@@ -14,11 +14,15 @@ def wrapped(x):
     return np.remainder(np.asarray(x) + np.pi, 2 * np.pi) - np.pi
 
 
+def turned_data(turn, y):
+    return jnp.remainder(y + turn + jnp.pi, 2 * jnp.pi) - jnp.pi
+
+
 def turned(turn, y):
     """One direction, whose posterior is a von Mises in closed form, see :func:`posterior`."""
     mu = numpyro.sample("mu", dist.VonMises(turn, PRIOR))
     numpyro.deterministic("east", jnp.cos(mu))
-    numpyro.sample("y", dist.VonMises(mu, NOISE), obs=jnp.asarray(y) + turn)
+    numpyro.sample("y", dist.VonMises(mu, NOISE), obs=turned_data(turn, y))
 
 
 def posterior(turn, y):
@@ -32,4 +36,5 @@ def pair(turn, y):
     prior = dist.SineBivariateVonMises(turn, turn, 2.0, 3.0, weighted_correlation=0.5)
     angles = numpyro.sample("angles", prior)
     numpyro.sample("zero", dist.Normal(0.0, 2.0))
-    numpyro.sample("y", dist.VonMises(angles[:, None], 3.0).to_event(2), obs=y.reshape(2, 2) + turn)
+    y = turned_data(turn, y.reshape(2, 2))
+    numpyro.sample("y", dist.VonMises(angles[:, None], 3.0).to_event(2), obs=y)

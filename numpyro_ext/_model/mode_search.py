@@ -197,8 +197,8 @@ def _closed_sites(potential: Potential) -> list[str]:
         return lax.map(lambda edge: jax.vmap(energy, (0, None))(jnp.asarray(places), edge), edges)
 
     below, above = np.asarray(run_once(energies, (np.pi - _EDGE) * jnp.array([1.0, -1.0])))
-    jump, digits = np.abs(below - above), 1e-5 * np.maximum(np.abs(below), np.abs(above))
-    open_at = places[jump > _JUMP + digits]  # not where both are not finite
+    with np.errstate(invalid="ignore"):  # both may be infinite, of which nothing is known
+        open_at = places[np.abs(below - above) > _JUMP + 1e-5 * np.abs(below)]
     return [name for name in names if not np.any(np.isin(open_at, np.r_[info.slices[name]]))]
 
 
