@@ -139,19 +139,24 @@ def with_supports(info: ModelInfo, supports: dict[str, Any]) -> ModelInfo:
 
 
 def circles_of(info: ModelInfo) -> Array | None:
-    """The middles of circles, ``(n,)`` in the flat order and NaN elsewhere; None for NumPyro's."""
+    """The middles of circles, ``(n,)`` in the flat order and inf elsewhere; None for NumPyro's."""
     supports = {name: elementwise(latent.support) for name, latent in info.latents.items()}
     if not any(isinstance(x, CutCircle) for x in supports.values()):
         return None
     return info.ravel(
         {
             name: jnp.broadcast_to(
-                x.middle if isinstance(x, CutCircle) else jnp.nan,
+                x.middle if isinstance(x, CutCircle) else jnp.inf,
                 info.latents[name].unconstrained.shape,
             )
             for name, x in supports.items()
         }
     )
+
+
+def finite(middles: Any) -> Array:
+    """Middles of circles, and 0 for other coordinates."""
+    return jnp.where(jnp.isfinite(middles), middles, 0)
 
 
 def recut(x: Array, before: Any, after: Any) -> Array:
@@ -160,8 +165,8 @@ def recut(x: Array, before: Any, after: Any) -> Array:
     if before is None and after is None:
         return x
     a, b = (0.0 if m is None else jnp.asarray(m, x.dtype) for m in (before, after))
-    on_circle = ~(jnp.isnan(a) | jnp.isnan(b))
-    a, b = jnp.nan_to_num(a), jnp.nan_to_num(b)
+    on_circle = jnp.isfinite(a) & jnp.isfinite(b)
+    a, b = finite(a), finite(b)
     inside = jnp.where(on_circle, x, 0)
     return jnp.where(on_circle, _cut(CutCircle(b)).inv(_cut(CutCircle(a))(inside)), x)
 

@@ -14,6 +14,7 @@ from numpyro_ext._model.circles import (
     circles_of,
     circular_sites,
     cut_at,
+    finite,
     on_circle,
     on_supports,
     with_circles,
@@ -43,7 +44,7 @@ class CircularGuide(ContinuousGuide):
         """The same with the cuts at which the guide is set up, of ``modes`` if there are any."""
         if not (names := circular_sites(info)):
             return info
-        known = numpyro.param(self._cut_name)
+        known = numpyro.param(self.cut_name)
         if modes is not None:
             info = with_circles(info, modes.circles)
         elif known is None:
@@ -72,7 +73,7 @@ class CircularGuide(ContinuousGuide):
 
     def cut_params(self) -> Params:
         """The parameter in this call; none where there is no circle."""
-        return {self._cut_name: self._middles(None)} if self.supports else {}
+        return {self.cut_name: self._middles(None)} if self.supports else {}
 
     @property
     def first_param(self) -> str:
@@ -80,15 +81,15 @@ class CircularGuide(ContinuousGuide):
         return f"{self.prefix}_loc"
 
     @property
-    def _cut_name(self) -> str:
+    def cut_name(self) -> str:
         return f"{self.prefix}_cut"
 
     def _middles(self, params: Params | None) -> Array:
         """The parameter, of ``params`` or of this call."""
         before = jnp.zeros(self.latent_dim)  # NumPyro's, of a fit without the parameter
         if params is not None:
-            return jnp.asarray(params.get(self._cut_name, before))
-        value = numpyro.param(self._cut_name)
+            return jnp.asarray(params.get(self.cut_name, before))
+        value = numpyro.param(self.cut_name)
         if value is None and numpyro.param(self.first_param) is None:
             middles = self.start_circles()
             if middles is None:
@@ -96,8 +97,8 @@ class CircularGuide(ContinuousGuide):
                 for name, support in self.supports.items():
                     sites[name] = elementwise(support).middle
                 middles = jnp.concatenate([jnp.ravel(sites[name]) for name in self.latent_sites])
-            before = jnp.nan_to_num(middles)
-        value = numpyro.param(self._cut_name, before) if value is None else value
+            before = finite(middles)
+        value = numpyro.param(self.cut_name, before) if value is None else value
         return lax.stop_gradient(jnp.asarray(value))
 
     @contextmanager

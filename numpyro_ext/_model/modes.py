@@ -128,7 +128,8 @@ class Modes:
           or the posterior is far from normal at it; its ``log_evidence`` is its ELBO, and its
           ``decrement`` nan;
         * ``copy_of``: the place of a heavier mode that is the same after a permutation or changes
-          of sign of coordinates, or None.
+          of sign of coordinates, or None;
+        * ``circles``: the angles opposite of which circles are cut, as of :class:`Whitening`.
     :param tuple shapes: ``(site, unconstrained shape)`` of each latent site, in the flat order.
     :param int row_gradients: gradients of single rows that all searches spent.
     :param tuple problems: sentences on what did not hold; each has a ``kind``, which is ``"no

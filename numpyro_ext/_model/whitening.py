@@ -40,7 +40,7 @@ class Whitening:
     :param factor: A, lower triangular ``(n, n)`` with a positive diagonal, or its diagonal
         ``(n,)``.
     :param circles: for latent sites on circles, ``(n,)``, the angle opposite of which each is cut
-        to become a line, and NaN for other coordinates; None where all are cut at pi.
+        to become a line, and inf for other coordinates; None where all are cut at pi.
 
     >>> from numpyro_ext.mcmc import SGHMC
     >>> def model():

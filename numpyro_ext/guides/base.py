@@ -26,6 +26,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import OwnArgumentsFirst, check_count, check_positive
 from numpyro_ext._model.checks import read_global
+from numpyro_ext._model.circles import circular_sites
 from numpyro_ext._model.circular_guide import CircularGuide
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.masked import record_filled
@@ -199,7 +200,11 @@ class AutoAtModes(AutoJoint):
             check_params(params, [f"{self.prefix}_center", f"{self.prefix}_root"], self)
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
-        info = self.cut(self.read(*args, **kwargs), args, kwargs)
+        info, modes = self.read(*args, **kwargs), self.modes_given
+        if circular_sites(info) and modes is None and numpyro.param(self.cut_name) is None:
+            searches = self.searches and is_searched(info.size, info.params, bool(info.mutable))
+            modes = self.modes() if searches else None
+        info = self.cut(info, args, kwargs, modes)
         return guide_start(self, info, args, kwargs)
 
     def start_circles(self) -> Array | None:
