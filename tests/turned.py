@@ -32,9 +32,9 @@ def posterior(turn, y):
 
 
 def pair(turn, y):
-    """Two angles that depend on each other, and a number beside them."""
-    prior = dist.SineBivariateVonMises(turn, turn, 2.0, 3.0, weighted_correlation=0.5)
-    angles = numpyro.sample("angles", prior)
+    """Two angles in one site, of which the difference is measured too, and a number beside them."""
+    angles = numpyro.sample("angles", dist.VonMises(turn, jnp.array([2.0, 3.0])).to_event(1))
+    numpyro.sample("between", dist.VonMises(angles[0] - angles[1], 4.0), obs=0.5)
     numpyro.sample("zero", dist.Normal(0.0, 2.0))
     y = turned_data(turn, y.reshape(2, 2))
     numpyro.sample("y", dist.VonMises(angles[:, None], 3.0).to_event(2), obs=y)
