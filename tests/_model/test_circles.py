@@ -49,7 +49,7 @@ def test_a_density_on_a_cut_circle_has_the_same_mass():
     np.testing.assert_allclose(evidence, evidence[0], rtol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_modes_turn_with_the_model():
     """Turned by pi, a posterior has the same evidence and scales, and its modes are turned."""
     here, there = (find_modes(pair, turn, ANGLES) for turn in (0.0, np.pi))
