@@ -1,8 +1,8 @@
 """Eight models of angles, each of which can be turned as a whole.
 
 A model takes ``turn``, which is added to the locations of its priors and to its data, so that its
-posterior is the same but for a turn. Data and seeds were written down before
-anything was run, but for `nests`, which had two measurements of concentration 2 at first.
+posterior is the same but for a turn. Data and seeds were written down before anything was run, but
+for `nests`, which had two measurements of concentration 2 at first.
 """
 
 from collections.abc import Callable
