@@ -49,9 +49,10 @@ def missing_modes(context: FitContext, others: Sequence[Row]) -> list[Row]:
     """The line of the shares of the modes that the start, or else a search here, has found."""
     by_mode = draws_at_modes(context)
     if by_mode is not None:
-        # Chains that agree have visited what modes there are with the right shares.
+        # Chains that agree have the right shares of the modes that they have visited.
         agree = context.kind == "chains" and not are_at_modes(context)
-        return [] if agree and by_mode.row.ok is not None else [by_mode.row]
+        known = by_mode.row.ok is not None and (by_mode.row.ok or by_mode.all_visited)
+        return [] if agree and known else [by_mode.row]
     if context.kind != "guide" or context.num_moves == 0 or not has_moves(context):
         return []
     fine = all(row.ok is not False for row in others)
