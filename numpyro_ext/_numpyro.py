@@ -6,14 +6,16 @@ import copy
 from functools import partial
 from inspect import getclosurevars
 import math
-from typing import Any
+from typing import Any, cast
 
+import jax
 from jax import Array, jit
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
+from numpyro.distributions.util import sum_rightmost
 from numpyro.handlers import block, replay, seed, substitute
 from numpyro.infer import MCMC
 from numpyro.infer.autoguide import (
@@ -45,6 +47,7 @@ from numpyro_ext._typing import Model, Params, Sites, Trace
 
 __all__ = [
     "ContinuousGuide",
+    "OnSupports",
     "ResumableKernel",
     "StartGiven",
     "at_unconstrained",
@@ -309,6 +312,9 @@ class StartGiven(AutoGuide):
         with block():
             fn = substitute(seed(self.seen_model, rng_key), substitute_fn=at_start)
             transforms, replay, _, trace = _get_model_transforms(fn, args, kwargs)
+        supports = [trace[name]["fn"].support for name in locs]
+        # NumPyro looks at some of the supports alone for bounds that depend on another site.
+        replay |= not all(isinstance(x, int | float) for x in jax.tree.leaves(supports))
         self.prototype_trace, self._init_locs = trace, locs
         plates = [site for site in trace.values() if site["type"] == "plate"]
         self._prototype_frame_full_sizes = {site["name"]: site["args"][0] for site in plates}
@@ -320,7 +326,35 @@ class StartGiven(AutoGuide):
             self._postprocess_fn = partial(transform_fn, transforms)
 
 
-class ContinuousGuide(AutoContinuous, StartGiven):
+class OnSupports(AutoContinuous, StartGiven):
+    """``AutoContinuous``, which keeps the supports of its first call, with supports that may depend
+    on the values of other sites."""
+
+    def supports_at(self, z: Sites, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The support of each latent site at unconstrained values of all of them."""
+        trace: Any = self.prototype_trace
+        return {name: trace[name]["fn"].support for name in z}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.set_up(*args, **kwargs)
+        latent: Any = self._sample_latent(*args, **kwargs)
+        z: Any = self._unpack_latent(latent)
+        supports, trace = self.supports_at(z, args, kwargs), cast(Trace, self.prototype_trace)
+        values: dict[str, Any] = {}
+        for name, u in z.items():
+            transform, event_dim = biject_to(supports[name]), trace[name]["fn"].event_dim
+            value: Any = transform(u)
+            log_density: Any = 0.0
+            if numpyro.get_mask() is not False:
+                log_det: Any = transform.log_abs_det_jacobian(u, value)
+                extra = jnp.ndim(log_det) - jnp.ndim(value) + event_dim
+                log_density = -sum_rightmost(log_det, extra)
+            point = dist.Delta(value, log_density=log_density, event_dim=event_dim)
+            values[name] = numpyro.sample(name, point)
+        return values
+
+
+class ContinuousGuide(OnSupports):
     """NumPyro's ``AutoContinuous`` with its private hooks under public names, and with the latent
     vector in the order in which the model samples its sites."""
 

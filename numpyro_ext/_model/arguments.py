@@ -87,7 +87,7 @@ def indexed(x: Any) -> Any:
     return x
 
 
-def _has_words(x: Any) -> bool:
+def has_words(x: Any) -> bool:
     """Return whether an array, a frame or a Series has a dtype that JAX has not."""
     frame = _frame_of(x)
     numbers = x if frame is None else frame.to_numpy()
@@ -128,7 +128,7 @@ def split_arguments(
         frame = _frame_of(leaf)
         x = leaf if frame is None else frame
         is_array = isinstance(x, np.ndarray | Array)
-        if is_array and not hold and not _has_words(x):
+        if is_array and not hold and not has_words(x):
             arrays.append(x)
         else:
             fixed.append((place, Same(x) if is_array or frame is not None else x))

@@ -14,7 +14,7 @@ from numpyro.handlers import block, seed, substitute
 from numpyro.infer import init_to_uniform
 from numpyro.primitives import Messenger
 
-from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.arguments import has_words, is_traced
 from numpyro_ext._model.density import seen
 from numpyro_ext._model.handlers import every_row, first_rows
 from numpyro_ext._model.implicit import has_density
@@ -70,6 +70,11 @@ def check_observed(trace: Trace) -> None:
     """An error that names the observed site whose data do not fit, or hold NaN, if not traced."""
     for name, site in trace.items():
         if is_data(site):
+            if has_words(site["value"]):
+                raise ValueError(
+                    f"the data of the observed site '{name}' are words or Python objects; code"
+                    " words as numbers, as by np.unique(words, return_inverse=True)[1]."
+                )
             if jnp.shape(site["value"]) != site["fn"].shape():
                 _check_shape(name, site, trace)
             _check_nan(name, site)

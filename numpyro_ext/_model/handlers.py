@@ -8,7 +8,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 import numpyro
-from numpyro.distributions import Delta
+from numpyro.distributions import Delta, ImproperUniform
 from numpyro.handlers import block, substitute, uncondition
 from numpyro.primitives import Messenger
 
@@ -278,11 +278,23 @@ class seed_plates(Messenger):
 
 
 class refuse_no_rows(Messenger):
-    """Refuse a minibatch without rows, on which NumPyro has the prior alone and says nothing."""
+    """Refuse a minibatch without rows, on which NumPyro has the prior alone and says nothing, and
+    draws of an improper prior, at which it stops without a word."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "plate":
             _check_rows(msg)
+        elif msg["type"] == "sample" and msg["value"] is None and _is_improper(msg["fn"]):
+            raise ValueError(
+                f"the prior of latent site '{msg['name']}' is improper, and draws of the prior are"
+                " needed here; give it a proper one, such as a wide dist.Normal."
+            )
+
+
+def _is_improper(fn: Any) -> bool:
+    while (base := getattr(fn, "base_dist", None)) is not None:
+        fn = base
+    return isinstance(fn, ImproperUniform)
 
 
 class unobserved(uncondition):

@@ -152,9 +152,11 @@ def modes_or_warning(
     starts: int = 4,
     room: int | None = None,
     who: str = "the guide begins",
+    start: str = "init_loc_fn",
 ) -> Modes | None:
     """The modes of the posterior on these arguments; None, with a warning, where none are found,
-    and a warning where there are more than ``room`` at which the guide can begin."""
+    and a warning where there are more than ``room`` at which the guide can begin; ``start`` is the
+    argument that says where it begins without them."""
     # The search is on numbers, also where the program around it is traced.
     traced = is_traced(jnp.zeros(()))
     try:
@@ -166,9 +168,10 @@ def modes_or_warning(
             warnings.simplefilter("ignore", InferenceWarning)
             modes = find_modes(model, *args, starts=starts, **kwargs)
     except Exception as error:  # whatever stops the search, there is a start without it
+        reason = str(error).strip().removesuffix(".") or type(error).__name__
         _warn(
-            f"{who} at NumPyro's start, because the search for a mode failed: {error} Give"
-            " init_from=find_modes(model, *args), or init_from=None to be silent."
+            f"{who} at NumPyro's start, because the search for a mode failed: {reason}. Give"
+            f" another {start}, such as init_to_median(), or init_from=None to be silent."
         )
         return None
     several = of_kind(modes.problems, "several modes")
@@ -219,7 +222,8 @@ def search_modes(
         if not np.isfinite(mode.decrement):
             # The search leaves out minibatches whose gradient is not finite; all rows are in here.
             rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
-            potential.check_start(start, rows, *jax.jit(potential.full_value_and_grad)(start))
+            at_start = jax.jit(potential.full_value_and_grad)(start)
+            potential.check_start(start, rows, *at_start, give="another start")
         x = info.ravel(start)
         begins = [(mode.center, mode.factor) if mode.at_mode else (x, jnp.full_like(x, 0.05))]
         if len(modes) == 1 and not has_start:  # of several modes, it might end in another one
@@ -253,7 +257,7 @@ def _start_again(
     best = int(np.argmin(np.nan_to_num(energies, nan=np.inf)))
     if np.isfinite(energies[best]) and not energy <= energies[best]:
         return {name: x[best] for name, x in drawn.items()}
-    potential.check_start(start, potential.first_rows(), energy, grad)
+    potential.check_start(start, potential.first_rows(), energy, grad, give="another start")
     return start
 
 
@@ -310,8 +314,9 @@ def _few_rows_problem(info: ModelInfo) -> tuple[Problem, ...]:
         return ()
     sentence = (
         f"the arguments of the model are a minibatch of {rows} rows, fewer than {_ROWS_EACH} for"
-        f" each of {info.size} latent numbers, so that mode and scales may be far off; give"
-        " init_from= or whitening= the result of find_modes(model, *args) on more rows."
+        f" each of {info.size} latent numbers, so that mode and scales may be far off; begin at the"
+        " result of find_modes(model, *args) on more rows (init_from= of a guide, whitening= of a"
+        " kernel)."
     )
     return (Problem(sentence, "few rows"),)
 

@@ -99,6 +99,7 @@ class NormalMeasure:
 
     def __init__(self, rng_key: Array, potential: Potential) -> None:
         self.rng_key, self.dense = rng_key, potential.info.size <= DENSE_UP_TO
+        self.mutable = bool(potential.info.mutable)
 
         def draws_of(
             rng_key: Array, whitening: Whitening, full_grad: Array, powers: Array
@@ -160,9 +161,15 @@ class NormalMeasure:
             bent = np.nan_to_num(np.sum((b - slope) * xi, axis=1), nan=np.inf)
             jump = float(np.median(np.nan_to_num(np.abs(beyond - bent / 2), nan=np.inf)))
         if np.isfinite(jump) and jump > np.median(np.maximum(1 + _ROUNDINGS * rounding, abs(bent))):
+            what = "where a latent site is compared or rounded; sum it out, or use NUTS"
+            if self.mutable:
+                what = (
+                    "or changes within less than a standard deviation, as where batch normalisation"
+                    " divides by a small spread; use its running averages, or LayerNorm"
+                )
             sentence = (
                 f"the potential changes by {jump:.2g} nats more than its gradient says: the density"
-                " jumps where a latent site is compared or rounded; sum it out, or use NUTS."
+                f" jumps {what}."
             )
             fit = replace(fit, problems=(*fit.problems, Problem(sentence, "density jumps")))
         return replace(fit, stiffness=float(np.clip(stiffness, 1.0, _STIFFEST)))

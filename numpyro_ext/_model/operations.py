@@ -41,6 +41,17 @@ def run_once(fn: Callable[..., Any], rng_key: Array, *args: Any) -> Any:
     return jit_on_data(fn, quick_options())(rng_key, *args)
 
 
+def in_either_mode[T](differentiate: Callable[[bool], T], forward: bool = False) -> T:
+    """``differentiate(forward)``, in forward mode also where a primitive, such as ``while_loop``,
+    has no derivative in reverse."""
+    try:
+        return differentiate(forward)
+    except ValueError as error:
+        if forward or "Reverse-mode" not in str(error):
+            raise
+        return differentiate(True)
+
+
 def jit_on_data(
     fn: Callable[..., Any], options: dict[str, int] | None = None
 ) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
-from numpyro.handlers import infer_config, seed, substitute
+from numpyro.handlers import block, infer_config, seed, substitute
 from numpyro.infer.util import constrain_fn, potential_energy, transform_fn, unconstrain_fn
 
 from numpyro_ext._model import handlers
@@ -23,7 +23,16 @@ from numpyro_ext._model.enumeration import parallel, summed_log_density
 from numpyro_ext._model.handlers import first_rows, given_rows, latents_only, weighted_rows
 from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.minibatch import plate_indices, replace_indices
-from numpyro_ext._model.read import ModelInfo, check_all_rows, sample_sites, trace_of
+from numpyro_ext._model.operations import in_either_mode
+from numpyro_ext._model.read import (
+    ModelInfo,
+    check_all_rows,
+    has_fixed_bounds,
+    latent_sites,
+    moving_supports,
+    sample_sites,
+    trace_of,
+)
 from numpyro_ext._numpyro import at_unconstrained, default_key, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.data._ahead import bytes_of_rows, read_ahead, with_rows
@@ -115,6 +124,23 @@ class Program:
         return handlers.rows(self.model, {n: jnp.asarray(i) for n, i in rows.items()}, self.plates)
 
 
+def supports_of(
+    guide: Any,
+    args: tuple,
+    kwargs: dict[str, Any],
+    z: Sites | None = None,
+    values: Sites | None = None,
+) -> dict[str, Any]:
+    """``{site: support}`` of the model of an auto guide, at unconstrained values or at values as
+    they are, in a run of which the handlers around see the ``param`` sites alone."""
+    model, trace = guide.seen_model, guide.prototype_trace
+    if moving_supports(model, args, kwargs, trace):
+        with block(hide_fn=lambda site: site["type"] != "param"):
+            program = Program(first_rows(model), args, kwargs)
+            trace = program.trace(z, values=values, rng_key=random.key(0))
+    return {site["name"]: site["fn"].support for site in latent_sites(trace)}
+
+
 class Potential(Program):
     r"""
     The potential :math:`U(z) = -\log p(x, z)` of a model on given data, and its gradient.
@@ -136,7 +162,8 @@ class Potential(Program):
 
     :param ModelInfo info: the result of :func:`read_model` on these arguments.
     :param dict params: values of the model's ``param`` and ``mutable`` sites.
-    :param bool forward_mode: whether to differentiate in forward mode.
+    :param bool forward_mode: whether to differentiate in forward mode, as is done in any case where
+        a primitive has no derivative in reverse.
 
     >>> from numpyro_ext.mcmc import SGLD, MinibatchGradient
     >>> def model(x):
@@ -181,9 +208,13 @@ class Potential(Program):
 
     def value_and_grad(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:
         """U and its gradient: one minibatch."""
-        if self._forward_mode:  # for models with primitives that need it
-            return jax.jacfwd(lambda z: (self(z, idx),) * 2, has_aux=True)(z)[::-1]
-        return jax.value_and_grad(self)(z, idx)
+
+        def differentiate(forward: bool) -> tuple[Array, Sites]:
+            if forward:
+                return jax.jacfwd(lambda z: (self(z, idx),) * 2, has_aux=True)(z)[::-1]
+            return jax.value_and_grad(self)(z, idx)
+
+        return in_either_mode(differentiate, self._forward_mode)
 
     def value_and_grad_flat(self, x: Array, idx: dict[str, Array]) -> tuple[Array, Array]:
         """:meth:`value_and_grad` of the ``(n,)`` flat vector: U, and its ``(n,)`` gradient."""
@@ -285,7 +316,7 @@ class Potential(Program):
         """From unconstrained sites to constrained and deterministic ones, on first rows."""
         supports = {name: latent.support for name, latent in self.info.latents.items()}
         # Bounds that are arrays may depend on other sites, or were traced when the model was read.
-        fixed = all(isinstance(leaf, (int, float)) for leaf in jax.tree.leaves(supports))
+        fixed = has_fixed_bounds(supports)
         if fixed and not self.info.deterministic:
             transforms = {name: biject_to(support) for name, support in supports.items()}
             return lambda z: transform_fn(transforms, z)
@@ -313,10 +344,16 @@ class Potential(Program):
         return -summed_log_density(sites, batches)
 
     def check_start(
-        self, z: Sites, idx: dict[str, Array], potential: Array, grad: Sites | None = None
+        self,
+        z: Sites,
+        idx: dict[str, Array],
+        potential: Array,
+        grad: Sites | None = None,
+        *,
+        give: str = "another init_strategy or init_params",
     ) -> None:
         """A ``ValueError`` that names the site if U or its gradient is not finite at a start, or at
-        one of several along a leading axis."""
+        one of several along a leading axis, and what to ``give``."""
         if is_traced((potential, grad)):
             return
         starts = (z, idx, potential, grad)
@@ -333,7 +370,7 @@ class Potential(Program):
         place = "the initial point" + ("" if site is None else f": see site '{site}'")
         raise ValueError(
             f"the potential or its gradient is not finite at {place}; check the data, or give"
-            " another init_strategy or init_params."
+            f" {give}."
         )
 
     def _nonfinite_site(self, z: Sites, idx: dict[str, Array]) -> str | None:

@@ -24,7 +24,7 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 
-from numpyro_ext._model.arguments import indexed
+from numpyro_ext._model.arguments import has_words, indexed
 from numpyro_ext._model.handlers import first_rows, refuse_no_rows, subsampled_plates, valid_plates
 from numpyro_ext._numpyro import mask_of, validate_model
 from numpyro_ext._typing import Model, Sites, Trace
@@ -158,7 +158,10 @@ def continuous_latents(trace: Trace, *, sums: bool = False) -> dict[str, Site]:
                 remedy = f"install funsor (pip install funsor), or {remedy}"
             elif not few:
                 remedy += ", or use numpyro.infer.HMCGibbs with your own update"
-            raise ValueError(f"latent site '{name}' is discrete; {remedy}.")
+            raise ValueError(
+                f"latent site '{name}' is discrete; {remedy}. If it is data, its obs= is None on"
+                " these arguments: pass the data."
+            )
     if not latents:
         what = f" ({', '.join(summed)}, and summed out)" if summed else ""
         raise ValueError(
@@ -372,6 +375,29 @@ def unconstrained_shape(support: constraints.Constraint, shape: tuple[int, ...])
     return biject_to(jax.tree.map(alive, support)).inverse_shape(shape)
 
 
+def has_fixed_bounds(supports: Any) -> bool:
+    """Return whether all bounds of supports are numbers; arrays may depend on other sites."""
+    return all(isinstance(leaf, int | float) for leaf in jax.tree.leaves(supports))
+
+
+def moving_supports(model: Model, args: tuple, kwargs: dict[str, Any], trace: Trace) -> set[str]:
+    """The latent sites in this trace of a model whose support depends on another latent site."""
+    values = {site["name"]: site["value"] for site in latent_sites(trace)}
+    if has_fixed_bounds([trace[name]["fn"].support for name in values]):
+        return set()
+
+    def supports(**values: Array) -> dict[str, list[Any]]:
+        sites = trace_of(
+            substitute(seed(first_rows(model), random.key(0)), data=values), args, kwargs
+        )
+        return {name: jax.tree.leaves(sites[name]["fn"].support) for name in values}
+
+    with block(), validation_enabled(False):
+        values = {n: jnp.zeros(jnp.shape(x), jnp.result_type(x)) for n, x in values.items()}
+        sources = eval_provenance(supports, **values)
+    return {name for name, leaves in sources.items() if any(leaves)}
+
+
 def drawn_names(model: Model, args: tuple, kwargs: dict[str, Any]) -> set[str]:
     """Names of the sites that the model draws on these arguments; no site is refused."""
     trace = shape_trace(seed(first_rows(model), random.key(0)), args, kwargs)
@@ -380,8 +406,16 @@ def drawn_names(model: Model, args: tuple, kwargs: dict[str, Any]) -> set[str]:
 
 def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
     """The trace of one run."""
-    with refuse_no_rows():
-        sites = trace(fn).get_trace(*indexed(args), **indexed(kwargs or {}))
+    try:
+        with refuse_no_rows():
+            sites = trace(fn).get_trace(*indexed(args), **indexed(kwargs or {}))
+    except TypeError as error:
+        if not any(map(has_words, jax.tree.leaves((args, kwargs)))):
+            raise
+        raise TypeError(
+            "the model computes with an array of words or of Python objects among its arguments;"
+            " code words as numbers, as by np.unique(words, return_inverse=True)[1]."
+        ) from error
     return {name: site for name, site in sites.items() if not name.endswith(FILLED)}
 
 

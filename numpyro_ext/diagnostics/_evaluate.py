@@ -17,7 +17,14 @@ from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.density import log_abs_det, log_density, log_prob
 from numpyro_ext._model.operations import map_blocks
 from numpyro_ext._model.potential import Program
-from numpyro_ext._model.read import Site, is_data, latent_sites, sample_sites, trace_of
+from numpyro_ext._model.read import (
+    Site,
+    is_data,
+    latent_sites,
+    moving_supports,
+    sample_sites,
+    trace_of,
+)
 from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._density import (
@@ -48,6 +55,8 @@ class Prototype(NamedTuple):
     """The units into which the weight of a draw splits; None if it does not."""
     marginalized: list[str]
     """Latent sites that the run summed out."""
+    moving: set[str]
+    """Latent sites whose support depends on other latent sites."""
     left_out: list[str]
     """The deterministic and observed sites, if there are such sites, whose values they may need."""
 
@@ -121,6 +130,7 @@ def prototype(fit: Fit, rng_key: Array, *, needs_latents: bool = True) -> Protot
         undeclared=undeclared,
         units=units,
         marginalized=marginalized,
+        moving=moving_supports(seed(fit.model, key_model), fit.args, fit.kwargs, model_trace),
         left_out=[
             name
             for name, site in model_trace.items()
@@ -267,7 +277,12 @@ def evaluator(
             stats["lp"] = log_density(sites) + jacobian
         if weighs:
             stats["log_q"] = log_density(guide_sites) + jacobian
-            stats["log_weight"] = log_weight(sites, guide_sites, proto.units, reference)
+            weight = log_weight(sites, guide_sites, proto.units, reference)
+            # Of a value outside of its support NumPyro's densities are what they are inside.
+            if proto.moving:
+                inside = [jnp.all(sites[n]["fn"].support(sites[n]["value"])) for n in proto.moving]
+                weight = jnp.where(jnp.all(jnp.array(inside)), weight, -jnp.inf)
+            stats["log_weight"] = weight
         computed = {n: x["value"] for n, x in there.items() if x["type"] == "deterministic"}
         out: dict[str, Any] = {"latent": draw, "deterministic": computed, "stats": stats}
         if log_likelihood:

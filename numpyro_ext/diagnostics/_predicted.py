@@ -151,6 +151,12 @@ def predicted(site: Site, rng_key: Array) -> dict[str, Array]:
         own = jnp.isnan(fn.probs)
         own = jnp.any(own, -1) if own.ndim > len(fn.batch_shape) else own
         return {**out, "probs": jnp.moveaxis(jnp.where(own, jnp.nan, probs), 0, -1)}
+    if (drawn_shape := jax.eval_shape(fn.sample, rng_key).shape) != tuple(fn.shape()):
+        raise ValueError(
+            f"the data of '{site['name']}' have shape {fn.shape()} and its draws {drawn_shape}, as"
+            " where a datum is an interval, so that densities alone can be compared; take az.loo of"
+            " to_arviz."
+        )
     moments = _closed_forms(inner, kind)
     if len(moments) < 3:
         draws = fn.sample(rng_key, (NOISE_DRAWS, *shape[: len(shape) - len(fn.shape())]))

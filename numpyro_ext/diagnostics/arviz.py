@@ -34,6 +34,23 @@ def _tree(
     import arviz_base
     from xarray import DataTree
 
+    every = {*dims, *(name for data in groups.values() for name in data)}
+    every |= {dim for names in dims.values() for dim in names}
+    renamed = sorted(name for name in every if "/" in name)
+    for name in renamed:
+        if _in_tree(name) in every:
+            raise ValueError(
+                f"the model has the names '{name}' and '{_in_tree(name)}', which would be one in a"
+                " DataTree, whose names hold no '/'; rename one of them."
+            )
+    groups = {
+        group: {_in_tree(name): x for name, x in data.items()} for group, data in groups.items()
+    }
+    dims = {_in_tree(name): [*map(_in_tree, names)] for name, names in dims.items()}
+    coords = {_in_tree(dim): labels for dim, labels in (coords or {}).items()}
+    if renamed:
+        attributes = {**attributes, "renamed": renamed}
+
     def dataset(group: str, data: dict[str, Any]) -> Any:
         sample_dims = [] if group == "observed_data" else ["chain", "draw"]
         for name in data.keys() & set(sample_dims):
@@ -62,6 +79,35 @@ def _tree(
     )
     tree.attrs.update(tree["posterior"].attrs)
     return tree
+
+
+def _in_tree(name: str) -> str:
+    """The name in a ``DataTree``, in which a ``/`` is a path."""
+    return name.replace("/", ":")
+
+
+def site_names(tree: "DataTree") -> dict[str, str]:
+    """The model's names of what :func:`to_arviz` calls otherwise, as sites of Flax modules.
+
+    A ``DataTree`` takes no ``/`` in the name of a site or of a plate, so that :func:`to_arviz` puts
+    a ``:`` in its place. Everything else, such as ``Predictive`` and the plots of this package,
+    goes on with the names of the model.
+
+    :param tree: a result of :func:`to_arviz`, also from a file.
+    :return: ``{name in the tree: name in the model}`` of the sites and dimensions whose names
+        differ.
+
+    >>> from numpyro_ext.diagnostics import site_names, to_arviz
+    >>> def model():
+    ...     numpyro.sample("net/bias", dist.Normal())
+    >>> mcmc = MCMC(NUTS(model), num_warmup=10, num_samples=10, progress_bar=False)
+    >>> mcmc.run(jax.random.key(0))
+    >>> tree = to_arviz(mcmc)
+    >>> list(tree.posterior), site_names(tree)
+    (['net:bias'], {'net:bias': 'net/bias'})
+    """
+    names = np.atleast_1d(tree.attrs.get("renamed", [])).tolist()
+    return {_in_tree(name): name for name in names}
 
 
 def _refuse_large(
@@ -141,7 +187,8 @@ def to_arviz(
 
     The LOO to quote for a variational fit is
     ``az.loo_approximate_posterior(dt, log_p=dt.sample_stats.lp, log_q=dt.sample_stats.log_q)``. A
-    name may not hold a ``/``, and a group of more than 1 GB is refused.
+    ``/`` in a name becomes a ``:``, in ``coords`` and ``dims`` too (:func:`site_names` has the
+    model's names), and a group of more than 1 GB is refused.
 
     :param obj: an ``SVI``, an ``MCMC`` that has run, or an engine.
     :param result: for an ``SVI`` or an engine: what ``run`` returned, the state of the ``SVI``, a

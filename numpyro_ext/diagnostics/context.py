@@ -198,16 +198,11 @@ class FitContext:
         return summable and not any(support.is_discrete for support in supports)
 
     @cached_property
-    def gradient_cost(self) -> float | None:
-        """How many numbers a gradient on all data computes; None if it has no reverse mode."""
+    def gradient_cost(self) -> float:
+        """How many numbers a gradient on all data computes."""
 
         def gradient(params: Params, x: Array) -> tuple[Array, Array]:
             return potential_of(self.fit, self.info, params).value_and_grad_flat(x, {})
 
         x = jax.ShapeDtypeStruct((self.info.size,), jnp.result_type(float))
-        try:
-            return max(count_operations(gradient, self.fit.params[0], x), 1.0)
-        except ValueError as error:
-            if "Reverse-mode" not in str(error):
-                raise
-            return None
+        return max(count_operations(gradient, self.fit.params[0], x), 1.0)

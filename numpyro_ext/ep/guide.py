@@ -15,14 +15,14 @@ from jax.scipy.special import logsumexp
 import numpyro
 from numpyro.handlers import block, seed, substitute
 from numpyro.infer import init_to_median, init_to_uniform
-from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMultivariateNormal
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 
 from numpyro_ext._model.arguments import indexed, is_same, is_traced
 from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.implicit import Implicit, Stated
 from numpyro_ext._model.operations import map_blocks
-from numpyro_ext._model.potential import Program
+from numpyro_ext._model.potential import Program, supports_of
 from numpyro_ext._model.read import (
     Site,
     call_and_trace,
@@ -32,7 +32,7 @@ from numpyro_ext._model.read import (
     sample_sites,
     shape_trace,
 )
-from numpyro_ext._numpyro import StartGiven, site_of_log_det
+from numpyro_ext._numpyro import OnSupports, StartGiven, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.ep import integral
 from numpyro_ext.ep.factors import marginal, num_points
@@ -42,7 +42,7 @@ _DRAWS = 64  # draws of a posterior that are computed at a time
 _POINTS = 2**14  # places of rows at which a row is evaluated at a time, for one draw
 
 
-class _NormalOfEngine(AutoContinuous):
+class _NormalOfEngine(OnSupports):
     """A guide of the sites outside the plate of the data, which draws those inside given the others
     and the data of their row."""
 
@@ -52,6 +52,9 @@ class _NormalOfEngine(AutoContinuous):
     arguments: tuple[tuple, dict[str, Any]] | None = None  # of the last fit, unless traced
     leading: tuple = ()  # arguments of the factors that come before the model's
     several: bool = False  # whether there were fits to other arguments before
+
+    def supports_at(self, z: Sites, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return supports_of(self, args, kwargs, z)
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         return None if self.locs is None else (random.key(0), self.locs)

@@ -30,6 +30,7 @@ from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.masked import record_filled
 from numpyro_ext._model.mode_search import is_searched, modes_or_warning
 from numpyro_ext._model.modes import SEARCH, InitFrom, Mode, Modes, check_sites, given_modes
+from numpyro_ext._model.potential import supports_of
 from numpyro_ext._model.read import ModelInfo, call_and_trace
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._numpyro import ContinuousGuide
@@ -51,6 +52,9 @@ class AutoJoint(ContinuousGuide):
     :param float init_scale: the initial standard deviation of every unconstrained coordinate.
     :param str prefix: the first part of the names of the guide's own sites.
     :param init_loc_fn: a per-site initialization function, for ``loc``.
+    :param bool forward_mode_differentiation: as of NumPyro's guides. Starts and modes are found in
+        forward mode in any case where a primitive, such as ``while_loop``, has no derivative in
+        reverse; the steps of an ``SVI`` take the argument of this name of its ``run``.
     """
 
     __signature__ = OwnArgumentsFirst()
@@ -59,11 +63,20 @@ class AutoJoint(ContinuousGuide):
     init_scale: float = 0.1
     prefix: str = "auto"
     init_loc_fn: Callable[..., Any] = init_to_uniform
+    forward_mode_differentiation: bool = False
 
     def __post_init__(self) -> None:
         check_model(type(self), self.model)
         check_positive("init_scale", self.init_scale)
-        super().__init__(self.model, prefix=self.prefix, init_loc_fn=self.init_loc_fn)
+        super().__init__(
+            self.model,
+            prefix=self.prefix,
+            init_loc_fn=self.init_loc_fn,
+            forward_mode_differentiation=self.forward_mode_differentiation,
+        )
+
+    def supports_at(self, z: Sites, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return supports_of(self, args, kwargs, z)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = super().__call__(*args, **kwargs)

@@ -107,10 +107,11 @@ class AutoSemiImplicit(AutoWithoutDensity):
         result, trace = {}, cast(Trace, self.prototype_trace)
         with self.called_with(args, kwargs):
             vector = self.sample_vector((), args, kwargs)
-        for name, u in self.unpack(vector).items():
-            fn = trace[name]["fn"]
-            value = biject_to(fn.support)(u)
-            site = SemiImplicitDraw(value, event_dim=fn.event_dim, support=fn.support)
+        z = self.unpack(vector)
+        supports = self.supports_at(z, args, kwargs)
+        for name, u in z.items():
+            value, event_dim = biject_to(supports[name])(u), trace[name]["fn"].event_dim
+            site = SemiImplicitDraw(value, event_dim=event_dim, support=supports[name])
             result[name] = numpyro.sample(name, site)
         return result
 

@@ -712,7 +712,7 @@ class SGMCMCKernel(ModelKernel):
         of the model's arguments are sharded; every device then takes its share of the batch. Use
         ``MCMC(..., jit_model_args=True)``.
     :param bool forward_mode_differentiation: whether to differentiate the potential in forward
-        mode, as models with a ``while_loop`` require.
+        mode, as is done in any case for models with a ``while_loop``.
     """
 
     max_bias: float = 0.05

@@ -1,5 +1,6 @@
 """The start of the particles: at the modes, enough of them, and no two at one point."""
 
+from typing import Any, ClassVar
 import warnings
 
 import jax
@@ -21,6 +22,9 @@ _PER_DIMENSION = 2  # particles of a mode, with which a field has the right spre
 class BeginsAtModes:
     """What the guide and the kernel of particles share: where the particles begin."""
 
+    start_argument: ClassVar[str]
+    """The argument that says where particles begin without modes."""
+
     def choose_start(self, init_from: InitFrom, *, own: bool) -> None:
         # `own` says whether another argument says where they begin; the modes at which they
         # began, once they have, are `start_modes`.
@@ -33,8 +37,8 @@ class BeginsAtModes:
         if self.given_modes is not None:
             check_sites(self.given_modes, info)
         elif self.searches and is_searched(info.size, info.params, bool(info.mutable)):
-            who = "the particles begin"
-            self.start_modes = modes_or_warning(model, *potential.arguments, who=who)
+            how: Any = {"who": "the particles begin", "start": self.start_argument}
+            self.start_modes = modes_or_warning(model, *potential.arguments, **how)
         return self.start_modes
 
 

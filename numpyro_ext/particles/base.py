@@ -29,6 +29,7 @@ from numpyro_ext._checks import (
 from numpyro_ext._model.checks import read_global
 from numpyro_ext._model.handlers import refuse_mutable
 from numpyro_ext._model.losses import finite_step, reported
+from numpyro_ext._model.operations import in_either_mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
@@ -328,8 +329,16 @@ class ParticleField(ELBO, ABC):
             return -potential(unpack(x), idx)
 
         # In one evaluation, of the particles and of the model's parameters.
-        log_p, vjp = jax.vjp(jax.vmap(log_prob, in_axes=(0, None)), x, model_params)
-        g, grads = vjp(jnp.ones_like(log_p))
+        def scores(forward: bool) -> tuple[Array, Array, Any]:
+            if forward:
+                each = jax.vmap(jax.jacfwd(log_prob, (0, 1)), (0, None))
+                g, grads = each(x, model_params)
+                grads = jax.tree.map(lambda grad: jnp.sum(grad, 0), grads)
+                return jax.vmap(log_prob, (0, None))(x, model_params), g, grads
+            log_p, vjp = jax.vjp(jax.vmap(log_prob, (0, None)), x, model_params)
+            return log_p, *vjp(jnp.ones_like(log_p))
+
+        log_p, g, grads = in_either_mode(scores)
         model_grads = [g for g in jax.tree.leaves(grads) if g.dtype != jax.dtypes.float0]
         hessian = None
         if self.needs_hessian:

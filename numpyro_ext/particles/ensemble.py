@@ -104,6 +104,8 @@ class ParVI(BeginsAtModes, MCMCKernel):
     (True, True)
     """
 
+    start_argument = "init_strategy"
+
     inference_method: ClassVar[str] = "particles"
 
     def __init__(

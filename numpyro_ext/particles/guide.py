@@ -93,6 +93,8 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
     True
     """
 
+    start_argument = "init_loc_fn"
+
     def __init__(
         self,
         model: Model,
@@ -161,7 +163,9 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
 
         with handlers.block():
             x, first, (params, *start) = run_once(draw, key)
-            Potential(self.model, info, params, args, kwargs).check_start(*start)
+            Potential(self.model, info, params, args, kwargs).check_start(
+                *start, give="another init_loc_fn"
+            )
         return x, None, first
 
     def info_on(self, model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo | None:

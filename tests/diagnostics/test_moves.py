@@ -243,11 +243,12 @@ def halving(x):
     numpyro.sample("x", dist.Normal(loc), obs=x)
 
 
-def test_a_model_without_a_reverse_gradient_is_judged_without_moves():
+@pytest.mark.slow
+def test_a_model_without_a_reverse_gradient_is_judged_by_moves_too():
     guide = lambda x: numpyro.sample("z", dist.Normal(0.2, 5.0))  # noqa: E731
     svi = SVI(halving, guide, optax.adam(1e-2), Trace_ELBO())
-    row = rows_of(diagnose(svi, {}, model_args=(0.4,), num_samples=20))[SD]
-    assert row.ok is None and "no gradient in reverse mode" in row.verdict
+    row = rows_of(diagnose(svi, {}, model_args=(0.4,), num_samples=200))[SD]
+    assert row.ok is False and row.value > 2, row  # a standard deviation of 1 at most, and 5
 
 
 SPREAD = 0.4

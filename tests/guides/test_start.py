@@ -175,6 +175,13 @@ def test_traced_arguments_and_a_search_that_fails_warn_and_begin_as_usual(monkey
     with pytest.warns(InferenceWarning, match="search for a mode failed: no curvature"):
         begun(small(unequal))
 
+    def stop(*args, **kwargs):
+        raise NotImplementedError
+
+    monkeypatch.setattr(mode_search, "find_modes", stop)
+    with pytest.warns(InferenceWarning, match="failed: NotImplementedError. Give another init_loc"):
+        begun(small(unequal))
+
 
 @cache
 def modes():

@@ -74,7 +74,7 @@ def draws_at_modes(context: FitContext) -> AtModes | None:
 def searched(context: FitContext) -> AtModes | None:
     """The same of a cheap search, for a guide whose start has not looked for modes."""
     info, fit = context.info, context.fit
-    is_dear = info.size > MOST_LATENTS or (context.gradient_cost or 0.0) > MOST_COST
+    is_dear = info.size > MOST_LATENTS or context.gradient_cost > MOST_COST
     if is_dear or getattr(context.obj.guide, "start_modes", None) is not None:
         return None
     potential, modes = potential_of(fit, info, fit.params[0]), None

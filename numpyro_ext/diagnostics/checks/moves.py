@@ -255,10 +255,8 @@ _Plan = tuple[int, int, dict[str, int] | None]
 
 def _plan(context: FitContext, starts: int | None = None) -> _Plan | str:
     """The moves of all particles, or of as many draws as is cheap; or why there are none."""
-    if (cost := context.gradient_cost) is None:
-        return "the model has no gradient in reverse mode, which a Markov chain needs here"
     num_moves = MOVES if context.num_moves is None else context.num_moves
-    each, asked = num_moves * LEAPS * cost, context.num_moves is not None
+    each, asked = num_moves * LEAPS * context.gradient_cost, context.num_moves is not None
     if starts is None:
         starts = int(np.clip(FEW / each, _FEWEST_STARTS, _STARTS))
         if not asked:
