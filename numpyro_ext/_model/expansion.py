@@ -17,7 +17,7 @@ from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.handlers import first_rows, refuse_noise, valid_plates
 from numpyro_ext._model.mode_search import advice, search_modes
 from numpyro_ext._model.modes import DENSE_UP_TO, Modes, check_sites
-from numpyro_ext._model.operations import jit_on_data, pieces
+from numpyro_ext._model.operations import jit_on_data, linearized, pieces
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import (
     ModelInfo,
@@ -72,6 +72,10 @@ class TaylorExpansion:
                 _warn(f"the center of the proxy: {' '.join(modes.problems)}")
         factor = None if modes is None else modes.heaviest.factor
         x = self._place(rng_key, center) if modes is None else modes.heaviest.center
+        exact = self.potential.has_curvature
+        if factor is None and not exact:  # differences need to know the size of a direction
+            _, grad, hessian = self._sums(x, None)
+            factor = None if hessian is None else self._normal(x, grad, hessian)[1]
         each, grad, hessian = self._sums(x, factor)
         nearest = x
         if hessian is not None:
@@ -90,6 +94,7 @@ class TaylorExpansion:
             size=self.size,
             batch=self.batch,
             shapes=self.info.shapes,
+            forward=exact,
         )
         if factor is not None:
             proxy = replace(proxy, noise=self._noise(proxy, nearest, factor))
@@ -129,7 +134,7 @@ class TaylorExpansion:
         self, x: Array, factor: Array | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Each row's l, and G and H at a flat vector."""
-        directions = jnp.eye(len(x), dtype=x.dtype) if len(x) <= DENSE_UP_TO else None
+        directions = 0.1 * jnp.eye(len(x), dtype=x.dtype) if len(x) <= DENSE_UP_TO else None
         if directions is not None and factor is not None:
             # In float32 the least curvature would be lost beside the largest.
             regular = np.all(np.isfinite(factor)) and np.all(np.diagonal(factor))
@@ -142,11 +147,13 @@ class TaylorExpansion:
             def log_lik(x: Array) -> Array:
                 return here.rows_log_lik(self.info.unravel(x), {self.plate: idx})
 
-            grad, hessian = jax.grad(lambda x: jnp.sum(log_lik(x))), None
-            if directions is not None:
-                along = lambda direction: jax.jvp(grad, (x,), (direction,))[1]  # noqa: E731
-                hessian = lax.map(along, directions.T, batch_size=32)
-            return log_lik(x), grad(x), hessian
+            def slope(x: Array) -> tuple[Array, None]:
+                return jax.grad(lambda x: jnp.sum(log_lik(x)))(x), None
+
+            if directions is None:
+                return log_lik(x), slope(x)[0], None
+            grad, _, along = linearized(slope, x, forward=self.potential.has_curvature)
+            return log_lik(x), grad, lax.map(along, directions.T, batch_size=32)
 
         # Totals in double precision: float32 would round a sum of many rows to its own digits.
         # Of rows larger than memory, what is kept of each row is the most that there is: once.
@@ -172,11 +179,15 @@ class TaylorExpansion:
         """Mean and factor of the normal approximation at x, no factor where it is not one."""
         prior, idx = self.potential.prior(), self.potential.first_rows()
 
-        def slope_at(x: Array) -> Array:
-            return prior.value_and_grad_flat(x, idx)[1]
+        def slope_at(x: Array) -> tuple[Array, None]:
+            return prior.value_and_grad_flat(x, idx)[1], None
 
-        both = jit_on_data(lambda x: (slope_at(x), jax.jacfwd(slope_at)(x)))(x)
-        slope, curvature = (np.asarray(part, np.float64) for part in both)
+        @jit_on_data
+        def both(x: Array) -> tuple[Array, Array]:
+            slope, _, along = linearized(slope_at, x, forward=self.potential.has_curvature)
+            return slope, jax.vmap(along)(0.1 * jnp.eye(len(x), dtype=x.dtype)) / 0.1
+
+        slope, curvature = (np.asarray(part, np.float64) for part in both(x))
         precision = (curvature - hessian + (curvature - hessian).T) / 2
         try:
             np.linalg.cholesky(precision)

@@ -33,6 +33,7 @@ from numpyro_ext._model.normal_fit import (
 from numpyro_ext._model.operations import (
     count_operations,
     jit_on_data,
+    linearized,
     quick_options,
     run_once,
 )
@@ -78,10 +79,12 @@ def find_modes(
 
     Adam on minibatches and damped Newton steps on all rows find a mode; the inverse curvature there
     is the covariance, dense up to 512 latent dimensions and diagonal above, where conjugate
-    gradients solve for a step. Each search takes 2,000 minibatches and at most 300 gradients of all
-    rows; of a hundred thousand rows and more it takes 10,000 first, then ten times as many, and so
-    on. Ends of searches are one mode if they lie within 1.5 standard deviations of each other, and
-    modes with less than a thousandth of the mass are left out.
+    gradients solve for a step. Of a model whose gradient has no derivative (``odeint``, or another
+    ``jax.custom_vjp``) it is that of differences, two gradients a direction. Each search takes
+    2,000 minibatches and at most 300 gradients of all rows; of a hundred thousand rows and more it
+    takes 10,000 first, then ten times as many, and so on. Ends of searches are one mode if they lie
+    within 1.5 standard deviations of each other, and modes with less than a thousandth of the mass
+    are left out.
 
     Where there is no mode, as in a centred hierarchy, where gradients around it are far from those
     of a normal posterior, or where another normal has an ELBO that is surely higher, the normal of
@@ -404,6 +407,9 @@ def make_search(
         """Damped Newton steps on all rows, or on some, until the decrement is small enough."""
         x = np.asarray(x, dtype)
         point, decrements = _Point(x, *sums(x, rows), factor), []
+        if not directions.exact and factor is directions.unit:
+            # Differences are taken over a part of a standard deviation, which is not known yet.
+            point = point._replace(factor=directions.newton(point)[1])
         for _ in range(_NEWTON_STEPS if rows is None else _STEPS_OF_A_STAGE):
             step, factor, num_negative = directions.newton(point)
             slope = float(point.grad @ step)
@@ -478,9 +484,9 @@ class _Directions:
     10,000 rows, whose negative directions are turned positive; for large n its diagonal."""
 
     def __init__(self, potential: Potential, options: Any) -> None:
-        n = potential.info.size
+        n, self.exact = potential.info.size, potential.has_curvature
         self.dense, prior = n <= DENSE_UP_TO, potential.prior()
-        self.unit = np.eye(n) if self.dense else np.ones(n)
+        self.unit = 0.1 * (np.eye(n) if self.dense else np.ones(n))
 
         def of_both(x: Array, directions: Array) -> tuple[Array, Array]:
             """The curvature, and the prior's part of it, along these directions."""
@@ -518,27 +524,28 @@ class _Directions:
 
     def with_diagonal(self, point: _Point) -> _Point:
         """The point with the factor of the diagonal there."""
-        both = self.of_both(point.x, np.eye(len(point.x), dtype=point.x.dtype))
-        w, prior = (np.asarray(a, float) for a in both)
+        both = self.of_both(point.x, np.diag(point.factor).astype(point.x.dtype))
+        w, prior = (np.asarray(a, float) / point.factor**2 for a in both)
         scales = np.maximum(np.abs(w), np.abs(prior))
         return point._replace(factor=1 / np.sqrt(scales), num_negative=int(np.sum(w < 0)))
 
 
 def _hessian_product(
-    potential: Potential, idx: dict[str, Array], x: Array
+    potential: Potential, idx: dict[str, Array], x: Array, **options: Any
 ) -> Callable[[Array], Array]:
-    """The Hessian on the rows ``idx`` times a direction."""
+    """The Hessian on the rows ``idx`` times a direction; ``options`` go to :func:`linearized`."""
 
-    def grad(x: Array) -> Array:
-        return potential.value_and_grad_flat(x, idx)[1]
+    def grad(x: Array) -> tuple[Array, None]:
+        return potential.value_and_grad_flat(x, idx)[1], None
 
-    return lambda direction: jax.jvp(grad, (x,), (direction,))[1]
+    return linearized(grad, x, forward=potential.has_curvature, **options)[2]
 
 
 def _curvature(
     potential: Potential, idx: dict[str, Array], x: Array, directions: Array, dense: bool
 ) -> Array:
-    """The Hessian on the rows ``idx`` between ``(n, n)`` directions; not dense, its diagonal."""
+    """The Hessian on the rows ``idx`` between ``(n, n)`` directions, each of about a standard
+    deviation; not dense, its diagonal."""
     product = _hessian_product(potential, idx, x)
     if dense:
         slopes = lax.map(product, directions, batch_size=32)
@@ -548,7 +555,10 @@ def _curvature(
 
 def _conjugate_step(potential: Potential, x: Array, g: Array, scales: Array) -> Array:
     """H^{-1} g for some rows by conjugate gradients, or by the diagonal if that is not downhill."""
-    product, diagonal = _hessian_product(potential, some_rows(potential), x), g / scales
+    diagonal = g / scales
+    product = _hessian_product(
+        potential, some_rows(potential), x, length=lambda v: jnp.sqrt(jnp.vdot(v, scales * v))
+    )
     step, _ = jax.scipy.sparse.linalg.cg(
         product, g, diagonal, tol=_CG_TOLERANCE, maxiter=_CG_STEPS, M=lambda v: v / scales
     )

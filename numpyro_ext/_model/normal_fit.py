@@ -14,7 +14,7 @@ import numpy as np
 
 from numpyro_ext._model.minibatch import draw_indices
 from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Problem
-from numpyro_ext._model.operations import count_operations, jit_on_data, quick_options
+from numpyro_ext._model.operations import count_operations, jit_on_data, linearized, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.whitening import Whitening
 
@@ -113,7 +113,7 @@ class NormalMeasure:
 
             def at(points: Array) -> tuple[Array, ...]:
                 xi, v = points
-                g, along, end = jax.linearize(grad, xi, has_aux=True)
+                g, end, along = linearized(grad, xi, forward=potential.has_curvature)
 
                 def power(_: Any, v: Array) -> Array:
                     return along(v / jnp.linalg.norm(v))

@@ -4,6 +4,7 @@ rows that the caller chooses."""
 from collections.abc import Callable, Iterator
 import copy
 from dataclasses import replace
+from functools import cached_property
 from itertools import product
 import math
 from typing import Any, Self
@@ -23,6 +24,7 @@ from numpyro_ext._model.enumeration import parallel, summed_log_density
 from numpyro_ext._model.handlers import first_rows, given_rows, latents_only, weighted_rows
 from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.minibatch import plate_indices, replace_indices
+from numpyro_ext._model.operations import has_forward_mode
 from numpyro_ext._model.read import ModelInfo, check_all_rows, sample_sites, trace_of
 from numpyro_ext._numpyro import at_unconstrained, default_key, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace
@@ -190,6 +192,12 @@ class Potential(Program):
         value, grad = self.value_and_grad(self.info.unravel(x), idx)
         return value, self.info.ravel(grad)
 
+    @cached_property
+    def has_curvature(self) -> bool:
+        """Whether the gradient has a derivative, see :func:`has_forward_mode`."""
+        x, rows = jnp.zeros(self.info.size), self.first_rows()
+        return has_forward_mode(lambda x: self.value_and_grad_flat(x, rows)[1], x)
+
     def draw_rows(self, rng_key: Array) -> dict[str, Array]:
         """The rows of one minibatch of each plate."""
         return {n: plate_indices(rng_key, n, N, M) for n, (N, M) in self.plates.items()}
@@ -313,10 +321,15 @@ class Potential(Program):
         return -summed_log_density(sites, batches)
 
     def check_start(
-        self, z: Sites, idx: dict[str, Array], potential: Array, grad: Sites | None = None
+        self,
+        z: Sites,
+        idx: dict[str, Array],
+        potential: Array,
+        grad: Sites | None = None,
+        instead: str = "init_params",
     ) -> None:
         """A ``ValueError`` that names the site if U or its gradient is not finite at a start, or at
-        one of several along a leading axis."""
+        one of several along a leading axis, and what to give ``instead``."""
         if is_traced((potential, grad)):
             return
         starts = (z, idx, potential, grad)
@@ -333,7 +346,7 @@ class Potential(Program):
         place = "the initial point" + ("" if site is None else f": see site '{site}'")
         raise ValueError(
             f"the potential or its gradient is not finite at {place}; check the data, or give"
-            " another init_strategy or init_params."
+            f" {instead}."
         )
 
     def _nonfinite_site(self, z: Sites, idx: dict[str, Array]) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 from jax import Array, random
 from jax.core import Tracer
+from jax.lax import stop_gradient
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
@@ -22,7 +23,7 @@ from numpyro.handlers import block, seed
 
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import first_rows
-from numpyro_ext._model.operations import jit_on_data, pieces
+from numpyro_ext._model.operations import STEP, jit_on_data, pieces
 from numpyro_ext._model.potential import Potential, Program
 from numpyro_ext._model.read import (
     frames,
@@ -41,6 +42,8 @@ from numpyro_ext.data._rows import is_rows
 _MAKE_ANOTHER = "make one by taylor_proxy(model, *args) with the arguments of this run"
 LARGEST_NOISE = 0.5
 """Nats of noise over minibatches up to which a proxy is near enough."""
+_VALUES = 0.5
+"""The part of v by which values are compared, where there is no forward mode."""
 SAME, SAME_IN_A_STEP = 1e-4, 3e-2
 """Root mean squares by which the log likelihoods l of the same rows may differ, in units of 1 +
 |l|; in a step, which is another program, and whose matrices a GPU multiplies in fewer digits."""
@@ -49,7 +52,7 @@ SAME, SAME_IN_A_STEP = 1e-4, 3e-2
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["center", "location", "factor", "value", "rows", "grad", "hessian", "noise"],
-    meta_fields=["plate", "size", "batch", "shapes"],
+    meta_fields=["plate", "size", "batch", "shapes", "forward"],
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class TaylorProxy:
@@ -65,6 +68,7 @@ class TaylorProxy:
       normal approximation; nan if there is none.
     * ``plate, size, batch`` - name of the plate, N and M.
     * ``shapes`` - ``(site, unconstrained shape)`` in the order of the vector.
+    * ``forward`` - whether a row has derivatives in forward mode; otherwise they are differences.
     """
 
     center: Sites
@@ -79,6 +83,7 @@ class TaylorProxy:
     size: int
     batch: int
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    forward: bool = True
 
     compared: ClassVar[Any] = None
     """The model and the arguments that :meth:`check_data` has compared last."""
@@ -156,11 +161,14 @@ class TaylorProxy:
             return jax.jvp(fn, (x,), (v,))
 
         of_all_rows = jnp.sum(self.grad * v)
-        if self.hessian is None:
+        if not self.forward:
+            at_center, slope = self._by_differences(v, rows_at)
+        elif self.hessian is None:
             at_center, slope = along_v(rows_at, self.location)
         else:
             (at_center, slope), (_, bend) = along_v(partial(along_v, rows_at), self.location)
             slope = slope + bend / 2
+        if self.hessian is not None:
             quadratic = jnp.einsum("i,ij,j", v, self.hessian, v, precision="highest") / 2
             of_all_rows = of_all_rows + quadratic
         # Row by row, since the sums would lose the digits of their difference.
@@ -170,6 +178,20 @@ class TaylorProxy:
             same = _agree(at_center, self.rows[index], SAME_IN_A_STEP)
             change = jnp.where(same, change, jnp.nan)
         return change, residuals
+
+    def _by_differences(self, v: Array, rows_at: Callable[[Array], Array]) -> tuple[Array, Array]:
+        """The log likelihood of rows at c, and their terms in v, without a forward mode: the mean
+        is that of gradients of the sum, and the deviations from it are differences of values, which
+        have fewer digits and enter the variance alone."""
+        c, h, v0 = self.location, _VALUES, stop_gradient(v)
+        grad = jax.grad(lambda x: jnp.sum(rows_at(x)))
+        at_center, up, down = rows_at(c), rows_at(c + h * v), rows_at(c - h * v)
+        each, total = (up - down) / (2 * h), jnp.vdot(grad(c), v)
+        if self.hessian is not None:
+            each = each + (up - 2 * at_center + down) / (2 * h**2)
+            Hv = (grad(c + STEP * v0) - grad(c - STEP * v0)) / (2 * STEP)
+            total = total + jnp.vdot(Hv, v) - jnp.vdot(Hv, v0) / 2  # its gradient is Hv
+        return at_center, each + (total / len(each) - jnp.mean(each))
 
     def check(self, name: str, layout: Layout, model_trace: Trace) -> None:
         """An error unless the proxy is one of this model's latent sites and of as many rows."""

@@ -37,7 +37,7 @@ from numpyro_ext._model.checks import check_rows, read_global
 from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.minibatch import draw_indices, start_plates
 from numpyro_ext._model.modes import Mode, Modes, check_sites
-from numpyro_ext._model.operations import jit_on_data, quick_options
+from numpyro_ext._model.operations import jit_on_data, linearized, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.sharding import check_sharding, spread_arrays
@@ -152,8 +152,9 @@ class GradFn:
     def with_hvp(self, z: Array, v: Array) -> tuple[Estimate, Array]:
         """The estimate at ``z``, and the product of its Jacobian (the Hessian of U) with ``v``."""
         function = partial(self._estimate, self.rng_key, self.idx)
-        _, hvp, estimate = jax.jvp(function, (z,), (v,), has_aux=True)
-        return estimate, hvp
+        forward = self.chain.potential.has_curvature
+        _, estimate, along = linearized(function, z, forward=forward)
+        return estimate, along(v)
 
     def independent(self, rng_key: Array, z: Array) -> Estimate:
         """The estimate at ``z`` from a batch of its own, independent of the transition's."""
