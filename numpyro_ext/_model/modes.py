@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from jax import Array, random
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
+from numpyro.distributions import biject_to
 from scipy.linalg import solve_triangular
 
 from numpyro_ext._model.read import ModelInfo, Shapes, unravel
@@ -104,7 +106,8 @@ class Modes:
 
     .. math:: q(z) = \sum_k w_k\, N(z; c_k, A_k A_k^\top), \qquad w_k \propto e^{-U(c_k)} |A_k| .
 
-    :func:`find_modes` makes it. It prints as a table, and pickles. The shares :math:`w_k` are those
+    :func:`find_modes` makes it. It prints as a table, and pickles, and is an ``init_strategy`` of
+    NumPyro's kernels and guides, which begin at the heaviest mode. The shares :math:`w_k` are those
     of Laplace's formula among the modes that were found, and as far off as that formula is where a
     posterior is not near normal at a mode.
 
@@ -197,6 +200,16 @@ class Modes:
     def num_taken(self, num: int) -> int:
         """The number of modes at which one of ``num`` begins, the heaviest ones."""
         return int(np.max(self.apportion(num))) + 1
+
+    def __call__(self, site: dict[str, Any] | None = None) -> Any:
+        """The value of a latent site at the heaviest mode: modes are an ``init_strategy``, such as
+        ``NUTS(model, init_strategy=find_modes(model, *args))``."""
+        if site is None:
+            return partial(self)  # as NumPyro's own strategies
+        at_mode = self.unravel(self.heaviest.center)
+        if site["type"] != "sample" or site["is_observed"] or site["name"] not in at_mode:
+            return None
+        return biject_to(site["fn"].support)(at_mode[site["name"]])
 
     def unravel(self, x: Array) -> Sites:
         """Vectors ``(*batch, n)`` as unconstrained sites, such as ``init_params`` takes."""

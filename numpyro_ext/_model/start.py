@@ -178,8 +178,8 @@ def _quartiles(fn: Any, rng_key: Array) -> Array:
 
 def guide_start(
     guide: Any, info: ModelInfo, args: tuple, kwargs: dict[str, Any]
-) -> tuple[Array, Sites] | None:
-    """The start that NumPyro would find for a ``ContinuousGuide``, with its key; None if none."""
+) -> tuple[Array, Sites]:
+    """The start that NumPyro would find for a ``ContinuousGuide``, with its key."""
     rng_key: Any = numpyro.prng_key()
     model = guide.model
     forward_mode = getattr(guide, "forward_mode_differentiation", False)
@@ -191,9 +191,12 @@ def guide_start(
         )
     if isinstance(potential, Tracer) or bool(np.isfinite(potential)):
         return rng_key, z
-    # NumPyro's own error would blame a parameter of a distribution.
     check_rows(given_rows(model, info.given), args, kwargs, guide.init_loc_fn)
-    return None
+    by_modes = "init_from" if hasattr(guide, "init_from") else "init_loc_fn"
+    raise ValueError(
+        f"no point that init_loc_fn of the {type(guide).__name__} draws has a finite density and"
+        f" gradient; give {by_modes}=find_modes(model, *args), of numpyro_ext.optim."
+    )
 
 
 def _params_of(trace: dict[str, Any]) -> Params:

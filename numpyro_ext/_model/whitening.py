@@ -86,7 +86,13 @@ class Whitening:
             whose variances are then those of each coordinate given the others.
         :param args: arguments of the guide's model, as for ``svi.run``, and so ``kwargs``.
         """
-        set_up(guide, args, kwargs)
+        try:
+            set_up(guide, args, kwargs)
+        except RuntimeError as error:  # it looks for a start of its own
+            raise ValueError(
+                "the guide finds no start at which the density is finite; make it with"
+                " init_loc_fn=find_modes(model, *args), of numpyro_ext.optim."
+            ) from error
         return params_of_normal(guide, self.center, self.factor)
 
     def __repr__(self) -> str:

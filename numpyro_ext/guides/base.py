@@ -75,7 +75,7 @@ class AutoJoint(ContinuousGuide):
         because = f"{type(self).__name__} is one distribution over all latents together"
         return read_global(self.model, args, kwargs, because=because)
 
-    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
+    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites]:
         return guide_start(self, self.read(*args, **kwargs), args, kwargs)
 
     def get_base_dist(self) -> dist.Distribution:
@@ -191,6 +191,15 @@ class AutoAtModes(AutoJoint):
         if self.modes_given is not None:
             check_sites(self.modes_given, info)
         return info
+
+    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites]:
+        info, modes = self.read(*args, **kwargs), self.modes_given
+        if self.searches and is_searched(info.size, info.params, bool(info.mutable)):
+            modes = self.modes()
+        if modes is None:
+            return guide_start(self, info, args, kwargs)
+        rng_key: Any = numpyro.prng_key()
+        return rng_key, info.unravel(modes.heaviest.center)
 
     def check_fitted(self, params: Params) -> None:
         super().check_fitted(params)

@@ -46,6 +46,7 @@ from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._numpyro import ResumableKernel
 from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
 from numpyro_ext.mcmc.gradients import MinibatchGradient
+from numpyro_ext.mcmc.heat import warn_if_hot
 from numpyro_ext.mcmc.order import warn_if_sorted
 from numpyro_ext.mcmc.settings import NO_LOCAL_SITES, Found, Settings, settings_for
 
@@ -68,6 +69,8 @@ _SHARED_FIELDS = {
     "step_scale": "factor on the step size: 1, halved at each divergence in warmup.",
     "settings": "``kernel.settings``, None where the step size was given; not an array, so that"
     " ``MCMC`` compiles the chain again for others.",
+    "heat": "sum of the ratios by which a hot chain is known, over up to 50 draws; infinite once it"
+    " was said.",
     "best": "lowest potential estimate of the warmup so far, and the flat vector where it was.",
 }
 _KEY_FIELD = {"rng_key": "random number generator key of the next transition."}
@@ -271,6 +274,7 @@ class GradientChain(Chain):
             plates=counters,
             step_scale=jnp.ones((), flat.dtype),
             settings=kernel.settings,
+            heat=jnp.zeros((), flat.dtype),
             best=(jnp.asarray(U, flat.dtype), flat),
             **kernel.init_state(key_fields, flat),
             rng_key=rng_key,
@@ -346,6 +350,7 @@ class GradientChain(Chain):
         }
 
     def finish(self, state: Any) -> Any:
+        state = warn_if_hot(self.kernel, state)
         if self.potential.takes_minibatches:
             return state
         U = self.potential(self.kernel.unflatten(state.z), {})
@@ -867,11 +872,13 @@ def first_states(
             return state
         failures.append((state, *seen))
     state, drawn, idx, grad = failures[0]
-    potential.check_start(state.z, idx, state.potential_energy, grad)
+    instead = "init_strategy=find_modes(model, *args), of numpyro_ext.optim, or init_params"
+    check = partial(potential.check_start, instead=instead)
+    check(state.z, idx, state.potential_energy, grad)
     if drawn is not None:  # the search looks at the first rows
         rows = {
             name: jnp.broadcast_to(jnp.arange(size), (*jnp.shape(drawn), size))
             for name, (_, size) in potential.plates.items()
         }
-        potential.check_start(state.z, rows, drawn)
+        check(state.z, rows, drawn)
     return state

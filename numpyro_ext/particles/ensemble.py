@@ -184,7 +184,8 @@ class ParVI(BeginsAtModes, MCMCKernel):
         warn_of_few_particles(*x.shape)
         energy, grad, idx = jax.jit(partial(_evaluate, potential))(key_minibatch, x)
         rows = {name: jnp.tile(i, (num_particles, 1)) for name, i in idx.items()}
-        potential.check_start(z, rows, energy, jax.vmap(potential.info.unravel)(grad))
+        check = partial(potential.check_start, instead="init_from=find_modes(model, *args)")
+        check(z, rows, energy, jax.vmap(potential.info.unravel)(grad))
         return ParVIState(
             i=jnp.zeros((), int),
             z=z,

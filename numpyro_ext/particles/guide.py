@@ -161,7 +161,8 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
 
         with handlers.block():
             x, first, (params, *start) = run_once(draw, key)
-            Potential(self.model, info, params, args, kwargs).check_start(*start)
+            potential = Potential(self.model, info, params, args, kwargs)
+            potential.check_start(*start, instead="init_from=find_modes(model, *args)")
         return x, None, first
 
     def info_on(self, model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo | None:

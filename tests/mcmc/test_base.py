@@ -186,6 +186,7 @@ def test_steps_per_sample_is_that_many_transitions():
     assert jnp.allclose(every.get_samples()["loc"][2::3], third.get_samples()["loc"], rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
 def test_too_large_a_step_is_reported():
     """SGLD diverges for eps h > 2: the draws stay finite and say so."""
     mcmc = run(SGLD(gaussian_mean, 1.0), gaussian_mean_data(), warmup=0, draws=60)
