@@ -219,12 +219,13 @@ def _look_at_rows(
         looked = {name: look(site) for name, site in trace.items() if is_data(site)}
         return {name: x for name, x in looked.items() if x is not None}
 
-    rng_key = random.key(key)
-    with validation_enabled(False):  # NumPyro would blame a parameter of a distribution
+    # On numbers, also the key, while a loss is traced; NumPyro would blame a parameter of a
+    # distribution.
+    with jax.ensure_compile_time_eval(), validation_enabled(False):
+        rng_key = random.key(key)
         if not shapes_on_plates(run, rng_key) or _is_hidden((args, kwargs)):
             return {}
-        with jax.ensure_compile_time_eval():  # while a loss is traced, too
-            looked = jit_on_data(run)(rng_key)
+        looked = jit_on_data(run)(rng_key)
         return {} if _is_hidden(looked) else jax.device_get(looked)  # the model may hold tracers
 
 

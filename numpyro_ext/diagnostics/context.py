@@ -24,6 +24,7 @@ from numpyro_ext.diagnostics._evaluate import (
     prototype,
 )
 from numpyro_ext.diagnostics._fit import Fit, Numbers, chains_of, mcmc_stats
+from numpyro_ext.diagnostics.full_data import minibatch_plates
 
 
 def potential_of(
@@ -86,6 +87,16 @@ class FitContext:
         chains, length = next(iter(self.draws.values())).shape[:2]
         is_set = self.kind == "particles"
         return self.fit.title(f"{length} particles" if is_set else f"{chains} x {length:,} draws")
+
+    @cached_property
+    def noise_problem(self) -> str | None:
+        """What a loss does wrong on minibatches, and what to do; None if it does nothing wrong."""
+        ask = getattr(getattr(self.obj, "loss", None), "noise_problem", None)
+        if ask is None:
+            return None
+        plates = minibatch_plates(self.obj.model, self.fit.args, self.fit.kwargs)
+        units = () if self.proto.units is None else self.proto.units.plates
+        return ask({plate: rows for plate, rows in plates.items() if plate not in units})
 
     # The kernel of chains.
 

@@ -11,7 +11,7 @@ split(rng_key, K)``, ``model_key, guide_key = split(keys[k])``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, update_wrapper
 import inspect
 import math
@@ -145,6 +145,20 @@ class Objective(ELBO, ABC):
         :return: the loss to be minimised, a scalar, and the mutable sites that the particles leave,
             with a leading axis of particles; :meth:`Draws.each` returns them.
         """
+
+    def noise_problem(self, plates: Mapping[str, Sequence[int]]) -> str | None:
+        """What is wrong with minibatches of ``{plate: (size, batch)}``, whose rows share latent
+        sites, and what to do; None if nothing is."""
+        if self.linear or self.per_datum or self.proxy is not None or not plates:
+            return None
+        plate, (size, batch) = next(iter(plates.items()))
+        takes_one = "proxy" in inspect.signature(type(self)).parameters
+        by_proxy = "give it proxy=taylor_proxy(model, *args), or " if takes_one else ""
+        return (
+            f"{type(self).__name__} takes the noise of a minibatch ({batch} of {size} rows of the"
+            f" plate '{plate}') for uncertainty of latent sites that all rows share, and the guide"
+            f" becomes too wide; {by_proxy}use BBAlphaELBO, VRELBO(1.), or no subsample_size"
+        )
 
     def noise_power(self, step: Array | None) -> Any:
         """The power of the weights in the loss, or 0, for which a proxy corrects its noise."""
@@ -519,23 +533,9 @@ def _refuse(objective: Objective, layout: Layout, model_trace: Trace, guide_trac
         )
     if objective.proxy is not None:
         objective.proxy.check(name, layout, model_trace)
-    if not (objective.linear or objective.per_datum or objective.proxy is not None):
-        _warn_of_noise(objective, layout)
-
-
-def _warn_of_noise(objective: Objective, layout: Layout) -> None:
-    """A warning of a minibatch of rows that share latent sites."""
-    name = type(objective).__name__
-    takes_one = "proxy" in inspect.signature(type(objective)).parameters
-    by_proxy = "give it proxy=taylor_proxy(model, *args), or " if takes_one else ""
-    for plate, size, batch in layout.subsampled:
-        if plate not in layout.plates:
-            message = (
-                f"{name} takes the noise of a minibatch ({batch} of {size} rows of the plate"
-                f" '{plate}') for uncertainty of latent sites that all rows share, and the guide"
-                f" becomes too wide; {by_proxy}use BBAlphaELBO, VRELBO(1.), or no subsample_size."
-            )
-            warnings.warn(InferenceWarning(message), stacklevel=3)
+    shared = {plate: rows for plate, *rows in layout.subsampled if plate not in layout.plates}
+    if (problem := objective.noise_problem(shared)) is not None:
+        warnings.warn(InferenceWarning(f"{problem}."), stacklevel=3)
 
 
 def check_alpha(alpha: Any, *, finite: bool = False) -> Any:

@@ -22,6 +22,7 @@ from numpyro_ext.diagnostics.checks.losses import loss_row
 from numpyro_ext.diagnostics.comparison import MEAN, SD, SHAPES
 from numpyro_ext.diagnostics.table import MOST_ROWS, Row, merge_rows, shorten
 from numpyro_ext.mcmc import SGHMC, Settings
+from numpyro_ext.objectives import VRELBO
 from numpyro_ext.particles import SVGD, AutoParticles
 from tests.diagnostics.drawn import rows_of, wrong
 
@@ -190,6 +191,7 @@ def test_a_site_that_never_moves_and_draws_that_are_not_finite():
 
 
 @pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
+@pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
 def test_gradient_noise_heats_sghmc_and_its_temperature_says_so():
     how = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
     kernel = SGHMC(conjugate, 0.05, friction=1.0)
@@ -210,6 +212,19 @@ def of_svi(params, losses=None, **kwargs):
     rest = {"model_args": (X,), "num_samples": 500, **kwargs}
     result = params if losses is None else SimpleNamespace(params=params, losses=losses)
     return diagnose(SVI_OF_CONJUGATE, result=result, **rest)
+
+
+@pytest.mark.slow
+def test_the_remedy_of_a_guide_that_minibatches_made_too_wide_is_that_of_its_loss():
+    """Twice as wide as the posterior, as an order of 1/2 would make it on minibatches."""
+    guide = AutoNormal(conjugate)
+    svi = SVI(conjugate, guide, optax.sgd(0.0), VRELBO(0.5))
+    params = {"z_auto_loc": MANY.sum() / 201, "z_auto_scale": jnp.array(2 / 201**0.5)}
+    with pytest.warns(InferenceWarning, match="takes the noise of a minibatch"):
+        svi.update(svi.init(random.key(0), MANY, 10), MANY, 10)
+    found = diagnose(svi, params, model_args=(MANY, 10), num_samples=1000)
+    row = rows_of(found)[SD]
+    assert row.ok is False and "proxy=taylor_proxy(model, *args)" in row.verdict, found
 
 
 @pytest.mark.slow

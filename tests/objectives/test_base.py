@@ -378,3 +378,31 @@ def test_a_guide_that_does_not_cover_the_model_and_data_with_nan():
         assert_refuses("'scale' .*missing in the guide", loss, {}, model, empty, x)
         assert_refuses("'scale' has the support Positive", loss, {}, model, real, x)
         assert_refuses("'x' have 1 NaN", loss, {}, model, guide, x.at[0].set(jnp.nan))
+
+
+@pytest.mark.parametrize("loss", [VRELBO(1.0), BBAlphaELBO(0.5)])
+def test_a_count_without_a_density_is_named_before_the_first_step_that_is_compiled(loss):
+    """One of 200, which 9 of 10 minibatches do not have."""
+
+    def model(y):
+        rate = numpyro.sample("rate", dist.Gamma(2.0, 2.0))
+        with numpyro.plate("rows", len(y), subsample_size=20) as i:
+            numpyro.sample("y", dist.Poisson(rate), obs=y[i])
+
+    def guide(y):
+        numpyro.sample("rate", dist.LogNormal(numpyro.param("m", 0.0), 0.1))
+
+    y = jnp.ones(200).at[77].set(-1.0)
+    svi = SVI(model, guide, optax.adam(0.01), loss)
+    state = svi.init(random.key(0), y)
+    with pytest.raises(ValueError, match="'y' has no density at 1 of its 200 values, such as -1"):
+        jax.jit(lambda state: svi.update(state, y))(state)
+
+
+def test_what_is_wrong_with_minibatches_depends_on_the_order():
+    plates = {"rows": (1000, 10)}
+    problem = VRELBO(0.5).noise_problem(plates)
+    assert "10 of 1000 rows of the plate 'rows'" in problem and "proxy=taylor_proxy" in problem
+    assert VRELBO(0.5).noise_problem({}) is None
+    assert VRELBO(1.0).noise_problem(plates) is None
+    assert BBAlphaELBO(0.5).noise_problem(plates) is None

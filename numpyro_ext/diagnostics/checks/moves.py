@@ -318,7 +318,7 @@ def _moved(
         first, second = (coordinate_name(info.slices, i) for i in both)
         return f"a linear combination of {first} and {second} most of all{where}"
 
-    remedy = _REMEDIES[context.kind]
+    remedy = context.noise_problem or _REMEDIES[context.kind]
     return MovedDraws(moved, name, MOVED_RATIO, limits.SHIFT, remedy, combined)
 
 
