@@ -284,6 +284,12 @@ class FitRequest(NamedTuple):
         return fit_of(*self[:4])
 
 
+def refuse_arguments(what: str, **of_a_fit: Any) -> None:
+    """An error if arguments that only a fit has were given beside an array."""
+    for name in (name for name, x in of_a_fit.items() if x is not None):
+        raise TypeError(f"{name} belongs to a fit, and {what} is an array; pass the fit itself.")
+
+
 def predicting_fit(asked: FitRequest) -> Fit:
     """The fit without draws of a cyclical schedule's exploration; an error if draws are NaN."""
     fit, obj = asked.fit(), asked.obj

@@ -100,6 +100,19 @@ def _warn_of_factors(trace: Trace) -> None:
             return
 
 
+def _warn_of_lost_draws(computed: Sequence[np.ndarray]) -> None:
+    """A warning of the draws ``(chain, draw)`` in which one of these densities is not a number."""
+    lost = np.any([~np.isfinite(x.reshape(*x.shape[:2], -1)).all(-1) for x in computed], 0)
+    if np.any(lost):
+        chains = np.flatnonzero(lost.any(1)).tolist()
+        message = (
+            f"{np.sum(lost)} of {np.size(lost)} draws (chains {chains}) have no density, and LOO"
+            " and what else is computed from them is not finite; make the step size smaller, or"
+            " leave these draws out."
+        )
+        warnings.warn(InferenceWarning(message), stacklevel=3)
+
+
 def to_arviz(
     obj: Any,
     result: Any = None,
@@ -200,6 +213,9 @@ def to_arviz(
         posterior_predictive=posterior_predictive,
     )
     out = evaluate(key_draws, num_samples)
+    densities = [out["stats"][name] for name in ("lp",) if name in out["stats"]]
+    if densities := [*densities, *out.get("log_likelihood", {}).values()]:
+        _warn_of_lost_draws(densities)
     named = {name: dims_of(proto.trace[name]) for name in known}
     if proto.units is not None:
         named = {"log_weight": list(proto.units.plates), **named}

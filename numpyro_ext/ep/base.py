@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from numpyro_ext._checks import InferenceWarning, check_choice, check_count, summary
+from numpyro_ext._checks import InferenceWarning, check_choice, check_count, check_positive, summary
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.posterior_as_prior import posterior_as_prior
@@ -21,6 +21,7 @@ from numpyro_ext.ep.factors import EPPlan, FactorTable, find_table
 from numpyro_ext.ep.guide import guide_of, has_sites, start_guide
 from numpyro_ext.ep.normal import moments_of, plus
 from numpyro_ext.ep.projection import Projection
+from numpyro_ext.ep.quadrature import Quadrature
 from numpyro_ext.ep.reading import ModelReading, Prior, Reader, read_prior
 from numpyro_ext.ep.state import (
     EPRunResult,
@@ -138,7 +139,12 @@ class EPEngine(Engine):
             # The model has the numbers; a day would otherwise hold all days before it.
             self.prior, self.forgetting_factor = None, 1.0
         check_choice("family", self.family, ("full", "diagonal"))
-        check_count("max_rank", self.max_rank, minimum=0)
+        if check_count("max_rank", self.max_rank, minimum=0) > Quadrature.max_rank:
+            raise ValueError(
+                f"max_rank is {self.max_rank}; quadrature takes at most {Quadrature.max_rank}"
+                " directions. Use projection=ImportanceSampling() for factors of a larger rank."
+            )
+        check_positive("tol", getattr(self, "tol", 1.0))
         self._forget()
 
     def _forget(self) -> None:

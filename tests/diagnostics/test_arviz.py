@@ -19,6 +19,7 @@ from numpyro.infer.util import potential_energy, unconstrain_fn
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning, to_arviz
+from numpyro_ext.diagnostics.arviz import _warn_of_lost_draws
 from numpyro_ext.mcmc import SGLD
 
 X = jnp.array([0.5, -1.0, 2.0])
@@ -351,3 +352,12 @@ def test_observed_sites_of_other_shapes():
         total + dt.log_likelihood.event - 100 * z**2 + np.asarray(dist.Normal().log_prob(z.data))
     )
     np.testing.assert_allclose(dt.sample_stats.lp, total, rtol=1e-4)
+
+
+def test_draws_without_a_density_are_counted():
+    """One of two draws of the second chain, in one of three rows."""
+    log_lik = np.zeros((2, 2, 3))
+    _warn_of_lost_draws([np.zeros((2, 2)), log_lik])
+    log_lik[1, 0, 2] = -np.inf
+    with pytest.warns(InferenceWarning, match=r"1 of 4 draws \(chains \[1\]\) have no density"):
+        _warn_of_lost_draws([np.zeros((2, 2)), log_lik])
