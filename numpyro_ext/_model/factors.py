@@ -34,7 +34,9 @@ from numpyro_ext._model.read import (
     frames,
     model_info,
     plate_sizes,
+    refuse_scaled,
     sample_sites,
+    scaled_latents,
     shape_trace,
 )
 from numpyro_ext._numpyro import default_key, site_of_log_det
@@ -85,6 +87,7 @@ class Factors:
         self.program = Program(masks_filled(default_key(model)), args, kwargs, params)
         self.program.model = every_row(self.program.model)
         trace = self._valid_trace()
+        refuse_scaled(scaled_latents(trace), "EP")
         self.plate = _data_plate(trace, data_plate)
         self.size = plate_sizes(trace)[self.plate][0]
         discrete = {n: x for n, x in trace.items() if self._is_discrete(x)}

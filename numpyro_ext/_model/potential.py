@@ -306,7 +306,8 @@ class Potential(Program):
 
         batches = {n: (N, len(idx[n])) for n, (N, _) in self.plates.items() if len(idx[n]) < N}
         fn, (args, kwargs) = enum(self._on(idx), -self.info.nesting - 1), self.arguments
-        if not batches:
+        # Scales of whole rows belong outside of the sum, where NumPyro has them inside.
+        if not batches and not self.info.scaled:
             return jnp.asarray(potential_energy(fn, args, kwargs, z, enum=True))
         with plate_to_enum_plate():
             sites = packed_trace(at_unconstrained(fn, z)).get_trace(*args, **kwargs)

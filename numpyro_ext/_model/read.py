@@ -1,7 +1,7 @@
 """The contents of a NumPyro program, and the runs on shapes that read them: sites, plates,
 parameters, and the flat order of latents."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -132,6 +132,46 @@ def plate_sizes(*traces: Trace) -> dict[str, tuple[int, int]]:
     return sizes
 
 
+def own_scale(site: Site, sizes: dict[str, tuple[int, int]]) -> Any:
+    """What ``handlers.scale`` adds to the scale of the plates, ``{plate: (N, M)}``, of a site."""
+    scale = 1.0 if site["scale"] is None else site["scale"]
+    batches = (sizes.get(name, (1, 1)) for name in frames(site))
+    of_plates = math.prod(N / M for N, M in batches)
+    return scale if of_plates == 1 else scale / of_plates
+
+
+def is_same_scale(a: Any, b: Any) -> bool:
+    """Whether two scales are the same number or array; of traced ones only an object itself is."""
+    if a is b:
+        return True
+    if isinstance(a, Tracer) or isinstance(b, Tracer):
+        return False
+    same_shape = jnp.shape(a) == jnp.shape(b) or jnp.ndim(b) == 0
+    return bool(same_shape and np.allclose(a, b, rtol=1e-6, atol=0))
+
+
+def scaled_latents(trace: Trace) -> tuple[str, ...]:
+    """The latent sites under a ``handlers.scale`` that are discrete or in the plates of data."""
+    sizes = plate_sizes(trace)
+    with_data = {name for site in trace.values() if is_data(site) for name in frames(site)}
+    return tuple(
+        site["name"]
+        for site in latent_sites(trace)
+        if (with_data & set(frames(site)) or site["fn"].support.is_discrete)
+        and not is_same_scale(own_scale(site, sizes), 1.0)
+    )
+
+
+def refuse_scaled(names: Iterable[str], who: str) -> None:
+    """An error that names a latent site of :func:`scaled_latents`."""
+    for name in names:
+        raise ValueError(
+            f"the latent site '{name}' of each row is under a numpyro.handlers.scale, and {who}"
+            " cannot take that for copies of the row; give the rows as often as they count, or put"
+            " the scale around the observed sites alone."
+        )
+
+
 def not_reparameterized(guide_trace: Trace) -> tuple[str, ...]:
     """Latent sites without a pathwise gradient, except noise under ``mask=False``."""
     return tuple(
@@ -243,6 +283,8 @@ class ModelInfo:
     :param tuple summed: names of the discrete latent sites, which are summed out.
     :param int nesting: the number of axes that plates take.
     :param bool masked: True if an array masks entries of a latent site.
+    :param tuple scaled: names of the latent sites under a ``numpyro.handlers.scale`` that are
+        discrete or in the plates of data.
     :param bool bounded: True if there are numbers outside of the support of an observed site.
     """
 
@@ -256,6 +298,7 @@ class ModelInfo:
     nesting: int = 0
     masked: bool = False
     bounded: bool = True
+    scaled: tuple[str, ...] = ()
     given: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @cached_property
@@ -359,6 +402,7 @@ def model_info(trace: Trace, *, sums: bool = False) -> ModelInfo:
         nesting=max(axes, default=0),
         masked=any(has_array_mask(site["fn"]) for site in latent_sites(trace)),
         bounded=any(is_bounded(site) for site in trace.values() if is_data(site)),
+        scaled=scaled_latents(trace),
     )
 
 

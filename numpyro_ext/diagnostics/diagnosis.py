@@ -5,6 +5,7 @@ from typing import Any
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.operations import progress_bar
+from numpyro_ext._model.read import refuse_scaled, scaled_latents
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.diagnostics._fit import check_key, fit_of
 from numpyro_ext.diagnostics._target import target_of
@@ -15,7 +16,12 @@ from numpyro_ext.diagnostics.checks.chains import (
     problems_of_chains,
     temperature,
 )
-from numpyro_ext.diagnostics.checks.draws import enough_particles, finite, has_moves, varying
+from numpyro_ext.diagnostics.checks.draws import (
+    enough_particles,
+    finite,
+    has_moves,
+    varying,
+)
 from numpyro_ext.diagnostics.checks.losses import local_inference, losses
 from numpyro_ext.diagnostics.checks.modes import draws_at_modes, searched
 from numpyro_ext.diagnostics.checks.moves import moves
@@ -137,6 +143,8 @@ def diagnose(
     fit = fit_of(obj, result, model_args, model_kwargs)
     fit, problems = target_of(fit, obj, proxy, rng_key)
     context = FitContext(obj, fit, result, rng_key, num_samples, num_moves, problems)
+    drawn = set(scaled_latents(context.proto.trace)) & set(context.proto.latents)
+    refuse_scaled(drawn, "diagnose")
     with progress_bar(len(CHECKS[context.kind]), "diagnosing") as answered:
         rows = rows_of(context, answered)
     return Diagnosis(context.title, shorten(rows), plot_data_of(context))

@@ -39,7 +39,7 @@ from numpyro_ext._model.minibatch import draw_indices, start_plates
 from numpyro_ext._model.modes import Mode, Modes, check_sites
 from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.read import ModelInfo, refuse_scaled
 from numpyro_ext._model.sharding import check_sharding, spread_arrays
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._model.whitening import Whitening
@@ -643,7 +643,9 @@ class ModelKernel(ResumableKernel):
 
     def _read_sites(self, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
         options: dict[str, Any] = {"init_strategy": self.init_strategy, "sums": True}
-        return read_global(self.model, args, kwargs, because=NO_LOCAL_SITES, **options)
+        info = read_global(self.model, args, kwargs, because=NO_LOCAL_SITES, **options)
+        refuse_scaled(set(info.scaled) - set(info.summed), type(self).__name__)
+        return info
 
     def _read(
         self, rng_key: Array | None, args: tuple, kwargs: dict[str, Any]

@@ -67,6 +67,7 @@ from numpyro_ext._model.units import (
     drawn_sites,
     find_layout,
     weightless_dropped,
+    with_copies,
 )
 from numpyro_ext._numpyro import without_rsample_stop_gradient
 from numpyro_ext._typing import Model, Params, Sites, Trace
@@ -96,6 +97,9 @@ class Objective(ELBO, ABC):
       parameter of the model is an error.
     * ``per_datum = False``: whether the units are the elements of the plates around all *observed*
       sites, and latent sites outside are global. If not, the plates are those around every site.
+    * ``takes_powers = False``: whether the weights of a unit are taken to a power. If so, a
+      ``numpyro.handlers.scale`` around all sites of a unit counts it so many times, as a plate
+      does, one around observed sites alone stays inside, and another is an error.
     * ``without_log_q``: what to use instead where log q cannot be evaluated at a given value.
 
     :param int num_particles: number of particles K.
@@ -122,6 +126,7 @@ class Objective(ELBO, ABC):
     proxy: TaylorProxy | None = None
     upper_bound: bool = False
     per_datum: bool = False
+    takes_powers: bool = False
     without_log_q: str = 'gradient="standard"'
 
     def __init__(
@@ -217,6 +222,11 @@ class Draws:
                 plate_key, self.layout.subsampled, (args, kwargs)
             )
             self._model.idx = self._guide.idx = idx
+        self._copies: Array | None = None
+        if self.layout.copied:
+            guide_trace = self.guide_trace(self.keys[0])
+            traces = {**guide_trace, **self.model_trace(self.keys[0], guide_trace)}
+            self._copies = self.layout.copies(traces)
 
     def each(self, fn: Callable[["Particle"], Any], **options: Any) -> tuple[Any, State]:
         """``fn`` of all particles, stacked, and their state; ``options`` go to :meth:`particle`."""
@@ -236,7 +246,9 @@ class Draws:
         return map_over(how, fn, *xs) if len(xs) == 1 else map_over(how, lambda x: fn(*x), xs)
 
     def total(self, x: Array) -> Array:
-        """The sum over units, scaled from the minibatch to all data."""
+        """The sum over units, scaled from the minibatch to all data, and by their copies."""
+        if self._copies is not None:
+            x = jnp.where(self._copies == 0, 0.0, self._copies * x)
         return self.layout.scale * jnp.sum(x)
 
     def particle(
@@ -351,6 +363,14 @@ class Draws:
         check_traces(model_trace, guide_trace, objective.per_datum, "; use VRELBO(1.)")
         layout = find_layout(model_trace, guide_trace, objective.per_datum, ", or use VRELBO")
         _refuse(objective, layout, model_trace, guide_trace)
+        if objective.takes_powers:
+            name = type(objective).__name__
+            layout = with_copies(name, layout, model_trace, guide_trace)
+            if layout.copied and objective.proxy is not None:
+                raise ValueError(
+                    f"{name}: a proxy takes no numpyro.handlers.scale around the whole model; drop"
+                    " the proxy, or the scale."
+                )
         return layout
 
     def log_q(self, site: Site) -> Array:
@@ -424,7 +444,8 @@ class Particle:
     def _log_p(self, *, local: bool) -> Array:
         trace, proxy = self.model_trace, self._draws.proxy
         if proxy is None or not local:
-            log_p = self._draws.layout.sum_sites(sample_sites(trace), local=local)
+            layout = self._draws.layout
+            log_p = layout.sum_sites(map(layout.without_copies, sample_sites(trace)), local=local)
         else:
             rows = {n: site["value"] for n, site in trace.items() if site["type"] == "plate"}
             with valid_plates():
@@ -432,8 +453,9 @@ class Particle:
         return log_p + (self._zeros if local else self._zero).astype(log_p.dtype)
 
     def _log_q(self, sites: Iterable[Site], *, local: bool) -> Array:
-        sites = (site for site in sites if site["type"] == "sample")
-        return self._draws.layout.sum_sites(sites, local=local, log_prob=self._draws.log_q)
+        layout = self._draws.layout
+        sites = (layout.without_copies(site) for site in sites if site["type"] == "sample")
+        return layout.sum_sites(sites, local=local, log_prob=self._draws.log_q)
 
 
 def refuse_hidden_gradient(draws: Draws, key: Array, drawn: Trace) -> None:

@@ -92,6 +92,7 @@ class ThermodynamicELBO(Objective):
         self.bound = bound
         self.gradient = gradient
         self.upper_bound = bound == "upper"
+        self.takes_powers = self.upper_bound or self.num_partitions > 1
         self.can_infer_discrete = gradient == "covariance"
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 

@@ -30,7 +30,7 @@ from numpyro_ext._model.checks import read_global
 from numpyro_ext._model.handlers import refuse_mutable
 from numpyro_ext._model.losses import finite_step, reported
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.read import ModelInfo, refuse_scaled
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Float, Model, Params, Sites
@@ -358,7 +358,9 @@ class ParticleField(ELBO, ABC):
 def read_for_particles(model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
     """The static facts of a model whose latent sites are global; an error for another model."""
     because = "a particle holds one value of it while the rows change at every step"
-    return read_global(refuse_mutable(model), args, kwargs, because=because, sums=True)
+    info = read_global(refuse_mutable(model), args, kwargs, because=because, sums=True)
+    refuse_scaled(set(info.scaled) - set(info.summed), "a particle")
+    return info
 
 
 def _unpacking(guide: Any, info: ModelInfo, z: Array) -> Callable[[Array], Sites]:

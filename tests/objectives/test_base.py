@@ -87,7 +87,7 @@ def test_split_adds_up_to_the_log_joint(tol):
         with numpyro.handlers.scale(scale=0.3):
             mixed_model(x, batch)
 
-    draws = draws_of(BBAlphaELBO(), {"c": 0.4}, model, mixed_guide, X_LOCAL, 2)
+    draws = draws_of(BBAlphaELBO(0.0), {"c": 0.4}, model, mixed_guide, X_LOCAL, 2)
     particle = draws.particle(draws.keys[0])
     assert draws.layout.plates == ("data",)
     assert (draws.layout.shape, draws.layout.size, draws.layout.scale) == ((2,), 6, 3.0)
