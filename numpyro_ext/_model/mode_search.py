@@ -18,6 +18,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.checks import check_rows, read_global
+from numpyro_ext._model.exact import imprecise, may_be_imprecise, numbers_of
 from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, Problem, of_kind
 from numpyro_ext._model.normal_fit import (
@@ -36,11 +37,11 @@ from numpyro_ext._model.operations import (
     quick_options,
     run_once,
 )
-from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.potential import ROWS, Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import draw_params, draw_start, prior_center, start_near_median
 from numpyro_ext._model.whole_rows import on_some_rows
-from numpyro_ext._typing import Model, Sites
+from numpyro_ext._typing import Model, Sites, Trace
 
 _ADAM_STEPS, _ADAM_PIECE, _SEARCHES = 2000, 100, 4
 _MOST_OF_ADAM = 5e10
@@ -176,6 +177,8 @@ def modes_or_warning(
         _warn(f"{who} at the heaviest of several modes: {' '.join(several)}")
     if few := of_kind(modes.problems, "few rows"):
         _warn(f"{who} at the mode of few rows: {' '.join(few)}")
+    if wrong := of_kind(modes.problems, "single precision"):
+        _warn(f"{who} where a log density is wrong: {' '.join(wrong)}")
     return modes
 
 
@@ -234,6 +237,11 @@ def search_modes(
         modes[0] = replace(fit, share=mode.share, problems=fit_problems)
     problems = (*(problem for mode in modes for problem in mode.problems), *problems)
     problems += _few_rows_problem(info)
+    if wrong := _precision_problem(
+        potential, (mode.center, modes[0].center)
+    ):  # which makes a density jump, too
+        jumps = of_kind(problems, "density jumps")
+        problems = (*wrong, *(problem for problem in problems if problem not in jumps))
     return Modes(tuple(modes), info.shapes, spent, tuple(dict.fromkeys(problems)))
 
 
@@ -314,6 +322,26 @@ def _few_rows_problem(info: ModelInfo) -> tuple[Problem, ...]:
         " init_from= or whitening= the result of find_modes(model, *args) on more rows."
     )
     return (Problem(sentence, "few rows"),)
+
+
+def _precision_problem(potential: Potential, centers: Iterable[Array]) -> tuple[Problem, ...]:
+    """What is said where the log density of a site is wrong in single precision at one of these
+    points, the end of a search and the center of the normal."""
+    _, idx = next(potential.pieces(ROWS))
+    share = math.prod(len(i) / potential.plates[name][0] for name, i in idx.items())
+
+    def trace(x: Array) -> Trace:
+        return potential.with_rows(idx).trace(potential.info.unravel(x), idx)
+
+    traces: list[Trace] = []
+    points = [jnp.asarray(x, jnp.result_type(float)) for x in centers]
+    jax.eval_shape(lambda x: traces.append(trace(x)), points[0])
+    if not may_be_imprecise(traces[0]):
+        return ()
+    run = jit_on_data(lambda x: numbers_of(trace(x)))
+    each = [imprecise(traces[0], jax.device_get(run(x)), share) for x in points]
+    sentences = next(filter(None, each), [])
+    return tuple(Problem(f"where a search ended, {x}", "single precision") for x in sentences)
 
 
 def _normal_problems(mode: Mode, fit: Mode, advice: str) -> tuple[Problem, ...]:

@@ -131,7 +131,7 @@ class Modes:
     :param int row_gradients: gradients of single rows that all searches spent.
     :param tuple problems: sentences on what did not hold; each has a ``kind``, which is ``"no
         mode"``, ``"far from normal"``, ``"not converged"``, ``"several modes"``, ``"density
-        jumps"`` or ``"few rows"``.
+        jumps"``, ``"few rows"`` or ``"single precision"``.
 
     >>> from numpyro_ext.optim import find_modes
     >>> def model():

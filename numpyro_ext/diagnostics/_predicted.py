@@ -23,6 +23,7 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.density import log_prob, row_log_prob, seen
+from numpyro_ext._model.exact import exact
 from numpyro_ext._model.read import Site, frames, is_data, latent_sites, layers
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import (
@@ -136,6 +137,7 @@ def num_classes(site: Site) -> int:
 def predicted(site: Site, rng_key: Array) -> dict[str, Array]:
     """The prediction of one draw at every entry of an observed site: ``log_lik``; ``probs`` of
     classes ``(*entries, C)``; of numbers and counts ``mean``, ``variance`` and ``cdf`` there."""
+    site = {**site, "fn": exact(site["fn"])}
     value, fn = jnp.asarray(site["value"]), _elementwise(site["fn"])
     shape = jnp.broadcast_shapes(value.shape, site["fn"].shape())
     kind, inner = kind_of(site), {**site, "fn": fn, "value": value, "intermediates": []}

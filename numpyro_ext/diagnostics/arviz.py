@@ -30,12 +30,16 @@ def _tree(
     attributes: dict[str, Any],
     dims: dict[str, list[str]],
     coords: dict[str, Any] | None,
+    special: dict[str, tuple[dict[str, list[str]], dict[str, Any]]],
 ) -> "DataTree":
+    """The groups as a tree; ``special`` has other dimensions and coordinates of some groups."""
     import arviz_base
     from xarray import DataTree
 
     def dataset(group: str, data: dict[str, Any]) -> Any:
         sample_dims = [] if group == "observed_data" else ["chain", "draw"]
+        own_dims, own_coords = special.get(group, ({}, {}))
+        names = {**dims, **own_dims}
         for name in data.keys() & set(sample_dims):
             raise ValueError(
                 f"the model has a site '{name}', which is the name of a dimension of the DataTree;"
@@ -47,11 +51,11 @@ def _tree(
             inference_library=numpyro,
             # Log densities have the axes of a site without the axes of its event.
             dims={
-                name: dims[name][: np.ndim(x) - len(sample_dims)]
+                name: names[name][: np.ndim(x) - len(sample_dims)]
                 for name, x in data.items()
-                if name in dims
+                if name in names
             },
-            coords=coords,
+            coords={**(coords or {}), **own_coords},
             sample_dims=sample_dims,
             # Many chains of few draws are no mistake here: restarts, ensembles.
             check_conventions=False,
@@ -62,6 +66,22 @@ def _tree(
     )
     tree.attrs.update(tree["posterior"].attrs)
     return tree
+
+
+def _without_masked(
+    log_lik: dict[str, Any], counted: dict[str, Any], dims: dict[str, list[str]]
+) -> tuple[dict[str, Any], dict[str, list[str]], dict[str, Any]]:
+    """Log likelihoods without the entries that a mask leaves out, of which PSIS has no tail; their
+    dimensions, one for all entries if a site has several; and the places that are left."""
+    out, names, places = {}, {}, {}
+    for site, x in log_lik.items():
+        kept = np.broadcast_to(counted[site], x.shape[2:])
+        out[site] = x
+        if kept.all() or not kept.any():
+            continue
+        name = dims[site][0] if kept.ndim == 1 else f"{site}_entry"
+        out[site], names[site], places[name] = x[..., kept], [name], np.flatnonzero(kept)
+    return out, names, places
 
 
 def _refuse_large(
@@ -125,7 +145,9 @@ def to_arviz(
       ``log_weight``, their difference, one for each element of plates that enclose every site.
       ``MCMC``: its extra fields that are arrays (``potential_energy`` becomes ``lp``, or
       ``lp_minibatch`` of a minibatch).
-    - ``log_likelihood``: :math:`\log p(x_n \mid z)` of every datum, without plate scale.
+    - ``log_likelihood``: :math:`\log p(x_n \mid z)` of every datum that no mask leaves out, without
+      plate scale, with the places of these data as coordinates where there are masks (for LOO,
+      which fails where a row has the same value in all draws).
       ``numpyro.factor`` terms belong to ``lp`` only; an :class:`InferenceWarning` says where LOO
       would leave out a factor that looks like a likelihood.
     - ``posterior_predictive``: the observed sites drawn anew at the same arguments.
@@ -203,11 +225,17 @@ def to_arviz(
     named = {name: dims_of(proto.trace[name]) for name in known}
     if proto.units is not None:
         named = {"log_weight": list(proto.units.plates), **named}
+    named |= user_dims
+    log_lik, dims_kept, places = _without_masked(
+        out.get("log_likelihood", {}), out["counted"], named
+    )
     groups = {
         "posterior": {**out["latent"], **out["deterministic"]},
         "sample_stats": {**stats, **out["stats"]},
-        "log_likelihood": out.get("log_likelihood", {}),
+        "log_likelihood": log_lik,
         "posterior_predictive": out.get("posterior_predictive", {}),
         "observed_data": out["observed"],
     }
-    return _tree(groups, attributes, {**named, **user_dims}, coords)
+    kept = {n: np.asarray((coords or {}).get(n, range(i[-1] + 1)))[i] for n, i in places.items()}
+    special = {"log_likelihood": (dims_kept, kept)}
+    return _tree(groups, attributes, named, coords, special)

@@ -20,6 +20,7 @@ from numpyro_ext.diagnostics.checks.draws import (
     enough_particles,
     finite,
     has_moves,
+    imprecise_sites,
     varying,
 )
 from numpyro_ext.diagnostics.checks.losses import local_inference, losses
@@ -37,6 +38,8 @@ def problems(context: FitContext) -> list[Row]:
     sentences = [*context.problems]
     if context.kind == "chains":
         sentences += problems_of_chains(context)
+    if not any("single precision" in sentence for sentence in sentences):
+        sentences += imprecise_sites(context)
     if not sentences:
         return []
     return [Row("problems", len(sentences), None, "0", False, " ".join(sentences))]

@@ -8,12 +8,21 @@ import jax
 from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
+from numpyro.distributions import constraints
 from numpyro.handlers import condition, seed
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.checks import check_observed
+from numpyro_ext._model.exact import exact_draws
 from numpyro_ext._model.handlers import every_row, unobserved, valid_plates
-from numpyro_ext._model.read import is_data, latent_sites, sample_sites, shape_trace, trace_of
+from numpyro_ext._model.read import (
+    elementwise,
+    is_data,
+    latent_sites,
+    sample_sites,
+    shape_trace,
+    trace_of,
+)
 from numpyro_ext._typing import Model, Sites, Trace
 from numpyro_ext.diagnostics._fit import check_arguments, check_key
 from numpyro_ext.diagnostics.simulation_fits import Fit
@@ -21,6 +30,10 @@ from numpyro_ext.diagnostics.table import in_columns
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+_ROUNDED = 0.01
+"""The share of simulations with a rounded draw of the prior from which their ranks are off."""
 
 
 class SBCResult(NamedTuple):
@@ -141,6 +154,14 @@ def simulation_based_calibration(
     for name, x in simulated[0].items():
         if not np.all(np.isfinite(jax.device_get(x))):
             raise ValueError(f"draws of the prior of latent site '{name}' are not finite.")
+        ends = simulator.ends.get(name, ())
+        rounded = float(np.mean([np.isin(each, ends).any() for each in np.asarray(x)]))
+        if name in names and rounded > _ROUNDED:
+            raise ValueError(
+                f"draws of the prior of latent site '{name}' are rounded to an end of its support"
+                f" in {rounded:.0%} of the simulations, where they have no density; simulate with"
+                " numpyro.enable_x64(), take larger concentrations, or sample its logarithm."
+            )
     # Of a new-style key or a legacy one.
     rng = np.random.default_rng(jax.device_get(random.bits(key_ranks, (4,))))
     fits: list[dict[str, tuple[np.ndarray, np.ndarray]]] = []
@@ -246,19 +267,30 @@ class _Simulator:
         self.discrete = [s["name"] for s in latents if s["fn"].support.is_discrete]
         self._given = {name for name in self.data if trace[name]["is_observed"]}
         self._model = model
+        self.ends = {site["name"]: _ends(site["fn"].support) for site in latents}
 
     def model(self, data: Sites, *args: Any, **kwargs: Any) -> Any:
         return _observed(self._model, data)(*args, **kwargs)
 
     def draw(self, rng_key: Array) -> tuple[Sites, Sites]:
         """Latent sites and data, which may be traced; NaN stays where the data have it."""
-        trace = trace_of(seed(unobserved(self._whole), rng_key), self._args, self._kwargs)
+        trace = trace_of(
+            exact_draws(seed(unobserved(self._whole), rng_key)), self._args, self._kwargs
+        )
         data = {name: trace[name]["value"] for name in self.data}
         for name in self._given:
             observed = jnp.asarray(trace[name]["infer"]["obs"])
             if observed.dtype.kind == data[name].dtype.kind == "f":
                 data[name] = jnp.where(jnp.isnan(observed), jnp.nan, data[name])
         return {name: trace[name]["value"] for name in self.latents}, data
+
+
+def _ends(support: Any) -> list[float]:
+    """The ends of a support of numbers; none that is computed from other sites."""
+    if support is constraints.simplex:
+        return [0.0]
+    ends = (getattr(elementwise(support), f"{end}_bound", None) for end in ("lower", "upper"))
+    return [end for end in ends if isinstance(end, int | float)]
 
 
 def _refuse(trace: Trace) -> None:

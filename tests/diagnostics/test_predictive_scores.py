@@ -10,6 +10,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 import optax
 import pytest
+from scipy import stats
 from scipy.special import ndtr
 
 from numpyro_ext.diagnostics import (
@@ -302,3 +303,28 @@ def test_draws_that_are_nan_are_named_although_a_bernoulli_has_a_density_there()
     for score in (predictive_scores, log_predictive_density):
         with pytest.raises(ValueError, match="1 of 4 draws of site 'w' are NaN"):
             score(mcmc, model_args=(x, y))
+
+
+@pytest.mark.parametrize("rate", [1e6, 1e7])
+def test_a_perfect_prediction_of_large_counts_is_calibrated(rate):
+    """By SciPy in double precision: JAX's gammainc has a coverage of 0 at a rate of 1e7."""
+    y = np.random.default_rng(3).poisson(rate, 400)
+    scores = predictive_scores(dist.Poisson(rate * jnp.ones((1, 400))), y=y)
+    assert abs(scores.coverage_90 - 0.9) < 4 * (0.09 / 400) ** 0.5
+    log_p = stats.poisson(np.float32(rate)).logpmf(y).mean()
+    assert scores.log_density == pytest.approx(log_p, rel=1e-5)
+
+
+def large_counts(y):
+    log_rate = numpyro.sample("log_rate", dist.Normal(16.0, 1.0))
+    with numpyro.plate("data", len(y)):
+        numpyro.sample("y", dist.Poisson(jnp.exp(log_rate)), obs=y)
+
+
+def test_the_log_density_of_large_counts_has_its_digits():
+    """In single precision a row of a rate of 9e6 is off by a dozen nats."""
+    y = np.random.default_rng(4).poisson(np.exp(16.0), 30)
+    svi = svi_of(large_counts, AutoDelta)
+    found = log_predictive_density(svi, {"log_rate_auto_loc": jnp.array(16.0)}, model_args=(y,))
+    rate = float(jnp.exp(jnp.array(16.0)))
+    assert found == pytest.approx(stats.poisson(rate).logpmf(y).mean(), rel=1e-4)
