@@ -70,7 +70,8 @@ class Diagnosable(Protocol):
     @property
     def inference_method(self) -> str:
         """``"sgmcmc"`` if the gradient is estimated and no draw is refused, ``"mcmc"`` if there is
-        an accept step, ``"particles"`` if the chains are particles that move together."""
+        an accept step, ``"particles"`` if the chains are particles that move together, and
+        ``"ensemble"`` if these are independent draws."""
         ...
 
     @property

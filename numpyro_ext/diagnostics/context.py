@@ -72,7 +72,7 @@ class FitContext:
 
     @cached_property
     def kind(self) -> Literal["chains", "guide", "particles"]:
-        if self.fit.attributes["inference_method"] == "particles":
+        if self.fit.attributes["inference_method"] in ("particles", "ensemble"):
             return "particles"
         return "chains" if isinstance(self.obj, MCMC) else "guide"
 
@@ -82,9 +82,16 @@ class FitContext:
         return self.fit.attributes["inference_method"] == "sgmcmc"
 
     @property
+    def is_ensemble(self) -> bool:
+        """True for particles that are independent draws at every time, which are all judged."""
+        return self.fit.attributes["inference_method"] == "ensemble"
+
+    @property
     def title(self) -> str:
         chains, length = next(iter(self.draws.values())).shape[:2]
-        is_set = self.kind == "particles"
+        if self.is_ensemble:
+            chains, length = self.fit.num_chains, length // self.fit.num_chains
+        is_set = self.kind == "particles" and not self.is_ensemble
         return self.fit.title(f"{length} particles" if is_set else f"{chains} x {length:,} draws")
 
     # The kernel of chains.
@@ -162,15 +169,18 @@ class FitContext:
 
     @cached_property
     def first(self) -> Sites:
-        """The draws ``{site: (m, *site)}`` of the first restart, or the particles."""
+        """The draws ``{site: (m, *site)}`` of the first restart, or the particles, those of the
+        last time first."""
         if self.kind == "guide":
             return {name: x[0] for name, x in self.latent.items()}
         draws = self.fit.draws[0]
         if not isinstance(self.obj, MCMC):
             return draws
-        # The chains of an ensemble are the particles, and its last draw is the answer.
-        length = len(next(iter(draws.values()))) // self.fit.num_chains
-        return {name: x[length - 1 :: length] for name, x in draws.items()}
+        # The chains are the particles, and their last draw is the answer.
+        by_time = {name: np.swapaxes(x, 0, 1)[::-1] for name, x in chains_of(self.fit).items()}
+        if self.is_ensemble:
+            return {name: x.reshape(-1, *x.shape[2:]) for name, x in by_time.items()}
+        return {name: x[0] for name, x in by_time.items()}
 
     @cached_property
     def stats(self) -> Numbers:

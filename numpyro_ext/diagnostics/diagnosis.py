@@ -13,6 +13,7 @@ from numpyro_ext.diagnostics.checks.chains import (
     are_at_modes,
     divergences,
     problems_of_chains,
+    problems_of_ensemble,
     temperature,
 )
 from numpyro_ext.diagnostics.checks.draws import enough_particles, finite, has_moves, varying
@@ -31,6 +32,7 @@ def problems(context: FitContext) -> list[Row]:
     sentences = [*context.problems]
     if context.kind == "chains":
         sentences += problems_of_chains(context)
+    sentences += problems_of_ensemble(context)
     if not sentences:
         return []
     return [Row("problems", len(sentences), None, "0", False, " ".join(sentences))]
@@ -39,7 +41,7 @@ def problems(context: FitContext) -> list[Row]:
 CHECKS = {
     "chains": [finite, varying, problems, divergences, temperature, agreement, moves],
     "guide": [finite, varying, problems, local_inference, agreement, weights, moves],
-    "particles": [finite, problems, enough_particles, moves],
+    "particles": [finite, problems, enough_particles, agreement, moves],
 }
 """Each check is a function of a context that gives lines, in the order of the table. A new one is
 such a function, and an entry here."""

@@ -39,10 +39,11 @@ class BeginsAtModes:
 
 
 def draw_at_modes(
-    rng_key: Array, modes: Modes, num: int, potential: Potential
+    rng_key: Array, modes: Modes, num: int, potential: Potential, least: int = _PER_DIMENSION
 ) -> tuple[Float[Array, "m d"], Float[Array, "m K"]]:
-    """A draw at one of the modes, by their shares, for each particle, and at which; what is not
-    finite on the first rows lies a tenth as far from its mode."""
+    """A draw at one of the modes, by their shares, for each particle, and at which, unless there
+    are fewer than ``least`` for a mode and dimension; what is not finite on the first rows lies a
+    tenth as far from its mode."""
     which = modes.apportion(num)
 
     def draw(rng_key: Array) -> Array:
@@ -53,7 +54,7 @@ def draw_at_modes(
         return jnp.where(finite[:, None], x, near)
 
     K = len(modes.modes)
-    several = num >= _PER_DIMENSION * K * modes.size
+    several = num >= least * K * modes.size
     groups = which[:, None] == np.arange(K) if several else np.ones((num, 1))
     return run_once(draw, rng_key), jnp.asarray(groups, float)
 

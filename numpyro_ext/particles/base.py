@@ -227,6 +227,8 @@ class ParticleField(ELBO, ABC):
         if isinstance(units, PerModeWhitening):
             y = units.apart(y)
         v = self.resolved_velocity(kernel, y, g)
+        if isinstance(units, PerModeWhitening):
+            v = units.slowed(v)
         return v if units is None else units.velocities(v), length
 
     def _units(
@@ -240,7 +242,7 @@ class ParticleField(ELBO, ABC):
         # A linear kernel grows with the distance of the groups.
         if groups is None or groups.shape[1] < 2 or isinstance(self.kernel, Linear):
             return CovarianceWhitening.from_particles(x)
-        return PerModeWhitening.from_particles(x, groups)
+        return PerModeWhitening.from_particles(x, groups, least=x.shape[1] + 1)
 
     def bandwidth(self, x: Array, groups: Array | None = None) -> Float[Array, ""]:
         """The bandwidth of the first step from the particles ``x``."""

@@ -7,15 +7,24 @@ import numpy as np
 
 from numpyro_ext._model.modes import of_kind
 from numpyro_ext._model.read import coordinate_name, slices_of
-from numpyro_ext.diagnostics._fit import Numbers, flatten
+from numpyro_ext.diagnostics._fit import Numbers, chains_of, flatten
 from numpyro_ext.diagnostics.checks.modes import draws_at_modes
 from numpyro_ext.diagnostics.context import FitContext, cached
-from numpyro_ext.diagnostics.limits import DIVERGING, ESS, ESS_EACH, RHAT, TEMPERATURE
+from numpyro_ext.diagnostics.limits import (
+    DIVERGING,
+    ESS,
+    ESS_EACH,
+    RHAT,
+    RHAT_OF_ENSEMBLE,
+    SHORTENED,
+    TEMPERATURE,
+)
 from numpyro_ext.diagnostics.table import Row, equally_spaced, judged, shown
 
 AGREEMENT = "largest R-hat"
 _NUMBERS = 1000
 """The largest number of coordinates, equally spaced, that are looked at."""
+_FEWEST_TIMES = 4
 _LONGEST = 10.0
 """Times as long: from here on another start is the better advice than a longer run."""
 
@@ -42,14 +51,27 @@ def agreement(context: FitContext) -> list[Row]:
     """The lines of R-hat and effective sample size of chains, or of R-hat of several restarts."""
     if context.kind == "guide":
         return _restarts(context) if len(context.fit.params) > 1 else []
+    if context.kind == "particles" and not context.is_ensemble:
+        return []
+    if are_at_modes(context):
+        return []
     compared = compare_chains(context)
-    return [] if are_at_modes(context) else [_rhat(compared), _ess(compared)]
+    if context.is_ensemble:
+        return rows_of_ensemble(compared)
+    return [_rhat(compared, RHAT), _ess(compared)]
+
+
+def rows_of_ensemble(compared: "Agreement") -> list[Row]:
+    """The lines of the chains of an ensemble; none of a few times, which are draws already."""
+    if compared.draws < _FEWEST_TIMES:
+        return []
+    return [_rhat(compared, RHAT_OF_ENSEMBLE), _ess(compared)]
 
 
 @cached
 def compare_chains(context: FitContext) -> "Agreement":
     """All numbers of chains, or of restarts."""
-    return Agreement(context.draws)
+    return Agreement(chains_of(context.fit) if context.is_ensemble else context.draws)
 
 
 def are_at_modes(context: FitContext) -> bool:
@@ -93,17 +115,17 @@ class Agreement:
         return float(self.rhat[k]), self.names[k]
 
 
-def _rhat(compared: Agreement) -> Row:
+def _rhat(compared: Agreement, limit: float) -> Row:
     value, name = compared.worst_rhat()
     what = "chains" if compared.chains > 1 else "halves of the chain"
     if math.isnan(value):
         wrong = f"it needs 4 finite draws of each of the {what}; draw more."
     else:
         # The excess of R-hat squared falls as one over the length.
-        longer = (value**2 - 1) / (RHAT**2 - 1)
+        longer = (value**2 - 1) / (limit**2 - 1)
         wrong = f"the {what} differ, most of all in {name}; {_run_longer(longer)}."
     right = f"the {what} agree."
-    return judged(AGREEMENT, value, f"{RHAT}", value <= RHAT, right, wrong)
+    return judged(AGREEMENT, value, f"{limit}", value <= limit, right, wrong)
 
 
 def _ess(compared: Agreement) -> Row:
@@ -225,3 +247,18 @@ def problems_of_chains(context: FitContext) -> list[str]:
         # Several modes are no problem where each has its share of the draws.
         sentences = [x for x in sentences if x not in of_kind(sentences, "several modes")]
     return sentences
+
+
+def problems_of_ensemble(context: FitContext) -> list[str]:
+    """A sentence if many gradients were too long for the step of an ensemble."""
+    state = context.obj.last_state.optim_state if context.is_ensemble else None
+    if state is None or not (num_steps := int(np.max(state.num_steps))):
+        return []
+    share = float(np.mean(state.shortened)) / num_steps
+    if share <= SHORTENED:
+        return []
+    return [
+        f"{share:.0%} of the gradients were too long for the step and were shortened, so the"
+        " particles see too little of the places where the posterior is narrow; reparametrise the"
+        " model (find_centering), or give EnsembleLangevin a smaller step_size."
+    ]

@@ -61,7 +61,7 @@ def varying(context: FitContext) -> list[Row]:
 def enough_particles(context: FitContext) -> list[Row]:
     """The line of too few particles; none if they are enough."""
     m, d = next(iter(context.draws.values())).shape[1], context.info.size
-    if m >= 2 * d:
+    if m >= 2 * d or context.is_ensemble:
         return []
     verdict = f"{d} dimensions need twice as many particles at least; take more particles."
     return [Row("number of particles", m, None, f"{2 * d}", False, verdict)]

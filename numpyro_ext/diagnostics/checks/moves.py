@@ -13,9 +13,9 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import coordinate_name, slices_of
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics import limits
-from numpyro_ext.diagnostics._fit import Fit, Numbers, compile_with_data, flatten
+from numpyro_ext.diagnostics._fit import Fit, Numbers, chains_of, compile_with_data, flatten
 from numpyro_ext.diagnostics._moves import LEAPS, Combined, Moved, move_points, worst_combinations
-from numpyro_ext.diagnostics.checks.chains import are_at_modes
+from numpyro_ext.diagnostics.checks.chains import Agreement, are_at_modes, rows_of_ensemble
 from numpyro_ext.diagnostics.checks.draws import has_moves
 from numpyro_ext.diagnostics.checks.modes import AtModes, draws_at_modes, place_in
 from numpyro_ext.diagnostics.checks.weights import weights
@@ -59,7 +59,8 @@ class MovedDraws(NamedTuple):
     remedy: str
     combined: Combined | None = None
     shares_known: bool = False
-    """True if weights have judged the draws, and with them the shares of modes."""
+    """True if weights have judged the draws, and with them the shares of modes, or if the draws'
+    own chains go from one to the other."""
 
     @property
     def values(self) -> np.ndarray:
@@ -165,7 +166,7 @@ def _of_particles(context: FitContext) -> list[MovedDraws] | str:
     m, d = len(next(iter(context.first.values()))), context.info.size
     if m <= d:
         return []
-    if isinstance(plan := _plan(context, m), str):
+    if isinstance(plan := _plan(context, None if context.is_ensemble else m), str):
         return plan
     groups: list[tuple[Group | None, np.ndarray]] = [(None, np.arange(m))]
     if are_at_modes(context) and (by_mode := draws_at_modes(context)) is not None:
@@ -176,11 +177,28 @@ def _of_particles(context: FitContext) -> list[MovedDraws] | str:
     result = []
     for group, here in groups:
         draws = {name: x[here] for name, x in context.first.items()}
-        # They follow each other, so that they are no independent draws.
-        moved = _moved(context, plan, draws, context.rng_key, independent=False, group=group)
+        # Particles of a field follow each other, so that they are no independent draws.
+        draws_each, mixes = _mixing(context, here) if context.is_ensemble else (0.0, False)
+        moved = _moved(context, plan, draws, context.rng_key, draws_each, group)
         farthest = limits.particles_shift(len(here))
-        result.append(moved._replace(limits=limits.PARTICLES_RATIO, farthest=farthest))
+        within = limits.PARTICLES_RATIO
+        result.append(moved._replace(limits=within, farthest=farthest, shares_known=mixes))
     return result
+
+
+def _mixing(context: FitContext, here: np.ndarray) -> tuple[float, bool]:
+    """How many draws of an ensemble are worth an independent one, and whether its chains go
+    everywhere, of those that are always among the draws that ``here`` names."""
+    chains = chains_of(context.fit)
+    num, length = next(iter(chains.values())).shape[:2]
+    # The draws are those of the last time first.
+    stays = np.bincount(here % num, minlength=num) == length
+    compared = Agreement({name: x[stays] for name, x in chains.items()})
+    rows = rows_of_ensemble(compared) if np.any(stays) else []
+    if not rows or np.all(np.isnan(compared.ess)):
+        return float(length), False
+    draws_each = np.sum(stays) * length / float(np.nanmin(compared.ess))
+    return max(draws_each, 1.0), all(row.ok for row in rows)
 
 
 def _of_guide(context: FitContext) -> list[MovedDraws] | str:
