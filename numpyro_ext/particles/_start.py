@@ -79,7 +79,8 @@ def warn_of_few_particles(m: int, d: int) -> None:
     if 1 < m < _PER_DIMENSION * d:
         warnings.warn(
             f"{m} particles for {d} latent dimensions: their spread is smaller than the posterior's"
-            f" with every field where d > m / 2; give {2 * d} particles, or use their means alone.",
+            f" with every field where d > m / 2; give {2 * d} particles, or take ParVI(model)"
+            " without a field, whose particles are draws.",
             InferenceWarning,
             stacklevel=3,
         )

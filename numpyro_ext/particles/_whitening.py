@@ -103,6 +103,10 @@ class CovarianceWhitening(NamedTuple):
             return cls(center, factor, _Identity())
         return cls(center, jnp.ones_like(center), _Triangular(factor))
 
+    def at_most(self, scale: Array) -> "CovarianceWhitening":
+        """The map in which no coordinate is wider than this."""
+        return self._replace(scale=jnp.minimum(self.scale, scale))
+
     def points(self, x: Array) -> Float[Array, "m d"]:
         return self.root.solve((x - self.mean) / self.scale)
 
@@ -147,6 +151,10 @@ class PerModeWhitening(NamedTuple):
         if movers is not None:
             defining = jnp.argmax(movers, axis=1)[:, None] == jnp.arange(K)
         return cls(defining, jnp.any(defining & few, axis=1, keepdims=True), units)
+
+    def at_most(self, scale: Array) -> "PerModeWhitening":
+        """The maps in which no coordinate is wider than this."""
+        return self._replace(units=tuple(units.at_most(scale) for units in self.units))
 
     def points(self, x: Array) -> Float[Array, "m d"]:
         return self._each(lambda units: units.points(x))

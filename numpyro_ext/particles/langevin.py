@@ -20,6 +20,12 @@ _LARGEST_STEP, _UNKNOWN = 0.5, 0.3
 """The step for a posterior that is normal, and for one of which nothing is known."""
 _STABLE = 0.7
 """The step times the root of the largest curvature."""
+_UNSTABLE, _CALM = 0.2, 0.05
+"""Shares of the gradients that are too long, above which the largest step becomes smaller in the
+warmup, and below which it grows again."""
+_WIDEST = 5.0
+"""How much wider than at its start a coordinate may be for L, so that halves that leave the
+posterior together do not make each other's steps longer and longer."""
 _FALLS_FROM, _LAST = 0.6, 0.25
 """The part of the warmup at the large step, and how large the last step is beside it."""
 
@@ -33,6 +39,8 @@ class EnsembleLangevinState(NamedTuple):
     units: tuple[_Units, _Units]  # of both halves in the last step
     step_size: Float[Array, ""]  # of the last step, 0 at the start
     largest_step: Float[Array, ""]
+    given_step: Float[Array, ""]  # which the largest one may have again
+    widest: Float[Array, " d"]  # what a coordinate of L is at most
     start: CovarianceWhitening  # fixed coordinates, of the normal where the particles began
     shortened: Int[Array, " m"]  # steps since the warmup in which the gradient was too long
     num_steps: Int[Array, ""]  # steps since the warmup
@@ -76,17 +84,19 @@ class EnsembleLangevin:
 
     **Bias.** It is of second order in the step: none for the positions of a normal posterior with
     known covariance. A kick :math:`\epsilon |L^\top g|` of more than 1.5 root mean square is
-    shortened to 1.5, because it would not be stable. That happens where the posterior is a fifth or
-    less as wide as L says, as in the neck of a funnel, of which particles then see too little;
-    ``optim_state.shortened`` counts such steps after the warmup, and ``diagnose`` says so. All
-    particles share a minibatch, and its noise adds to the variance of each of them, and to the
-    error of their mean: give a ``proxy``, which takes nearly all of it away.
+    shortened to 1.5, because it would not be stable. That happens where the posterior is less than
+    :math:`\epsilon / 1.5` times as wide as L says, as deep in the neck of a funnel, of which
+    particles then see too little; ``optim_state.shortened`` counts such steps after the warmup, and
+    ``diagnose`` says so if they are many. While it happens to more than a fifth of the particles in
+    the warmup, :math:`\epsilon_0` falls by 3 % a step, and no coordinate of L is wider than five
+    times its start. All particles share a minibatch, and its noise adds to the variance of each of
+    them, and to the error of their mean: give a ``proxy``, which takes nearly all of it away.
 
     It is given to :class:`ParVI` in place of an optimiser, and is no loss for ``SVI``. The step is
     :math:`\epsilon_0` for the first six tenths of the warmup, falls geometrically to
     :math:`\epsilon_0 / 4` until its end, and stays. 1,000 steps of warmup do for most models. Draws
-    after the warmup are the particles at later times; some ten steps apart they are nearly
-    independent where the posterior is near normal.
+    after the warmup are the particles at later times, which are nearly independent from
+    :math:`4 / \epsilon` steps on where the posterior is near normal.
 
     Cost of a step: m gradients of the model and O(m d^2), or O(m^2 d) if d > m / 2; memory O(m d).
 
@@ -106,7 +116,7 @@ class EnsembleLangevin:
     3. Leimkuhler and Matthews, *Rational construction of stochastic numerical methods for molecular
        sampling* (Applied Mathematics Research eXpress 2013), for the splitting.
 
-    >>> from numpyro_ext.particles import ParVI
+    >>> from numpyro_ext.particles import EnsembleLangevin, ParVI
     >>> def model():
     ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
     >>> kernel = ParVI(model, optim=EnsembleLangevin(), steps_per_sample=10)
@@ -174,13 +184,16 @@ class EnsembleLangevin:
             largest = self.step_size
         start = CovarianceWhitening.from_normal(*start)
         y = start.points(x)
+        widest = jnp.full(d, jnp.inf, x.dtype) if modes is None else _WIDEST * jnp.std(y, axis=0)
         A, B = _HALVES
-        units = _units(y, A, B, groups), _units(y, B, A, groups)
+        units = _units(y, A, B, groups, widest), _units(y, B, A, groups, widest)
         return EnsembleLangevinState(
             momenta=random.normal(key_momenta, x.shape, x.dtype),
             units=units,
             step_size=jnp.zeros((), x.dtype),
             largest_step=jnp.asarray(largest, x.dtype),
+            given_step=jnp.asarray(largest, x.dtype),
+            widest=widest,
             start=start,
             shortened=jnp.zeros(m, int),
             num_steps=jnp.zeros((), int),
@@ -211,7 +224,7 @@ class EnsembleLangevin:
         for half, other, units in zip(_HALVES, reversed(_HALVES), state.units, strict=True):
             # The kick that ends the last step, and the kick that begins this one.
             first, _ = _kick(units, g[half], last)
-            units = _units(y, half, other, groups)
+            units = _units(y, half, other, groups, state.widest)
             second, too_long = _kick(units, g[half], h)
             before = r[half] + first + second
             after = c * before + noise[half]
@@ -219,12 +232,16 @@ class EnsembleLangevin:
             r = r.at[half].set(after)
             shortened = shortened.at[half].set(too_long)
             new_units.append(units)
-        warm = jnp.asarray(progress) >= 1.0
+        warm, share = jnp.asarray(progress) >= 1.0, jnp.mean(shortened)
+        factor = jnp.where(share > _UNSTABLE, 0.97, jnp.where(share < _CALM, 1.01, 1.0))
+        largest = jnp.minimum(state.largest_step * factor.astype(x.dtype), state.given_step)
         state = EnsembleLangevinState(
             momenta=r,
             units=(new_units[0], new_units[1]),
             step_size=h,
-            largest_step=state.largest_step,
+            largest_step=jnp.where(warm, state.largest_step, largest),
+            given_step=state.given_step,
+            widest=state.widest,
             start=state.start,
             shortened=state.shortened + (warm & shortened),
             num_steps=state.num_steps + warm,
@@ -247,11 +264,12 @@ class _Gradients(ParticleField):
         return jnp.full((), jnp.nan, x.dtype)
 
 
-def _units(y: Array, half: slice, other: slice, groups: Array | None) -> _Units:
+def _units(y: Array, half: slice, other: slice, groups: Array | None, widest: Array) -> _Units:
     """The map for the particles of one half that those of the other half define."""
     if groups is None or groups.shape[1] < 2:
-        return CovarianceWhitening.from_particles(y[other])
-    return PerModeWhitening.from_particles(y[other], groups[other], groups[half], least=2)
+        return CovarianceWhitening.from_particles(y[other]).at_most(widest)
+    units = PerModeWhitening.from_particles(y[other], groups[other], groups[half], least=2)
+    return units.at_most(widest)
 
 
 def _kick(units: _Units, g: Array, h: Array) -> tuple[Array, Array]:

@@ -96,6 +96,19 @@ def test_lower_triangular_maps_of_the_parameters_map_the_particles(tol):
 
 
 @pytest.mark.slow
+def test_too_large_a_step_becomes_smaller_in_the_warmup():
+    x = random.normal(random.key(0), (60, 3))
+    modes = normal_modes(jnp.zeros(3), jnp.eye(3))
+    draws, state = history(
+        EnsembleLangevin(6.0), random.key(1), x, jnp.negative, modes, 600, 50, 10
+    )
+    assert state.largest_step < 3.0
+    # 3,000 draws, of which one in two is independent.
+    np.testing.assert_allclose(draws.std((0, 1)), 1.0, atol=0.1)
+    np.testing.assert_allclose(draws.mean((0, 1)), 0.0, atol=0.12)
+
+
+@pytest.mark.slow
 def test_each_mode_keeps_its_share_and_its_own_width():
     """One ten times as wide as the other; three particles of ten, of which one is alone."""
     which = jnp.arange(60) % 10 < 3

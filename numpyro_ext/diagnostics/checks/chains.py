@@ -58,20 +58,23 @@ def agreement(context: FitContext) -> list[Row]:
     compared = compare_chains(context)
     if context.is_ensemble:
         return rows_of_ensemble(compared)
-    return [_rhat(compared, RHAT), _ess(compared)]
+    return [_rhat(compared, RHAT), _ess(compared, min(ESS, ESS_EACH * compared.chains))]
 
 
 def rows_of_ensemble(compared: "Agreement") -> list[Row]:
     """The lines of the chains of an ensemble; none of a few times, which are draws already."""
     if compared.draws < _FEWEST_TIMES:
         return []
-    return [_rhat(compared, RHAT_OF_ENSEMBLE), _ess(compared)]
+    # At each time there are as many independent draws as chains.
+    return [_rhat(compared, RHAT_OF_ENSEMBLE), _ess(compared, min(ESS, compared.chains))]
 
 
 @cached
 def compare_chains(context: FitContext) -> "Agreement":
     """All numbers of chains, or of restarts."""
-    return Agreement(chains_of(context.fit) if context.is_ensemble else context.draws)
+    if context.is_ensemble:
+        return Agreement(chains_of(context.fit), independent=True)
+    return Agreement(context.draws)
 
 
 def are_at_modes(context: FitContext) -> bool:
@@ -83,9 +86,10 @@ def are_at_modes(context: FitContext) -> bool:
 
 
 class Agreement:
-    """R-hat and effective sample sizes of draws ``{site: (chain, draw, *site)}``, by ArviZ."""
+    """R-hat and effective sample sizes of draws ``{site: (chain, draw, *site)}``, by ArviZ, but for
+    the sizes of ``independent`` stationary chains: these follow from the spread of their means."""
 
-    def __init__(self, draws: Numbers) -> None:
+    def __init__(self, draws: Numbers, *, independent: bool = False) -> None:
         from arviz_stats.base.array import array_stats
 
         places = slices_of(tuple((name, x.shape[2:]) for name, x in draws.items()))
@@ -105,7 +109,10 @@ class Agreement:
             halves = np.concatenate([x[:, :half], x[:, half : 2 * half]])
         with np.errstate(divide="ignore", invalid="ignore"):
             self.rhat = np.asarray(array_stats.rhat(halves, chain_axis=0, draw_axis=1))
-            self.ess = np.asarray(array_stats.ess(x, chain_axis=0, draw_axis=1))
+            if independent:  # of many short chains, ArviZ's is a number that they do not change
+                self.ess = self.chains * np.var(x, (0, 1)) / np.var(x.mean(1), 0, ddof=1)
+            else:
+                self.ess = np.asarray(array_stats.ess(x, chain_axis=0, draw_axis=1))
 
     def worst_rhat(self) -> tuple[float, str]:
         """The largest R-hat and its number; NaN if there is none."""
@@ -128,12 +135,11 @@ def _rhat(compared: Agreement, limit: float) -> Row:
     return judged(AGREEMENT, value, f"{limit}", value <= limit, right, wrong)
 
 
-def _ess(compared: Agreement) -> Row:
+def _ess(compared: Agreement, limit: int) -> Row:
     ess, name = math.nan, "all sites"
     if not np.all(np.isnan(compared.ess)):
         k = int(np.nanargmin(compared.ess))
         ess, name = float(compared.ess[k]), compared.names[k]
-    limit = min(ESS, ESS_EACH * compared.chains)
     longer = limit / ess if ess > 0 else math.inf
     wrong = f"{name} has too few independent draws; {_run_longer(longer)}."
     right = "there are enough independent draws."

@@ -63,7 +63,10 @@ def enough_particles(context: FitContext) -> list[Row]:
     m, d = next(iter(context.draws.values())).shape[1], context.info.size
     if m >= 2 * d or context.is_ensemble:
         return []
-    verdict = f"{d} dimensions need twice as many particles at least; take more particles."
+    verdict = (
+        f"along a field {d} dimensions need twice as many particles at least; take more particles,"
+        " or ParVI(model) without a field."
+    )
     return [Row("number of particles", m, None, f"{2 * d}", False, verdict)]
 
 

@@ -36,7 +36,8 @@ _MOST_WATCHED = 100
 _FEW = 10
 """Particles at a mode that are too few for their spread to be known."""
 _REMEDIES = {
-    "particles": "take twice as many particles, reparametrise the model, or compare with NUTS",
+    "particles": "take ParVI(model) without a field, twice as many particles, or reparametrise",
+    "ensemble": "warm up longer, take a smaller step_size, reparametrise, or compare with NUTS",
     "guide": "reparametrise the model, train longer, take a richer guide, or compare with NUTS",
     "chains": "take a smaller step (or max_bias), reparametrise the model, or compare with NUTS",
 }
@@ -193,7 +194,7 @@ def _mixing(context: FitContext, here: np.ndarray) -> tuple[float, bool]:
     num, length = next(iter(chains.values())).shape[:2]
     # The draws are those of the last time first.
     stays = np.bincount(here % num, minlength=num) == length
-    compared = Agreement({name: x[stays] for name, x in chains.items()})
+    compared = Agreement({name: x[stays] for name, x in chains.items()}, independent=True)
     rows = rows_of_ensemble(compared) if np.any(stays) else []
     if not rows or np.all(np.isnan(compared.ess)):
         return float(length), False
@@ -336,7 +337,7 @@ def _moved(
         first, second = (coordinate_name(info.slices, i) for i in both)
         return f"a linear combination of {first} and {second} most of all{where}"
 
-    remedy = _REMEDIES[context.kind]
+    remedy = _REMEDIES["ensemble" if context.is_ensemble else context.kind]
     return MovedDraws(moved, name, MOVED_RATIO, limits.SHIFT, remedy, combined)
 
 
