@@ -87,10 +87,11 @@ class EnsembleLangevin:
     shortened to 1.5, because it would not be stable. That happens where the posterior is less than
     :math:`\epsilon / 1.5` times as wide as L says, as deep in the neck of a funnel, of which
     particles then see too little; ``optim_state.shortened`` counts such steps after the warmup, and
-    ``diagnose`` says so if they are many. While it happens to more than a fifth of the particles in
-    the warmup, :math:`\epsilon_0` falls by 3 % a step, and no coordinate of L is wider than five
-    times its start. All particles share a minibatch, and its noise adds to the variance of each of
-    them, and to the error of their mean: give a ``proxy``, which takes nearly all of it away.
+    ``diagnose`` says so if they are many. While it happens to more than a fifth of the particles
+    before the step falls, :math:`\epsilon_0` becomes smaller by 3 % a step, and no coordinate of L
+    is wider than five times its start. All particles share a minibatch, and its noise adds to the
+    variance of each of them, and to the error of their mean: give a ``proxy``, which takes nearly
+    all of it away.
 
     It is given to :class:`ParVI` in place of an optimiser, and is no loss for ``SVI``. The step is
     :math:`\epsilon_0` for the first six tenths of the warmup, falls geometrically to
@@ -232,14 +233,15 @@ class EnsembleLangevin:
             r = r.at[half].set(after)
             shortened = shortened.at[half].set(too_long)
             new_units.append(units)
-        warm, share = jnp.asarray(progress) >= 1.0, jnp.mean(shortened)
+        progress, share = jnp.asarray(progress), jnp.mean(shortened)
+        warm = progress >= 1.0
         factor = jnp.where(share > _UNSTABLE, 0.97, jnp.where(share < _CALM, 1.01, 1.0))
         largest = jnp.minimum(state.largest_step * factor.astype(x.dtype), state.given_step)
         state = EnsembleLangevinState(
             momenta=r,
             units=(new_units[0], new_units[1]),
             step_size=h,
-            largest_step=jnp.where(warm, state.largest_step, largest),
+            largest_step=jnp.where(progress < _FALLS_FROM, largest, state.largest_step),
             given_step=state.given_step,
             widest=state.widest,
             start=state.start,

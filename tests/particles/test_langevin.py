@@ -102,7 +102,7 @@ def test_too_large_a_step_becomes_smaller_in_the_warmup():
     draws, state = history(
         EnsembleLangevin(6.0), random.key(1), x, jnp.negative, modes, 600, 50, 10
     )
-    assert state.largest_step < 3.0
+    assert state.largest_step < 2.0  # where a normal becomes unstable
     # 3,000 draws, of which one in two is independent.
     np.testing.assert_allclose(draws.std((0, 1)), 1.0, atol=0.1)
     np.testing.assert_allclose(draws.mean((0, 1)), 0.0, atol=0.12)
