@@ -35,6 +35,9 @@ _MOST_WATCHED = 100
 """Numbers up to which a deterministic site is compared too."""
 _FEW = 10
 """Particles at a mode that are too few for their spread to be known."""
+_TO_COMBINE = 10
+"""Independent draws for each dimension from which on those of an ensemble know the covariance well
+enough to be compared along the worst linear combination."""
 _REMEDIES = {
     "particles": "take ParVI(model) without a field, twice as many particles, or reparametrise",
     "ensemble": "warm up longer, take a smaller step_size, reparametrise, or compare with NUTS",
@@ -181,6 +184,8 @@ def _of_particles(context: FitContext) -> list[MovedDraws] | str:
         # Particles of a field follow each other, so that they are no independent draws.
         draws_each, mixes = _mixing(context, here) if context.is_ensemble else (0.0, False)
         moved = _moved(context, plan, draws, context.rng_key, draws_each, group)
+        if len(here) < _TO_COMBINE * d * draws_each:
+            moved = moved._replace(combined=None)
         farthest = limits.particles_shift(len(here))
         within = limits.PARTICLES_RATIO
         result.append(moved._replace(limits=within, farthest=farthest, shares_known=mixes))
