@@ -49,6 +49,7 @@ __all__ = [
     "StartGiven",
     "at_unconstrained",
     "default_key",
+    "draws_of_mcmc",
     "mask_of",
     "max_tree_depth",
     "mcmc_arguments",
@@ -57,7 +58,9 @@ __all__ = [
     "params_of_normal",
     "posterior_guide",
     "replayed_trace",
+    "set_up_at",
     "site_of_log_det",
+    "start_of",
     "unpacking_of",
     "unwrap_distribution",
     "validate_model",
@@ -122,12 +125,19 @@ def mcmc_arguments(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:
     return state._args, state._kwargs
 
 
+def draws_of_mcmc(mcmc: MCMC) -> Any:
+    """``(chain, draw, *shape)`` of each field that was collected in the last ``run``."""
+    state: Any = mcmc
+    return state._states
+
+
 def mcmc_of_draws(
-    mcmc: MCMC, draws: dict[str, Any], last_state: Any, args: tuple, kwargs: dict[str, Any]
+    mcmc: MCMC, draws: Any, last_state: Any, args: tuple, kwargs: dict[str, Any]
 ) -> MCMC:
     """The ``MCMC`` as if its ``run`` had these draws, ``(chain, draw, *shape)`` of each field."""
     state: Any = mcmc
     state._states, state._last_state, state._args, state._kwargs = draws, last_state, args, kwargs
+    state._states_flat = None
     return mcmc
 
 
@@ -282,6 +292,9 @@ def unpacking_of(guide: Any) -> Callable[[Array], Sites] | None:
 class StartGiven(AutoGuide):
     """``AutoGuide``, set up at a start that a subclass has found in one compiled program."""
 
+    known_start: Sites | None = None
+    """The unconstrained start of a fit that is loaded, in place of :meth:`start`."""
+
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         """A key of ``numpyro.prng_key`` and the unconstrained start; None: NumPyro searches."""
 
@@ -296,7 +309,10 @@ class StartGiven(AutoGuide):
             self._setup_prototype(*args, **kwargs)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        start = self.start(*args, **kwargs)
+        if self.known_start is None:
+            start = self.start(*args, **kwargs)
+        else:
+            start = numpyro.prng_key(), self.known_start
         if start is None:
             super()._setup_prototype(*args, **kwargs)
             return
@@ -318,6 +334,28 @@ class StartGiven(AutoGuide):
             self._postprocess_fn = seed(whole, 0)
         else:
             self._postprocess_fn = partial(transform_fn, transforms)
+
+
+def start_of(guide: AutoGuide) -> Sites:
+    """The unconstrained values at which a guide was set up, in the order of its latent vector."""
+    values: Any = guide
+    return dict(values._init_locs)
+
+
+def set_up_at(guide: AutoGuide, locs: Sites, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Set up a guide, one of NumPyro's own too, at a start that is known: its model is run once,
+    and no start is searched."""
+    cls: Any = type(guide)
+    of_start: Any = guide
+    if not isinstance(guide, StartGiven):
+        of_start.__class__ = type(cls.__name__, (cls, StartGiven), {})
+    of_start.known_start = locs
+    try:
+        with seed(rng_seed=0), block():
+            of_start._setup_prototype(*args, **kwargs)
+    finally:
+        of_start.__class__ = cls
+        del of_start.known_start
 
 
 class ContinuousGuide(AutoContinuous, StartGiven):

@@ -47,6 +47,7 @@ MAY_IMPORT = {
     "particles": GROUND | {"scores"},
     "optim": GROUND | {"expfam"},
     "ep": GROUND | {"expfam"},
+    "saving": GROUND,
     "diagnostics": GROUND | {"scores"},
 }
 OUTSIDE = {"targets", "tests", "examples", "benchmarks"}

@@ -27,7 +27,7 @@ from numpyro.primitives import Messenger
 from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.handlers import first_rows, refuse_no_rows, subsampled_plates, valid_plates
 from numpyro_ext._numpyro import mask_of, validate_model
-from numpyro_ext._typing import Model, Sites, Trace
+from numpyro_ext._typing import Model, Shape, Sites, Trace
 from numpyro_ext.data._rows import is_stream
 
 Site = dict[str, Any]
@@ -273,6 +273,14 @@ class ModelInfo:
         """The slice of each site in a latent vector."""
         return slices_of(self.shapes)
 
+    @property
+    def site_table(self) -> "SiteTable":
+        """What of the latent sites a fit must share with the model on which it goes on."""
+        return [
+            (name, x.unconstrained.shape, type(elementwise(x.support)).__name__)
+            for name, x in self.latents.items()
+        ]
+
     def ravel(self, z: Sites) -> Array:
         """Unconstrained sites as one ``(size,)`` vector."""
         return jnp.concatenate([jnp.ravel(z[name]) for name in self.latents])
@@ -370,6 +378,41 @@ def unconstrained_shape(support: constraints.Constraint, shape: tuple[int, ...])
         return np.zeros(jnp.shape(bound)) if isinstance(bound, Tracer) else bound
 
     return biject_to(jax.tree.map(alive, support)).inverse_shape(shape)
+
+
+type SiteTable = list[tuple[str, Shape, str]]
+"""Name, unconstrained shape and kind of support of each continuous latent site."""
+
+
+def sites_in_trace(trace: Trace) -> SiteTable:
+    """The table of the sites in a trace of a model."""
+    sites = [x for x in latent_sites(trace) if not x["fn"].support.is_discrete]
+    shapes = [unconstrained_shape(x["fn"].support, jnp.shape(x["value"])) for x in sites]
+    return [
+        (site["name"], shape, type(elementwise(site["fn"].support)).__name__)
+        for site, shape in zip(sites, shapes, strict=True)
+    ]
+
+
+def check_site_table(saved: SiteTable, now: SiteTable) -> None:
+    """An error where the latent sites of a fit that is loaded are not the model's."""
+    before, here = ({name: rest for name, *rest in table} for table in (saved, now))
+    for name in [*before, *here]:
+        if before.get(name) != here.get(name):
+            old, new = (
+                "no such site" if x is None else f"shape {tuple(x[0])} on {x[1]}"
+                for x in (before.get(name), here.get(name))
+            )
+            raise ValueError(
+                f"the file has a fit of another model: of the latent site '{name}' it has {old},"
+                f" and this model has {new}, without constraints; give load the model of the fit,"
+                " and arguments on which its latent sites have the same shapes."
+            )
+    if list(before) != list(here):
+        raise ValueError(
+            f"the file has the latent sites in the order {list(before)}, and this model samples"
+            f" them in the order {list(here)}; give load the model of the fit."
+        )
 
 
 def drawn_names(model: Model, args: tuple, kwargs: dict[str, Any]) -> set[str]:

@@ -83,6 +83,15 @@ class Engine(ABC):
     @abstractmethod
     def get_params(self, state: Any) -> Params: ...
 
+    def restore(self, saved: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Set up the guide and the plan on these arguments, without a step, as for
+        :func:`numpyro_ext.saving.load`."""
+        self.begin(random.key(0), None, args, kwargs)
+
+    def saved(self) -> dict[str, Any]:
+        """What runs have found beside their results, for :func:`numpyro_ext.saving.save`."""
+        return {}
+
     def warn(self, first: Any, state: Any, num_steps: int) -> None:  # noqa: B027
         """Warn of an unreliable result, after a run that began at the state ``first``."""
 
@@ -153,6 +162,8 @@ class EPEngine(Engine):
         fresh = object.__new__(type(self))
         vars(fresh).update(vars(self))
         fresh._forget()  # what reads the model holds closures
+        if self.guide.prototype_trace is not None and self.guide.model is self.model:
+            fresh.guide = self.guide.without_fit()
         return vars(fresh)
 
     @abstractmethod

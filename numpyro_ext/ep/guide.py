@@ -5,6 +5,7 @@ r"""NumPyro's normal guides, with the local sites of the model.
 where z_n are the latent sites inside the plate of the data, which an engine integrates out.
 """
 
+import copy
 from typing import Any
 
 import jax
@@ -69,6 +70,13 @@ class _NormalOfEngine(AutoContinuous):
             self.several |= traced or not is_same(self.arguments, (args, kwargs))
         self.factors, self.projection, self.leading = factors, projection, leading
         self.arguments = self.arguments if traced else (args, kwargs)
+
+    def without_fit(self) -> Any:
+        """The guide without the factors of the last fit, which hold closures."""
+        other = copy.copy(self)
+        for name in ("factors", "projection", "arguments", "leading", "several"):
+            vars(other).pop(name, None)
+        return other
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
         if self.factors is None or not self.factors.axes:

@@ -32,14 +32,14 @@ from numpyro_ext._checks import (
     check_positive,
     summary,
 )
-from numpyro_ext._model.arguments import is_same, is_traced
+from numpyro_ext._model.arguments import digest, is_same, is_traced
 from numpyro_ext._model.checks import check_rows, read_global
 from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.minibatch import draw_indices, start_plates
 from numpyro_ext._model.modes import Mode, Modes, check_sites
 from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.read import ModelInfo, check_site_table
 from numpyro_ext._model.sharding import check_sharding, spread_arrays
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._model.whitening import Whitening
@@ -369,6 +369,17 @@ _COLLECTED = (
 """The fields that ``MCMC`` collects without being asked."""
 
 
+_FOUND_IN_RUNS = (
+    "settings",
+    "chains_at",
+    "num_adapt",
+    "_search_result",
+    "_params",
+    "_key_params",
+)
+"""The attributes of a kernel that its runs have set, beside what it reads in its model."""
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class ModelKernel(ResumableKernel):
     """Base of the kernels whose chains move on the flat latent vector of a model; its fields hold
@@ -660,6 +671,30 @@ class ModelKernel(ResumableKernel):
             return draw_params(key, self.model, info, *whole(spread), init_strategy=strategy)
 
         return info, draw(key, spread)
+
+    def saved(self) -> dict[str, Any]:
+        """What the kernel has found in its runs, for :func:`numpyro_ext.saving.save`."""
+        sites = None if self._info is None else self._info.site_table
+        sums = digest(self._arguments) if self.keeps_sums and self._arguments else None
+        return {"sites": sites, "sums_of": sums, **{n: vars(self)[n] for n in _FOUND_IN_RUNS}}
+
+    def restore(self, saved: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
+        """Take what :meth:`saved` gave, of another kernel that was made alike."""
+        if saved["sums_of"] not in (None, digest((args, kwargs))):
+            raise ValueError(
+                "the chain in the file has sums over all rows of other data; give load the"
+                " arguments of its run."
+            )
+        self._info = self._read_sites(args, kwargs)
+        if saved["sites"] is not None:
+            check_site_table(saved["sites"], self._info.site_table)
+        vars(self).update({name: saved[name] for name in _FOUND_IN_RUNS})
+        self._arguments = args, kwargs
+        self._potential = self._potential_on(self._info, self._params, args, kwargs)
+        if self.settings is not None:
+            self.coordinates = self.settings.whitening or IdentityCoordinates()
+        self._check_whitening()
+        self.setup(self._potential)
 
     def __repr__(self) -> str:
         return summary(self, defaults=False)

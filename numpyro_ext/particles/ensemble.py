@@ -19,6 +19,7 @@ import optax
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.modes import SEARCH, InitFrom
 from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import SiteTable, check_site_table
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.particles._start import (
@@ -53,6 +54,10 @@ A :func:`~collections.namedtuple` with these entries, m being the number of part
    finite, or that the last step left in place because something was not.
  - **rng_key** - random number generator seed of the next steps.
 """
+
+
+_FOUND_IN_RUNS = ("params", "start_modes", "num_steps", "sites", "_key_params")
+"""The attributes of a kernel that its runs have set."""
 
 
 class ParVI(BeginsAtModes, MCMCKernel):
@@ -134,6 +139,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
         self.params: Params = {}
         self._key_params: Array | None = None
         self.num_steps = 0
+        self.sites: SiteTable = []
 
     @property
     def sample_field(self) -> str:
@@ -155,6 +161,16 @@ class ParVI(BeginsAtModes, MCMCKernel):
         self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
     ) -> Callable[..., Any]:
         return self._potential(model_args, model_kwargs or {}).postprocess()
+
+    def saved(self) -> dict[str, Any]:
+        """What the kernel has found in its runs, for :func:`numpyro_ext.saving.save`."""
+        return {name: vars(self)[name] for name in _FOUND_IN_RUNS}
+
+    def restore(self, saved: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
+        """Take what :meth:`saved` gave, of another kernel that was made alike."""
+        vars(self).update({name: saved[name] for name in _FOUND_IN_RUNS})
+        self.sites = self._potential(args, kwargs).info.site_table
+        check_site_table(saved["sites"], self.sites)
 
     def init(
         self,
@@ -268,6 +284,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
         self, rng_key: Array, num_particles: int, init_params: Any, args: tuple, kwargs: dict
     ) -> tuple[Sites, Array | None]:
         info = read_for_particles(self.model, args, kwargs)
+        self.sites = info.site_table
         rest = self.model, info, args, kwargs
         how: dict[str, Any] = {"init_strategy": self.init_strategy}
         keys = random.split(rng_key, num_particles)

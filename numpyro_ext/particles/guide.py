@@ -130,6 +130,8 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
         if self.summed:
             self.left_out = frozenset(info.deterministic)
         m = self.num_particles
+        if self.known_start is not None:  # its particles are among the parameters
+            return None, None, self.known_start
         warn_of_few_particles(m, info.size)
         # Without the block the model's own sites would be recorded in the guide's trace.
         with handlers.block():

@@ -194,6 +194,9 @@ class PBP(Engine):
                 params |= {f"{name}_concentration": gamma.shape, f"{name}_rate": gamma.rate}
         return {f"auto_{name}": x for name, x in (params | state.scaling).items()}
 
+    def restore(self, saved: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Nothing: the guide follows from the layers."""
+
     def convergence(self, state: PBPState) -> dict[str, float]:
         """For :func:`~numpyro_ext.diagnostics.diagnose`: rows left out, and no residual, because
         ADF has no fixed point."""
