@@ -27,6 +27,7 @@ from numpyro.infer.autoguide import (
     AutoNormal,
     AutoSemiDAIS,
 )
+from numpyro.infer.initialization import init_to_value
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import (
@@ -38,7 +39,7 @@ from numpyro.infer.util import (
 )
 from numpyro.infer.util import _substitute_default_key as default_key
 from numpyro.infer.util import _without_rsample_stop_gradient as without_rsample_stop_gradient
-from numpyro.primitives import _PYRO_STACK
+from numpyro.primitives import _PYRO_STACK, Messenger
 from numpyro.util import _validate_model as validate_model
 
 from numpyro_ext._typing import Model, Params, Sites, Trace
@@ -48,6 +49,7 @@ __all__ = [
     "ResumableKernel",
     "StartGiven",
     "at_unconstrained",
+    "constrain_latent",
     "default_key",
     "draws_of_mcmc",
     "mask_of",
@@ -336,26 +338,51 @@ class StartGiven(AutoGuide):
             self._postprocess_fn = partial(transform_fn, transforms)
 
 
-def start_of(guide: AutoGuide) -> Sites:
-    """The unconstrained values at which a guide was set up, in the order of its latent vector."""
-    values: Any = guide
-    return dict(values._init_locs)
+def start_of(guide: AutoGuide) -> tuple[Sites, Sites]:
+    """Where a guide was set up: values of its latent sites, and unconstrained ones, in the order of
+    its latent vector."""
+    begun: Any = guide
+    sites = begun.prototype_trace.values()
+    latent = [x for x in sites if x["type"] == "sample" and not x["is_observed"]]
+    return {site["name"]: site["value"] for site in latent}, dict(begun._init_locs)
 
 
-def set_up_at(guide: AutoGuide, locs: Sites, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Set up a guide, one of NumPyro's own too, at a start that is known: its model is run once,
-    and no start is searched."""
-    cls: Any = type(guide)
-    of_start: Any = guide
-    if not isinstance(guide, StartGiven):
-        of_start.__class__ = type(cls.__name__, (cls, StartGiven), {})
-    of_start.known_start = locs
+def set_up_at(
+    guide: AutoGuide, start: tuple[Sites, Sites], args: tuple, kwargs: dict[str, Any]
+) -> None:
+    """Set up a guide, one of NumPyro's own too, at the start of another, without a search. Sites
+    that the model draws on these arguments and that have no start, as those to predict, are none
+    of the guide's."""
+    own: Any = guide
+    values, locs = start
+    model, strategy = own.model, own.init_loc_fn
+    own.model, own.init_loc_fn = _Given(model, values), init_to_value(values=values)
+    if isinstance(guide, StartGiven):
+        own.known_start = locs
     try:
         with seed(rng_seed=0), block():
-            of_start._setup_prototype(*args, **kwargs)
+            own._setup_prototype(*args, **kwargs)
     finally:
-        of_start.__class__ = cls
-        del of_start.known_start
+        own.model, own.init_loc_fn = model, strategy
+        vars(own).pop("known_start", None)
+
+
+class _Given(Messenger):
+    """A model of which all sites but these are as if they were observed."""
+
+    def __init__(self, fn: Model, names: Collection[str]) -> None:
+        super().__init__(fn)
+        self.names = frozenset(names)
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and msg["name"] not in self.names:
+            msg["is_observed"] = True
+
+
+def constrain_latent(guide: AutoContinuous, latent: Array, params: Params) -> Sites:
+    """Latent vectors of a guide as its sites, on the arguments on which it was set up."""
+    sites: Any = guide._unpack_and_constrain(latent, params)
+    return sites
 
 
 class ContinuousGuide(AutoContinuous, StartGiven):

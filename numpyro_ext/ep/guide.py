@@ -13,7 +13,9 @@ from jax import Array, lax, random
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
+import numpy as np
 import numpyro
+from numpyro.distributions.distribution import validation_enabled
 from numpyro.handlers import block, seed, substitute
 from numpyro.infer import init_to_median, init_to_uniform
 from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMultivariateNormal
@@ -33,7 +35,7 @@ from numpyro_ext._model.read import (
     sample_sites,
     shape_trace,
 )
-from numpyro_ext._numpyro import StartGiven, site_of_log_det
+from numpyro_ext._numpyro import StartGiven, constrain_latent, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.ep import integral
 from numpyro_ext.ep.factors import marginal, num_points
@@ -53,6 +55,7 @@ class _NormalOfEngine(AutoContinuous):
     arguments: tuple[tuple, dict[str, Any]] | None = None  # of the last fit, unless traced
     leading: tuple = ()  # arguments of the factors that come before the model's
     several: bool = False  # whether there were fits to other arguments before
+    without_rows: bool = False  # whether the arguments were elsewhere
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         return None if self.locs is None else (random.key(0), self.locs)
@@ -70,6 +73,27 @@ class _NormalOfEngine(AutoContinuous):
             self.several |= traced or not is_same(self.arguments, (args, kwargs))
         self.factors, self.projection, self.leading = factors, projection, leading
         self.arguments = self.arguments if traced else (args, kwargs)
+
+    def start_without_rows(self, locs: Sites, local: list[str], shapes: tuple) -> None:
+        """Set up the guide where no rows are, on NaN in their shapes; it then draws the latent
+        sites outside of their plate alone."""
+
+        def stand_in(x: Any) -> Any:
+            if not isinstance(x, jax.ShapeDtypeStruct):
+                return x
+            value = jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 0
+            return np.broadcast_to(np.asarray(value, x.dtype), x.shape)
+
+        with validation_enabled(False):
+            start_guide(self, locs, local, jax.tree.map(stand_in, shapes), {})
+        self.without_rows = True
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether draws depend on rows: in sites inside their plate, or deterministic ones."""
+        trace = self.prototype_trace or {}
+        kinds = {site["type"] for site in trace.values()}
+        return "deterministic" in kinds or (self.factors is not None and bool(self.factors.axes))
 
     def without_fit(self) -> Any:
         """The guide without the factors of the last fit, which hold closures."""
@@ -118,10 +142,10 @@ class _NormalOfEngine(AutoContinuous):
                     " sample_posterior(rng_key, params, *args), whose rows are drawn."
                 )
             args, kwargs = self.arguments or ((), {})
-        if self.factors is None:
-            return super().sample_posterior(rng_key, params, sample_shape=sample_shape)
         key_global, key_local = random.split(rng_key)
         latent = self.get_posterior(params).sample(key_global, sample_shape)
+        if self.factors is None:
+            return self._outside(constrain_latent(self, latent, params))
         flat = latent.reshape(-1, latent.shape[-1])
 
         def draw(xs: tuple[Array, Array]) -> Sites:
@@ -173,7 +197,10 @@ class _NormalOfEngine(AutoContinuous):
         return self._outside(super().quantiles(params, quantiles))
 
     def _outside(self, values: dict[str, Array]) -> dict[str, Array]:
-        """The values of sites outside the plate of the data, where there are local ones."""
+        """The values of sites outside the plate of the data, where there are local ones, and of
+        latent sites alone where the guide has seen no rows."""
+        if self.without_rows:
+            return {name: values[name] for name in self.locs or {}}
         if self.factors is None or not self.factors.axes:
             return values
         return {name: values[name] for name in self.factors.info.latents}

@@ -170,7 +170,7 @@ def _start(guide: AutoGuide) -> dict[str, Any] | None:
         return None
     return {
         "sites": sites_in_trace(guide.prototype_trace),
-        "locs": start_of(guide),
+        "start": start_of(guide),
         "modes": getattr(guide, "start_modes", None),
     }
 
@@ -181,7 +181,7 @@ def _take_start(
     if start is None:
         return
     if guide.prototype_trace is None:
-        set_up_at(guide, start["locs"], args, kwargs)
+        set_up_at(guide, start["start"], args, kwargs)
     check_site_table(start["sites"], sites_in_trace(guide.prototype_trace))
     if hasattr(guide, "start_modes"):
         guide.start_modes = start["modes"]

@@ -1,8 +1,8 @@
 """Fits that a file has to hold: one table, by the constructors of the contract suites.
 
 A case makes a method from nothing, runs it, and goes on from what it has; a process that has not
-seen the first run does the last with what it loads. ``python -m tests.saving.cases DIR NAME ...``
-is that process.
+seen the first run does the last with what it loads. ``python -m tests.saving.cases load DIR
+NAME ...`` is that process.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 import sys
 from typing import Any
+import warnings
 
 import jax
 from jax import random
@@ -272,7 +273,9 @@ def load_case(folder: Path, name: str) -> Any:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    for name in sys.argv[2:]:
-        leaves = jax.tree.leaves(load_case(folder, name))
-        write(folder / f"{name}, loaded.npz", leaves, "")
+    task, folder, *names = sys.argv[1:]
+    warnings.simplefilter("ignore")  # of so few steps
+    for name in names:
+        run = {"write": write_case, "load": load_case}[task]
+        leaves = jax.tree.leaves(run(Path(folder), name))
+        write(Path(folder) / f"{name}, {task}.npz", leaves, "")
