@@ -92,7 +92,8 @@ def compare(name: str, executors: list[Counting], folder: str, expected) -> None
     sent, received = (sum(getattr(x, way) for x in executors) for way in ("sent", "received"))
     print(
         f"{name:<34}{seconds:>8.1f} s   {off:.1e}   {sent / calls:,.0f} + {received / calls:,.0f}"
-        f" bytes a call, {calls} calls"
+        f" bytes a call, {calls} calls",
+        flush=True,
     )
 
 
@@ -119,7 +120,7 @@ def main(use_dask: bool, rows: int) -> None:
                 jax.random.key(0), STEPS, *map(jnp.asarray, whole), progress_bar=False
             )
         )
-        print(f"{'one process, all rows':<34}{seconds:>8.1f} s")
+        print(f"{'one process, all rows':<34}{seconds:>8.1f} s", flush=True)
         if not use_dask:
             pools = [ProcessPoolExecutor(1, get_context("spawn")) for _ in range(2)]
             compare("two processes", list(map(Counting, pools)), folder, expected)

@@ -43,14 +43,18 @@ class Description(NamedTuple):
 
 _OPENED: dict[tuple[str, int], Opened] = {}
 """The parts that this process holds, by their run and number."""
+_ENGINES: dict[str, Any] = {}
+"""The engine of a run in this process, which reads the model once for all parts of one size."""
 _LOCK = RLock()
 """Models run one after the other: their handlers are one stack for all threads of a process."""
 
 
 def _open(run: str, number: int, engine: Any, source: Any, key: Any) -> tuple[Opened, tuple]:
-    engine = copy.copy(engine)  # which has read no other part
-    for other in [name for name in _OPENED if name[0] != run]:
-        del _OPENED[other]  # of a run that is over
+    if run not in _ENGINES:  # one that was before is over
+        _OPENED.clear()
+        _ENGINES.clear()
+        _ENGINES[run] = copy.copy(engine)
+    engine = _ENGINES[run]
     args = source() if callable(source) else source
     args = args if isinstance(args, tuple) else (args,)
     state = engine.init(random.wrap_key_data(jnp.asarray(key)), *args)

@@ -77,6 +77,13 @@ def read(path: Any) -> Any:
     return _Decoder(arrays, path).decode(content)
 
 
+def _is_named_tuple(x: Any) -> bool:
+    """Whether a tuple has names and JAX takes it by these; NumPyro's optimisers have other ones."""
+    parts = jax.tree.leaves(x, is_leaf=lambda y: y is not x)
+    own = len(parts) == len(x) and all(a is b for a, b in zip(parts, x, strict=True))
+    return own and hasattr(x, "_fields")
+
+
 def _is_record(cls: Any) -> bool:
     """Whether a class is a dataclass of this package, which the file has by its fields."""
     return is_dataclass(cls) and cls.__module__.partition(".")[0] == "numpyro_ext"
@@ -102,7 +109,7 @@ class _Encoder:
         if type(x) in (list, tuple):
             each = [self.encode(v, f"{place}[{k}]") for k, v in enumerate(x)]
             return {"kind": type(x).__name__, "items": each}
-        if isinstance(x, tuple) and hasattr(x, "_fields"):
+        if isinstance(x, tuple) and _is_named_tuple(x):
             return self.parts("named tuple", x, x._fields, place)
         if _is_record(type(x)):
             if id(x) in self.records:
@@ -225,12 +232,14 @@ def fit_to(got: Any, like: Any, place: str) -> Any:
         )
 
     if isinstance(got, Unknown):
-        fields = getattr(like, "_fields", None)
-        if type(like).__name__ != got.name or fields != got.fields:
+        if type(like).__name__ != got.name:
             raise differ(f"a {got.name}", _what(like))
-        leaves, structure = jax.tree.flatten(like) if fields is None else (list(like), None)
-        parts = fit_to(got.parts, leaves, place)
-        return type(like)(*parts) if structure is None else jax.tree.unflatten(structure, parts)
+        if got.fields is None:
+            leaves, structure = jax.tree.flatten(like)
+            return jax.tree.unflatten(structure, fit_to(got.parts, leaves, place))
+        if getattr(like, "_fields", None) != got.fields:
+            raise differ(f"a {got.name} of {got.fields}", _what(like))
+        return type(like)(*fit_to(got.parts, list(like), place))
     if isinstance(got, dict) and isinstance(like, dict):
         if set(got) != set(like):
             raise differ(f"a dict of {sorted(got, key=str)}", f"one of {sorted(like, key=str)}")

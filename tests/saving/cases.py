@@ -220,6 +220,9 @@ CASES = {
         (guides.X, guides.Y),
     ),
     "IVON": Case(lambda: svi(lambda: AutoNormal(small), optim=ivon(0.1), model=small), SMALL),
+    "Adam of NumPyro": Case(
+        lambda: svi(lambda: AutoNormal(small), optim=numpyro.optim.Adam(0.01), model=small), SMALL
+    ),
     "flax": Case(lambda: svi(lambda: AutoNormal(flax_network), model=flax_network), SMALL),
     "equinox": Case(lambda: svi(lambda: AutoNormal(equinox_network), model=equinox_network), SMALL),
     "structured": Case(

@@ -25,7 +25,7 @@ from numpyro_ext.saving.container import read
 from tests.ep.models import Y_SCALE, unknown_scale
 from tests.saving.cases import CASES, SMALL
 
-FEW = ["parts", "RealNVP at the mode", "kernel SGHMC, settings found", "engine EP"]
+FEW = ["Adam of NumPyro", "RealNVP at the mode", "kernel SGHMC, settings found", "engine EP"]
 
 
 def check_cases(folder, names):
