@@ -8,7 +8,7 @@ from inspect import getclosurevars
 import math
 from typing import Any
 
-from jax import Array, jit
+from jax import Array, jit, random
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 import numpyro
@@ -374,8 +374,11 @@ class _Given(Messenger):
         super().__init__(fn)
         self.names = frozenset(names)
 
-    def postprocess_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == "sample" and msg["name"] not in self.names:
+    def process_message(self, msg: dict[str, Any]) -> None:
+        latent = msg["type"] == "sample" and not msg["is_observed"]
+        if latent and msg["name"] not in self.names:
+            shape = msg["kwargs"].get("sample_shape", ())
+            msg["value"] = msg["fn"](rng_key=random.key(0), sample_shape=shape)
             msg["is_observed"] = True
 
 

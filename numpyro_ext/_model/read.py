@@ -277,7 +277,7 @@ class ModelInfo:
     def site_table(self) -> "SiteTable":
         """What of the latent sites a fit must share with the model on which it goes on."""
         return [
-            (name, x.unconstrained.shape, type(elementwise(x.support)).__name__)
+            (name, x.unconstrained.shape, type(elementwise(x.support)).__name__.strip("_"))
             for name, x in self.latents.items()
         ]
 
@@ -389,7 +389,7 @@ def sites_in_trace(trace: Trace) -> SiteTable:
     sites = [x for x in latent_sites(trace) if not x["fn"].support.is_discrete]
     shapes = [unconstrained_shape(x["fn"].support, jnp.shape(x["value"])) for x in sites]
     return [
-        (site["name"], shape, type(elementwise(site["fn"].support)).__name__)
+        (site["name"], shape, type(elementwise(site["fn"].support)).__name__.strip("_"))
         for site, shape in zip(sites, shapes, strict=True)
     ]
 

@@ -89,11 +89,16 @@ class _NormalOfEngine(AutoContinuous):
         self.without_rows = True
 
     @property
+    def integrated(self) -> list[str]:
+        """The latent sites inside the plate of the rows, which have no parameters."""
+        return [] if self.factors is None else list(self.factors.axes)
+
+    @property
     def needs_rows(self) -> bool:
         """Whether draws depend on rows: in sites inside their plate, or deterministic ones."""
         trace = self.prototype_trace or {}
         kinds = {site["type"] for site in trace.values()}
-        return "deterministic" in kinds or (self.factors is not None and bool(self.factors.axes))
+        return "deterministic" in kinds or bool(self.integrated)
 
     def without_fit(self) -> Any:
         """The guide without the factors of the last fit, which hold closures."""

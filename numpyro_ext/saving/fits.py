@@ -6,10 +6,18 @@ from typing import Any
 
 import jax
 from jax import random
+from numpyro.handlers import seed
 from numpyro.infer import MCMC, SVI
 from numpyro.infer.autoguide import AutoGuide, AutoGuideList
 
-from numpyro_ext._model.read import check_site_table, set_up, sites_in_trace
+from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.read import (
+    check_site_table,
+    sample_sites,
+    set_up,
+    shape_trace,
+    sites_in_trace,
+)
 from numpyro_ext._numpyro import draws_of_mcmc, mcmc_of_draws, set_up_at, start_of
 from numpyro_ext._typing import Restorable
 from numpyro_ext.saving.container import Unknown, fit_to, read, write
@@ -107,9 +115,12 @@ def load(path: Any, method: Any, /, *args: Any, **kwargs: Any) -> Any:
             f"{path} has a fit by {content['method']}, and load was given {name}; give it the same."
         )
     own, result = _own(method), content["result"]
+    starts = list(zip(_guides_of(method), content["guides"], strict=True))
+    for guide, start in starts:
+        _check_start(guide, start, args, kwargs)
     if isinstance(own, Restorable):
         own.restore(content["own"], args, kwargs)
-    for guide, start in zip(_guides_of(method), content["guides"], strict=True):
+    for guide, start in starts:
         _take_start(guide, start, args, kwargs)
     if isinstance(method, SVI):
         return _of_svi(method, result, content["units"], args, kwargs)
@@ -165,14 +176,30 @@ def _guides_of(method: Any) -> list[AutoGuide]:
 
 
 def _start(guide: AutoGuide) -> dict[str, Any] | None:
-    """Where a guide began, with the latent sites of its model; None for one that was not called."""
-    if guide.prototype_trace is None:
+    """Where a guide began, with the sites of its model; None for one that was not called."""
+    trace = guide.prototype_trace
+    if trace is None:
         return None
     return {
-        "sites": sites_in_trace(guide.prototype_trace),
+        "sites": sites_in_trace(trace),
+        "observed": [x["name"] for x in sample_sites(trace) if x["is_observed"]],
+        "local": getattr(guide, "integrated", []),
         "start": start_of(guide),
         "modes": getattr(guide, "start_modes", None),
     }
+
+
+def _check_start(
+    guide: AutoGuide, start: dict[str, Any] | None, args: tuple, kwargs: dict[str, Any]
+) -> None:
+    """An error unless the latent sites are those of the fit; its observed ones may be predicted."""
+    if start is None or guide.prototype_trace is not None or guide.model is None:
+        return
+    trace = shape_trace(seed(first_rows(guide.model), random.key(0)), args, kwargs)
+    inside = {name for name, *_ in start["sites"]}
+    ignored = {*start["observed"], *start["local"]} - inside
+    table = [site for site in sites_in_trace(trace) if site[0] not in ignored]
+    check_site_table(start["sites"], table)
 
 
 def _take_start(
@@ -182,7 +209,6 @@ def _take_start(
         return
     if guide.prototype_trace is None:
         set_up_at(guide, start["start"], args, kwargs)
-    check_site_table(start["sites"], sites_in_trace(guide.prototype_trace))
     if hasattr(guide, "start_modes"):
         guide.start_modes = start["modes"]
 

@@ -91,8 +91,13 @@ def test_what_belongs_to_another_fit_is_refused(saved):
     def positive(x, y=None):
         one(x, y, prior=dist.LogNormal(0.0, 1.0))
 
+    def one_more(x, y=None):
+        numpyro.sample("more", dist.Normal())
+        one(x, y)
+
     for other, words in (
         (svi_of(of_size), r"site 'w' it has shape \(2,\) on Real, and this model has shape \(3,\)"),
+        (svi_of(one_more), r"site 'more' it has no such site, and this model has shape \(\)"),
         (svi_of(positive), "on Real, and this model has shape .* on Positive"),
         (svi_of(guide=AutoMultivariateNormal), "AutoNormal, and load was given SVI with AutoMult"),
         (svi_of(optim=optax.sgd(0.1, 0.9)), r"state.optim_state.* in the file, and .* here"),
