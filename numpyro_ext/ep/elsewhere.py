@@ -148,14 +148,18 @@ class Elsewhere:
         self.pending: dict[int, Future] = {}
         self.lost: dict[int, Exception] = {}
         self.log_z = np.full(len(sources), np.nan)
-        self.num_late = 0
         self.needs_key: tuple[bool, ...] = ()
         self.ranks: list[int] = []
 
     def submit(self, task: Callable[..., Any], number: int, *rest: Any) -> Future:
         executor = self.executors[number % len(self.executors)]
         of_part = self.run, number, self.engine, self.sources[number], self.key
-        return executor.submit(task, *of_part, *rest)
+        try:
+            return executor.submit(task, *of_part, *rest)
+        except Exception as error:  # an executor whose process has died takes no tasks
+            future: Future = Future()
+            future.set_exception(error)
+            return future
 
     def result(self, number: int, future: Future) -> Any:
         try:
@@ -195,10 +199,11 @@ class Elsewhere:
         rows, *prior = jax.device_get(state.sites)
         key_rows, *keys = random.split(state.rng_key, len(self.needs_key))
         each = [np.asarray(random.key_data(key)) for key in random.split(key_rows, J)]
-        of_prior = None
-        if prior:
-            data = [np.asarray(random.key_data(key)) for key in keys]
-            of_prior = self.submit(visit, 0, total, tuple(prior), data, True)
+        data = [np.asarray(random.key_data(key)) for key in keys]
+        ask_prior = total, tuple(prior), data, True
+        # Any part knows the prior; those that have failed are asked last.
+        order = sorted(range(J), key=lambda j: j in self.lost)
+        of_prior = self.submit(visit, order[0], *ask_prior) if prior else None
         sites = [jax.tree.map(lambda x, j=j: x[j : j + 1], rows) for j in range(J)]
         for j in range(J):
             if j not in self.pending:
@@ -213,8 +218,6 @@ class Elsewhere:
             answer = None
             if self.pending[j] in done:
                 answer = self.result(j, self.pending.pop(j))
-            else:
-                self.num_late += 1
             if answer is None:  # the site stays
                 yes = np.ones(1, bool)
                 new.append(Update(site, self.log_z[j : j + 1], yes, ~yes))
@@ -225,11 +228,13 @@ class Elsewhere:
         together = jax.tree.map(lambda *x: jnp.concatenate(list(map(jnp.asarray, x))), *new)
         if of_prior is None:
             return [together]
-        try:
-            rest = of_prior.result()
-        except Exception as error:
-            raise RuntimeError(f"the factors of the prior failed: {error}") from error
-        return [together, *jax.tree.map(jnp.asarray, rest)]
+        for j in order[1:]:
+            if of_prior.exception() is None:
+                break
+            of_prior = self.submit(visit, j, *ask_prior)
+        if (error := of_prior.exception()) is not None:
+            raise RuntimeError(f"no worker has computed the factors of the prior: {error}")
+        return [together, *jax.tree.map(jnp.asarray, of_prior.result())]
 
     def warn(self) -> None:
         if self.lost:

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
+import multiprocessing
 from multiprocessing import get_context
 
 from jax import random
@@ -121,12 +122,18 @@ def test_processes_that_hold_their_parts():
     expected = alone.run(random.key(0), STEPS, *map(jnp.asarray, DATA), progress_bar=False)
     pools = [ProcessPoolExecutor(1, get_context("spawn")) for _ in range(2)]
     try:
-        ep = DistributedEP(logistic, parts_of(DATA), executor=pools)
+        ep = DistributedEP(logistic, parts_of(DATA), executor=pools, lost="keep")
         result = ep.run(random.key(0), STEPS, progress_bar=False)
+        for process in multiprocessing.active_children()[-1:]:  # that of the second part
+            process.kill()
+        state, _ = ep.update(result.state)
+        with pytest.warns(InferenceWarning, match="the parts .* failed"):
+            ep.warn(result.state, state, 1)
     finally:
         for pool in pools:
             pool.shutdown()
     close(expected.params, result.params)
+    assert int(state.report.skipped) == 1 and bool(jnp.isfinite(state.total.shift).all())
 
 
 def test_wrong_calls():
