@@ -58,7 +58,7 @@ def save(path: Any, method: Any, result: Any = None) -> None:
     >>> svi = make()  # tomorrow, in another process
     >>> result = load(path, svi, y)
     >>> more = svi.run(jax.random.key(1), 100, y, init_state=result.state, progress_bar=False)
-    >>> svi.guide.sample_posterior(jax.random.key(2), more.params, sample_shape=(5,))["mu"].shape
+    >>> svi.guide.sample_posterior(jax.random.key(2), more.params, sample_shape=(5,))["z"].shape
     (5,)
     """
     if isinstance(method, MCMC):
@@ -107,6 +107,21 @@ def load(path: Any, method: Any, /, *args: Any, **kwargs: Any) -> Any:
         computes from the arguments of the fit, where it is given none, it computes from these.
     :param kwargs: keyword arguments of the model, likewise.
     :return: what was saved as ``result``; of an ``MCMC``, itself with its draws.
+
+    >>> import tempfile
+    >>> from numpyro_ext.mcmc import SGLD
+    >>> from numpyro_ext.saving import load, save
+    >>> def make():
+    ...     kernel = SGLD(normal_mean, 1e-2)
+    ...     return MCMC(kernel, num_warmup=10, num_samples=20, progress_bar=False)
+    >>> path, y, mcmc = tempfile.mkdtemp() + "/run.npz", jnp.array([0.5, -1.0, 2.0]), make()
+    >>> mcmc.run(jax.random.key(0), y)
+    >>> save(path, mcmc)
+    >>> mcmc = load(path, make(), y)  # tomorrow, in another process
+    >>> mcmc.post_warmup_state = mcmc.last_state
+    >>> mcmc.run(jax.random.key(1), y)
+    >>> int(mcmc.last_state.i)
+    50
     """
     content = read(path)
     name = _name_of(method)

@@ -42,9 +42,13 @@ def close(a, b):
 @pytest.mark.parametrize(
     ("model", "data", "options"),
     [
-        (logistic, DATA, {"projection": ImportanceSampling(256)}),  # with random keys
+        pytest.param(  # with random keys
+            logistic, DATA, {"projection": ImportanceSampling(256)}, marks=pytest.mark.nightly
+        ),
         (half_normal, (Y_SCALE,), {}),  # with factors of the prior
-        (logistic, DATA, {"family": "diagonal", "damping": 0.5}),
+        pytest.param(
+            logistic, DATA, {"family": "diagonal", "damping": 0.5}, marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_workers_give_the_answer_of_one_process(model, data, options):
