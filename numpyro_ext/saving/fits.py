@@ -191,9 +191,10 @@ def _guides_of(method: Any) -> list[AutoGuide]:
 
 
 def _start(guide: AutoGuide) -> dict[str, Any] | None:
-    """Where a guide began, with the sites of its model; None for one that was not called."""
+    """Where a guide began, with the sites of its model; None for one that was not called, and for
+    one that begins at its parameters alone."""
     trace = guide.prototype_trace
-    if trace is None:
+    if not trace:
         return None
     return {
         "sites": sites_in_trace(trace),

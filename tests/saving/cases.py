@@ -200,7 +200,7 @@ CASES = {
     "particles at the mode": Case(
         lambda: svi(lambda: AutoParticles(small, 10), SVGD(), model=small), SMALL
     ),
-    "AutoDropout": searched(AutoDropout),
+    "AutoDropout": numpyros(AutoDropout),
     "FlowGuide": Case(
         lambda: svi(
             lambda: amortized.flow(
