@@ -295,7 +295,7 @@ class StartGiven(AutoGuide):
     """``AutoGuide``, set up at a start that a subclass has found in one compiled program."""
 
     known_start: Sites | None = None
-    """The unconstrained start of a fit that is loaded, in place of :meth:`start`."""
+    """The unconstrained start of a fit that is loaded, in place of that of :meth:`start`."""
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         """A key of ``numpyro.prng_key`` and the unconstrained start; None: NumPyro searches."""
@@ -311,9 +311,8 @@ class StartGiven(AutoGuide):
             self._setup_prototype(*args, **kwargs)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        if self.known_start is None:
-            start = self.start(*args, **kwargs)
-        else:
+        start = self.start(*args, **kwargs)  # which also reads what a guide needs of its model
+        if self.known_start is not None:
             start = numpyro.prng_key(), self.known_start
         if start is None:
             super()._setup_prototype(*args, **kwargs)

@@ -117,6 +117,13 @@ def small(x, y=None):
         numpyro.sample("y", dist.Normal(mean, 0.5), obs=None if y is None else y[i])
 
 
+def matrix(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([1, 3]).to_event(2))
+    with numpyro.plate("rows", len(x)) as i:
+        mean = jnp.tanh(x[i] @ w).sum(-1)
+        numpyro.sample("y", dist.Normal(mean, 0.5), obs=None if y is None else y[i])
+
+
 SMALL = X, jnp.sin(3 * X[:, 0])
 
 
@@ -200,7 +207,7 @@ CASES = {
     "particles at the mode": Case(
         lambda: svi(lambda: AutoParticles(small, 10), SVGD(), model=small), SMALL
     ),
-    "AutoDropout": numpyros(AutoDropout),
+    "AutoDropout": Case(lambda: svi(lambda: AutoDropout(matrix), model=matrix), SMALL),
     "FlowGuide": Case(
         lambda: svi(
             lambda: amortized.flow(
