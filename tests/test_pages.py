@@ -21,7 +21,13 @@ PAGES = {
 DEAR = ["docs/api/diagnostics.md", "docs/api/ep.md"]
 DEAR += [
     f"docs/tutorials/{x}.md"
-    for x in ("multilevel", "networks", "choosing_a_step_size", "comparing_variational_and_mcmc")
+    for x in (
+        "multilevel",
+        "networks",
+        "choosing_a_step_size",
+        "comparing_variational_and_mcmc",
+        "saving",
+    )
 ]
 DEAR += [page for page in PAGES if page.startswith("docs/choose/")]
 
