@@ -24,6 +24,7 @@ from numpyro_ext.diagnostics.table import MOST_ROWS, Row, merge_rows, shorten
 from numpyro_ext.mcmc import SGHMC, Settings
 from numpyro_ext.particles import SVGD, AutoParticles
 from tests.diagnostics.drawn import rows_of, wrong
+from tests.scatter import KEYS, assert_errors_are_the_scatter
 
 X = jnp.array([0.5, -1.0, 2.0])
 EXACT = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}
@@ -236,6 +237,12 @@ def test_losses_that_fall_rise_or_are_lost():
     assert loss_row([noise]).ok
     noise[-9::2] = np.nan
     assert loss_row([noise]).ok is False and "1% of the losses are not" in loss_row([noise]).verdict
+
+
+def test_the_error_of_a_change_of_the_loss_is_its_scatter():
+    losses = 100.0 + np.random.default_rng(0).gamma(2.0, 3.0, size=(KEYS, 250))
+    rows = [loss_row([x]) for x in losses]
+    assert_errors_are_the_scatter([row.value for row in rows], [row.error for row in rows])
 
 
 @pytest.mark.slow

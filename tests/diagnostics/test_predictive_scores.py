@@ -1,5 +1,7 @@
 """Scores of fits against closed forms of their predictions, and on networks."""
 
+from types import SimpleNamespace
+
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -23,9 +25,11 @@ from numpyro_ext.diagnostics import (
     regression_calibration,
     reliability_bins,
 )
+from numpyro_ext.diagnostics.predictive_scores import _log_densities
 from numpyro_ext.mcmc import SGLD
 from numpyro_ext.particles import SVGD, AutoParticles
 from tests.diagnostics.drawn import visited
+from tests.scatter import KEYS, assert_errors_are_the_scatter
 
 LOC, SD, NOISE = 1.3, 0.4, 0.5
 X = jnp.linspace(-2.0, 3.0, 40)
@@ -302,3 +306,10 @@ def test_draws_that_are_nan_are_named_although_a_bernoulli_has_a_density_there()
     for score in (predictive_scores, log_predictive_density):
         with pytest.raises(ValueError, match="1 of 4 draws of site 'w' are NaN"):
             score(mcmc, model_args=(x, y))
+
+
+def test_the_error_of_a_mean_log_density_is_its_scatter():
+    """Rows of a normal by 3 draws each; their mean is over 50 rows of one key."""
+    log_lik = np.random.default_rng(0).normal(size=(KEYS, 3, 50)) + np.linspace(-2, 0, 3)[:, None]
+    values, errors, _ = np.transpose([_log_densities(SimpleNamespace(log_lik=x)) for x in log_lik])
+    assert_errors_are_the_scatter(values, errors)

@@ -135,6 +135,26 @@ def test_plates_at_other_dimensions_in_the_guide():
     )
 
 
+def test_units_are_the_same_where_the_guide_has_the_plates_in_another_order():
+    def model():
+        with numpyro.plate("row", 2, dim=-2), numpyro.plate("column", 3, dim=-1):
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+            numpyro.sample("x", dist.Normal(z, 1.0), obs=jnp.ones((2, 3)))
+
+    def guide():
+        with numpyro.plate("row", 2, dim=-1), numpyro.plate("column", 3, dim=-2):
+            noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+        with numpyro.plate("row", 2, dim=-2), numpyro.plate("column", 3, dim=-1):
+            numpyro.sample("z", dist.Normal(noise.T, 0.5))
+
+    draws = draws_of(VRELBO(0.5, 4), {}, model, guide)
+    particle = draws.particle(draws.keys[0])
+    z, noise = particle.values["z"], particle.values["noise"]
+    assert (z.shape, noise.shape, draws.layout.shape) == ((2, 3), (3, 2), (2, 3))
+    log_q = dist.Normal().log_prob(noise).T + dist.Normal(noise.T, 0.5).log_prob(z)
+    np.testing.assert_allclose(particle.log_q_local, log_q, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_vectorization_does_not_change_the_draws():
     """jax.pmap is NumPyro's example of a callable; the tests have two devices."""

@@ -149,8 +149,9 @@ def _compare(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     varies = sd > least_spread(centre, eps)
     y = np.where(varies, (x - centre) / np.where(varies, sd, 1.0), 0.0)
     shift = np.sum(w * y, 0)
-    # The error of a mean by the weights minus the mean without.
-    shift_error = np.sqrt(np.sum((w * (y - shift) - y / size) ** 2, 0))
+    # The error of a mean by the weights minus the mean without, in units of an sd that has one too.
+    of_shift = w * (y - shift) - (y + shift * (y**2 - 1) / 2) / size
+    shift_error = np.sqrt(np.sum(of_shift**2, 0))
     variance = np.maximum(np.sum(w * (y - shift) ** 2, 0), 1e-12)
     of_ratio = w * ((y - shift) ** 2 / variance - 1) - (y**2 - 1) / size
     ratio = 1 / np.sqrt(variance)
