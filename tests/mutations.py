@@ -25,8 +25,8 @@ _model/normal_fit.py -> mcmc/test_normal_fit.py
     mixed * mixed.T) / 4
     mixed * mixed.T) / 2
 _model/normal_fit.py -> mcmc/test_normal_fit.py
-    np.std(beyond) / _POINTS**0.5
-    np.std(beyond) / (_POINTS / 4) ** 0.5
+    np.std(beyond)
+    2 * np.std(beyond)
 _model/taylor.py -> objectives/test_taylor_proxy.py
     of_all_rows + self.size * jnp.mean(residuals)
     of_all_rows + jnp.sum(residuals)

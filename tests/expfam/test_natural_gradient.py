@@ -13,7 +13,7 @@ from numpyro_ext.expfam import (
     straight_through_kl,
     straight_through_mean,
 )
-from tests.expfam.families import FAMILIES, every_family, naturals, quick_jit
+from tests.expfam.families import FAMILIES, every_family, naturals, pair_of, quick_jit
 
 pytestmark = pytest.mark.x64
 
