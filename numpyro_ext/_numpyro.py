@@ -49,6 +49,7 @@ __all__ = [
     "StartGiven",
     "at_unconstrained",
     "default_key",
+    "handlers_around",
     "mask_of",
     "max_tree_depth",
     "mcmc_arguments",
@@ -85,6 +86,11 @@ def site_of_log_det(name: str, latents: Collection[str]) -> str:
 def replayed_trace() -> Trace | None:
     """The trace of the guide whose draws a loss gives to the model that runs; None elsewhere."""
     return next((x.trace for x in reversed(_PYRO_STACK) if isinstance(x, replay)), None)
+
+
+def handlers_around() -> list[Any]:
+    """The handlers around the program that runs."""
+    return list(_PYRO_STACK)
 
 
 def max_tree_depth(kernel: Any) -> int | None:

@@ -27,7 +27,7 @@ from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.masked import is_masked, masks_filled
-from numpyro_ext._model.potential import ROWS, Program
+from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import (
     Latent,
     Site,
@@ -46,6 +46,8 @@ LARGEST_STATES = 64
 """The number of joint states of the discrete local sites up to which they are summed out."""
 TOLERANCE = 1e-4
 """The largest error of the log likelihood l of a row, in units of 1 + |l|."""
+_MOST_CHECKED = 10_000
+"""Rows on the host that are read for a comparison of rows alone with all of them."""
 _BLOCK = 1000
 """Rows that are computed alone at the same time."""
 
@@ -238,8 +240,8 @@ class Factors:
         generator = np.random.default_rng(0)  # which compiles nothing
         x = jnp.asarray(generator.uniform(-1, 1, (2, self.info.size)), float)
         local, n = {**self.local, **self._first_states()}, jnp.arange(self.size)
-        if is_on_host(self.program.arguments) and self.size > ROWS:
-            n = jnp.asarray(np.linspace(0, self.size - 1, ROWS).astype(int))
+        if is_on_host(self.program.arguments) and self.size > _MOST_CHECKED:
+            n = jnp.asarray(np.linspace(0, self.size - 1, _MOST_CHECKED).astype(int))
         expected = jax.vmap(lambda x: self._log_lik(x, n, local))(x)
 
         alone = jax.vmap(partial(self._alone, local=local), (0, None))

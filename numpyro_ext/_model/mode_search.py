@@ -202,12 +202,12 @@ def search_modes(
         )
     mode, ends, spent = None, iter(()), 0
     if np.isfinite(energy):
-        ends = search(starts_of(key_start, info.ravel(start), starts))
+        ends = search(starts_of(key_start, info, start, starts))
         mode = next(ends)
     if mode is None or not (has_start or mode.decrement <= _LOST):
         spent = 0 if mode is None else mode.row_gradients
         start = _start_again(key_start, model, potential, init_strategy)
-        ends = search(starts_of(key_start, info.ravel(start), starts))
+        ends = search(starts_of(key_start, info, start, starts))
         mode = next(ends)
     all_ends = [mode, *ends] if mode.at_mode and not has_start else [mode]
     spent += sum(end.row_gradients for end in all_ends)
@@ -220,11 +220,11 @@ def search_modes(
             # The search leaves out minibatches whose gradient is not finite; all rows are in here.
             rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
             potential.check_start(start, rows, *jax.jit(potential.full_value_and_grad)(start))
-        x = info.ravel(start)
-        begins = [(mode.center, mode.factor) if mode.at_mode else (x, jnp.full_like(x, 0.05))]
+        x = np.concatenate([np.ravel(start[name]) for name in info.latents])
+        begins = [(mode.center, mode.factor) if mode.at_mode else (x, np.full_like(x, 0.05))]
         if len(modes) == 1 and not has_start:  # of several modes, it might end in another one
             median, sds = prior_center(key_start, model, potential)
-            begins.append((median, sds / 10))
+            begins.append((median, np.asarray(sds) / 10))
         fit = measure(fit_normal(key_svi, potential, measure)(begins))
         spent += fit.row_gradients
         fit_problems = (*mode.problems, *fit.problems)
@@ -358,16 +358,17 @@ def advice(info: ModelInfo) -> str:
     )
 
 
-def starts_of(rng_key: Array, first: Array, num: int) -> np.ndarray:
-    """Where searches begin, ``(num, n)``: at ``first``, at points within 2, and opposite of each,
+def starts_of(rng_key: Array, info: ModelInfo, start: Sites, num: int) -> np.ndarray:
+    """Where searches begin, ``(num, n)``: at ``start``, at points within 2, and opposite of each,
     because an exchange of two numbers changes the sign of their difference."""
 
-    def draw(rng_key: Array, first: Array) -> Array:
+    def draw(rng_key: Array, start: Sites) -> Array:
+        first = info.ravel(start)
         keys = [random.fold_in(rng_key, i) for i in range(1, (num + 1) // 2)]
         others = [random.uniform(key, first.shape, first.dtype, -2, 2) for key in keys]
         return jnp.stack([sign * x for x in (first, *others) for sign in (1, -1)])[:num]
 
-    return np.asarray(run_once(draw, rng_key, first))
+    return np.asarray(run_once(draw, rng_key, start))
 
 
 class _Point(NamedTuple):
@@ -421,10 +422,10 @@ def make_search(
 
     def search(starts: Any) -> Iterator[Mode]:
         before: list[tuple[Any, Mode]] = []
-        for which, start in enumerate(jnp.asarray(x, dtype) for x in starts):
+        for which, start in enumerate(np.asarray(x, dtype) for x in starts):
             x, spent = start, 0
             if adam:
-                x = by_adam(start, random.fold_in(rng_key, which))
+                x = by_adam(start, rng_key, np.uint32(which))
                 spent = _ADAM_STEPS * batch_rows(potential)
             # Above 512 numbers the diagonal of the search before does for the steps of this one.
             is_known = bool(before) and not directions.dense
@@ -448,7 +449,8 @@ def make_search(
                 spent += point.passes * all_rows
             if not directions.dense and np.isfinite(point.decrement):
                 point = directions.with_diagonal(point)
-            center, factor = (jnp.asarray(y, dtype) for y in (point.x, point.factor))
+            both = point.x, point.factor
+            center, factor = (jnp.asarray(np.asarray(y, dtype)) for y in both)
             evidence = laplace(point.value, factor)
             end = Mode(center, factor, point.decrement, point.num_negative, spent, evidence)
             if end.at_mode:
@@ -556,10 +558,11 @@ def _conjugate_step(potential: Potential, x: Array, g: Array, scales: Array) -> 
     return jnp.where(downhill, step, diagonal)
 
 
-def _adam(potential: Potential, x: Array, rng_key: Array) -> Array:
+def _adam(potential: Potential, x: Array, rng_key: Array, which: Array) -> Array:
     """Steps of Adam, which begins anew at the last point where the gradient was finite."""
     import optax  # not imported by NumPyro itself
 
+    rng_key = random.fold_in(rng_key, which)
     rate = optax.exponential_decay(0.05, _ADAM_STEPS, 0.001 / 0.05)
     adam = optax.scale_by_adam()
 

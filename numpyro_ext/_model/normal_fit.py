@@ -56,7 +56,9 @@ def some_rows(potential: Potential) -> dict[str, Array]:
 
 def sum_rows(potential: Potential, options: Any) -> Callable[..., tuple[float, np.ndarray]]:
     """``sums(x, rows=None)``: the potential of all rows, or of so many, evenly spread, and its
-    gradient at a flat vector, in double precision piece by piece."""
+    gradient at a flat vector, in double precision piece by piece; one program for all who ask."""
+    if potential.sums is not None:
+        return potential.sums
     piece = jit_on_data(
         lambda x, idx: potential.with_rows(idx).value_and_grad_flat(x, idx), options
     )
@@ -68,6 +70,7 @@ def sum_rows(potential: Potential, options: Any) -> Callable[..., tuple[float, n
             value, grad = value + weight * float(part), grad + weight * np.asarray(slope, float)
         return value, grad
 
+    potential.sums = sums
     return sums
 
 
@@ -233,14 +236,17 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
         moved = jax.tree.map(lambda x, by: x - rate * by, carry[0], by), new
         return jax.tree.map(partial(jnp.where, fine), moved, carry), None
 
-    def stage(rng_key: Array, center: Array, root: Array, rate: Array) -> tuple[Array, Array]:
+    def stage(rng_key: Array, k: Array, center: Array, root: Array, rate: Array) -> Any:
+        """Center and factor after a stage, and how far the center has gone, in old units."""
+        rng_key = random.fold_in(rng_key, k)
         below = jnp.zeros((n, n), center.dtype) if dense else None
         params: Any = jnp.zeros_like(center), (jnp.zeros_like(center), below)
         whitening = Whitening(center, root)
         steps = (rate * falling).astype(center.dtype), random.split(rng_key, _STAGE_STEPS)
         (loc, shape), _ = lax.scan(partial(step, whitening), (params, adam.init(params)), steps)[0]
         L = factor(*shape)
-        return whitening.to_z(loc), jnp.tril(root @ L) if dense else root * L
+        root = jnp.tril(root @ L) if dense else root * L
+        return whitening.to_z(loc), root, jnp.max(jnp.abs(loc))
 
     dtype = jnp.result_type(float)
     cost = count_operations(
@@ -252,17 +258,16 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
 
     def after_stage(k: int, fit: Mode, rate: float) -> tuple[Mode, bool]:
         """The normal after a stage, and whether it may be on the way still."""
-        key = random.fold_in(rng_key, k)
-        center, root = run(key, fit.center, fit.factor, jnp.asarray(rate, dtype))
-        way = float(jnp.max(jnp.abs(fit.whitening.to_xi(center))))
+        rates = np.asarray(rate, dtype)
+        center, root, way = run(rng_key, np.uint32(k), fit.center, fit.factor, rates)
         end = measure(Mode(center, root, row_gradients=spent, variational=True), shape=False)
-        return end, way > rate * falling.sum() / 2
+        return end, float(way) > rate * falling.sum() / 2
 
-    def fit(starts: Iterable[tuple[Array, Array]]) -> Mode:
+    def fit(starts: Iterable[tuple[Any, Any]]) -> Mode:
         begun = []
         for center, root in starts:
-            root = jnp.diag(root) if dense and jnp.ndim(root) == 1 else root
-            start = Mode(jnp.asarray(center, dtype), jnp.asarray(root, dtype))
+            root = np.diag(root) if dense and np.ndim(root) == 1 else root
+            start = Mode(*(jnp.asarray(np.asarray(x, dtype)) for x in (center, root)))
             begun.append(after_stage(0, start, _RATE))
         best, far = max(begun, key=lambda end: (end[0].elbo, -end[0].departure))
         rows, gain, rate = sum(end.row_gradients for end, _ in begun), math.inf, _RATE

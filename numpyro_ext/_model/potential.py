@@ -29,9 +29,9 @@ from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.data._ahead import bytes_of_rows, read_ahead, with_rows
 from numpyro_ext.data._rows import is_on_host, is_stream
 
-ROWS = 10_000
-"""Rows of an array that a pass takes at once."""
-_MOST_ROWS, _BYTES = 50_000, 2**22
+ROWS = 50_000
+"""Rows of an array that a pass takes at once, and the most from the host."""
+_BYTES = 2**22
 
 
 class Program:
@@ -105,9 +105,9 @@ class Program:
 
     @property
     def piece_size(self) -> int:
-        """The rows that a pass takes at once: 10,000, or about four megabytes from the host."""
+        """The rows that a pass takes at once: 50,000, or about four megabytes from the host."""
         num_bytes = bytes_of_rows(self.arguments, self._sizes)
-        return min(_MOST_ROWS, max(1, _BYTES // num_bytes)) if num_bytes else ROWS
+        return min(ROWS, max(1, _BYTES // num_bytes)) if num_bytes else ROWS
 
     def _on(self, rows: dict[str, Array] | None) -> Model:
         if rows is None:
@@ -153,6 +153,9 @@ class Potential(Program):
     0.0300
     """
 
+    sums: Callable[..., tuple[float, np.ndarray]] | None = None
+    """The program of :func:`sum_rows`, once it is made."""
+
     def __init__(
         self,
         model: Model,
@@ -171,6 +174,12 @@ class Potential(Program):
         super().__init__(model, args, kwargs, params, plates=info.plates)
         self.info = info
         self._forward_mode = forward_mode
+
+    def __copy__(self) -> "Potential":
+        """Another one, to be changed, that does not have the program of this one."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self) | {"sums": None})
+        return other
 
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         """U at ``z`` on the rows ``idx``."""

@@ -26,7 +26,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.handlers import first_rows, refuse_no_rows, subsampled_plates, valid_plates
-from numpyro_ext._numpyro import mask_of, validate_model
+from numpyro_ext._numpyro import handlers_around, mask_of, validate_model
 from numpyro_ext._typing import Model, Sites, Trace
 from numpyro_ext.data._rows import is_stream
 
@@ -218,7 +218,7 @@ def slices_of(shapes: Shapes) -> dict[str, slice]:
     return {name: slice(*pair) for (name, _), pair in zip(shapes, pairwise(ends), strict=True)}
 
 
-def unravel(x: Array, shapes: Shapes) -> Sites:
+def unravel(x: Any, shapes: Shapes) -> Sites:
     """``(*batch, n)`` vectors as unconstrained sites of :attr:`ModelInfo.shapes`."""
     places = slices_of(shapes)
     return {name: x[..., places[name]].reshape((*x.shape[:-1], *shape)) for name, shape in shapes}
@@ -277,7 +277,7 @@ class ModelInfo:
         """Unconstrained sites as one ``(size,)`` vector."""
         return jnp.concatenate([jnp.ravel(z[name]) for name in self.latents])
 
-    def unravel(self, x: Array) -> Sites:
+    def unravel(self, x: Any) -> Sites:
         """A ``(size,)`` vector as unconstrained sites, each in its type in the model."""
         sites = unravel(x, self.shapes)
         return {name: sites[name].astype(x.unconstrained.dtype) for name, x in self.latents.items()}
@@ -402,6 +402,11 @@ def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = Non
 
     shapes_on_plates(run)
     return box
+
+
+def is_only_recorded() -> bool:
+    """Whether no handler around the program that runs can give a site a value."""
+    return all(type(handler) in (trace, seed) for handler in handlers_around())
 
 
 def set_up(guide: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 import math
@@ -11,6 +11,7 @@ from typing import Any, Self
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
@@ -22,6 +23,7 @@ from numpyro.distributions.transforms import (
 )
 from numpyro.handlers import block, seed, substitute
 from numpyro.infer.initialization import init_to_uniform
+from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import OwnArgumentsFirst, check_count, check_positive
@@ -30,12 +32,32 @@ from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.masked import record_filled
 from numpyro_ext._model.mode_search import is_searched, modes_or_warning
 from numpyro_ext._model.modes import SEARCH, InitFrom, Mode, Modes, check_sites, given_modes
-from numpyro_ext._model.read import ModelInfo, call_and_trace
+from numpyro_ext._model.operations import run_once
+from numpyro_ext._model.read import ModelInfo, call_and_trace, is_only_recorded, transforms_of
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Model, Params, Shape, Sites
 
 NUM_QUANTILE_DRAWS = 10_000
+
+
+class _drawn_by_programs(Messenger):
+    """Each draw through transforms in one program, for a guide that is called for the first time,
+    where every operation of a flow would be compiled by itself. ``seed`` gives the same keys."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        given = msg["value"] is not None or msg["kwargs"].get("rng_key") is not None
+        if msg["type"] != "sample" or given or not transforms_of(msg["fn"]):
+            return
+        rng_key: Any = numpyro.prng_key()
+        msg["kwargs"]["rng_key"] = rng_key
+
+        def draw(rng_key: Array) -> Any:
+            kwargs = msg["kwargs"] | {"rng_key": rng_key, "sample_intermediates": True}
+            return msg["fn"](*msg["args"], **kwargs)
+
+        if rng_key is not None:
+            msg["value"], msg["intermediates"] = run_once(draw, rng_key)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -66,7 +88,9 @@ class AutoJoint(ContinuousGuide):
         super().__init__(self.model, prefix=self.prefix, init_loc_fn=self.init_loc_fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        values = super().__call__(*args, **kwargs)
+        once = self.prototype_trace is None and is_only_recorded()
+        with _drawn_by_programs() if once else nullcontext():
+            values = super().__call__(*args, **kwargs)
         record_filled(f"_{self.prefix}", self, values, args, kwargs)
         return values
 
@@ -79,7 +103,7 @@ class AutoJoint(ContinuousGuide):
         return guide_start(self, self.read(*args, **kwargs), args, kwargs)
 
     def get_base_dist(self) -> dist.Distribution:
-        return dist.Normal(jnp.zeros(self.latent_dim), 1).to_event(1)
+        return dist.Normal(jnp.zeros(self.latent_dim), 1, validate_args=False).to_event(1)
 
     def get_transform(self, params: Params) -> Transform:
         self.check_fitted(params)
@@ -191,6 +215,17 @@ class AutoAtModes(AutoJoint):
         if self.modes_given is not None:
             check_sites(self.modes_given, info)
         return info
+
+    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
+        """The heaviest mode, where there is to be a map of it; elsewhere NumPyro's start."""
+        info = self.read(*args, **kwargs)
+        searched = self.searches and is_searched(info.size, info.params, bool(info.mutable))
+        if searched or self.modes_given is not None:
+            modes = self.modes() if self.known_map() is None else None
+            if modes is not None:
+                rng_key: Any = numpyro.prng_key()
+                return rng_key, info.unravel(np.asarray(modes.heaviest.center))
+        return guide_start(self, info, args, kwargs)
 
     def check_fitted(self, params: Params) -> None:
         super().check_fitted(params)
