@@ -60,6 +60,7 @@ from numpyro_ext._model.read import (
     transforms_of,
     value_before,
 )
+from numpyro_ext._model.reading import mark_of
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._model.units import (
     Layout,
@@ -123,6 +124,8 @@ class Objective(ELBO, ABC):
     upper_bound: bool = False
     per_datum: bool = False
     without_log_q: str = 'gradient="standard"'
+    _reading: tuple[Any, Any] = (None, None)
+    """The mark of the last programs and data, and their layout."""
 
     def __init__(
         self,
@@ -137,6 +140,9 @@ class Objective(ELBO, ABC):
 
     def __repr__(self) -> str:
         return summary(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: x for name, x in vars(self).items() if name != "_reading"}
 
     @abstractmethod
     def estimate(self, draws: "Draws") -> tuple[Array, State]:
@@ -201,11 +207,18 @@ class Draws:
         self._model = seed_plates(model, plate_key)
         self._guide = seed_plates(guide, plate_key)
         self.guide, self.args, self.kwargs = guide, args, kwargs
-        set_up(guide, args, kwargs)
-        self.layout = cast(Layout, shapes_on_plates(self._read))
+        # Whether the programs are fit for each other, and the data for them, is looked at once.
+        mark, layout = objective._reading
+        is_read = mark is not None and mark == self._mark(model)
+        if not is_read:
+            set_up(guide, args, kwargs)
+            layout = cast(Layout, shapes_on_plates(self._read))
+        self.layout: Layout = layout
         if self.layout.masked:
             self._model = seed_plates(masks_filled(model), plate_key)
-        self._check_data(model)
+        if not is_read:
+            self._check_data(model)
+            objective._reading = self._mark(model), layout
         self.step = params.get(STEP, {"step": 0})["step"] if STEP in self.layout.mutable else None
         self.proxy = None
         if self.layout.subsampled:
@@ -217,6 +230,10 @@ class Draws:
                 plate_key, self.layout.subsampled, (args, kwargs)
             )
             self._model.idx = self._guide.idx = idx
+
+    def _mark(self, model: Model) -> Any:
+        options = {name: x for name, x in vars(self.objective).items() if name != "_reading"}
+        return mark_of(self.params, model, self.guide, self.args, self.kwargs, options)
 
     def each(self, fn: Callable[["Particle"], Any], **options: Any) -> tuple[Any, State]:
         """``fn`` of all particles, stacked, and their state; ``options`` go to :meth:`particle`."""
