@@ -221,7 +221,9 @@ def search_modes(
             rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
             potential.check_start(start, rows, *jax.jit(potential.full_value_and_grad)(start))
         x = np.concatenate([np.ravel(start[name]) for name in info.latents])
-        begins = [(mode.center, mode.factor) if mode.at_mode else (x, np.full_like(x, 0.05))]
+        begins: list[tuple[Any, Any]] = [(x, np.full_like(x, 0.05))]
+        if mode.at_mode:
+            begins = [(mode.center, mode.factor)]
         if len(modes) == 1 and not has_start:  # of several modes, it might end in another one
             median, sds = prior_center(key_start, model, potential)
             begins.append((median, np.asarray(sds) / 10))

@@ -267,7 +267,8 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
         begun = []
         for center, root in starts:
             root = np.diag(root) if dense and np.ndim(root) == 1 else root
-            start = Mode(*(jnp.asarray(np.asarray(x, dtype)) for x in (center, root)))
+            center, root = (jnp.asarray(np.asarray(x, dtype)) for x in (center, root))
+            start = Mode(center, root)
             begun.append(after_stage(0, start, _RATE))
         best, far = max(begun, key=lambda end: (end[0].elbo, -end[0].departure))
         rows, gain, rate = sum(end.row_gradients for end, _ in begun), math.inf, _RATE
