@@ -214,9 +214,10 @@ def params_of_normal(guide: Any, loc: Array, factor: Array) -> Params:
     size = sum(map(jnp.size, guide._init_locs.values()))
     if len(loc) != size:
         raise ValueError(f"the normal has {len(loc)} coordinates; the guide's model has {size}.")
-    dense = factor if factor.ndim == 2 else jnp.diag(factor)
-    root = solve_triangular(dense, jnp.eye(len(loc), dtype=dense.dtype), lower=True)
-    scale = 1 / jnp.linalg.norm(root, axis=0)
+    scale = factor
+    if factor.ndim == 2:
+        root = solve_triangular(factor, jnp.eye(len(loc), dtype=factor.dtype), lower=True)
+        scale = 1 / jnp.linalg.norm(root, axis=0)
     prefix, trace = guide.prefix, guide.prototype_trace or {}
     if isinstance(guide, AutoNormal):
         params, start = {}, 0
@@ -231,6 +232,7 @@ def params_of_normal(guide: Any, loc: Array, factor: Array) -> Params:
     back = jnp.argsort(jnp.concatenate([jnp.ravel(place[name]) for name in trace if name in place]))
     if isinstance(guide, AutoDiagonalNormal):
         return {f"{prefix}_loc": loc[back], f"{prefix}_scale": scale[back]}
+    dense = factor if factor.ndim == 2 else jnp.diag(factor)
     return {f"{prefix}_loc": loc[back], f"{prefix}_scale_tril": triangular_root(dense[back])}
 
 

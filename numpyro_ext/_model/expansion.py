@@ -13,11 +13,12 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.util import unconstrain_fn
 
 from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.arrow import Arrow, ArrowPrecision
 from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.handlers import first_rows, refuse_noise, valid_plates
 from numpyro_ext._model.mode_search import advice, search_modes
 from numpyro_ext._model.modes import DENSE_UP_TO, Modes, check_sites
-from numpyro_ext._model.operations import jit_on_data, pieces
+from numpyro_ext._model.operations import jit_on_data, pieces, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import (
     ModelInfo,
@@ -30,12 +31,14 @@ from numpyro_ext._model.read import (
     shape_trace,
     trace_of,
 )
+from numpyro_ext._model.row_curvature import RowCurvature
 from numpyro_ext._model.taylor import (
     LARGEST_NOISE,
     TaylorProxy,
     noise_message,
     sd_over_minibatches,
 )
+from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Trace
 
@@ -57,8 +60,6 @@ class TaylorExpansion:
         check_all_rows("a proxy", given_plates(model, args, kwargs, init_to_uniform), args, kwargs)
         self.info = model_info(trace)
         self.plate, self.size, self.batch = _plate_of(trace, self.info)
-        if self.info.size > DENSE_UP_TO:
-            self.degree = 1
         self.potential = Potential(self.model, self.info, {}, args, kwargs)
 
     def proxy(self, rng_key: Array, center: Any) -> TaylorProxy:
@@ -76,6 +77,9 @@ class TaylorExpansion:
         nearest = x
         if hessian is not None:
             nearest, factor = self._normal(x, grad, hessian)
+            hessian = jnp.asarray(hessian, x.dtype)
+        elif self.degree == 2:
+            hessian, factor = self._of_groups(np.asarray(x, float), factor)
         sites = self.potential.postprocess()(self.info.unravel(x))
         proxy = TaylorProxy(
             center={name: sites[name] for name in self.info.latents},
@@ -84,7 +88,7 @@ class TaylorExpansion:
             value=np.asarray(each.sum(dtype=float)),
             rows=jnp.asarray(each),
             grad=jnp.asarray(grad, x.dtype),
-            hessian=None if self.degree == 1 else jnp.asarray(hessian, x.dtype),
+            hessian=None if self.degree == 1 else hessian,
             noise=np.nan,
             plate=self.plate,
             size=self.size,
@@ -126,11 +130,11 @@ class TaylorExpansion:
         return jnp.mean(jit_on_data(jax.vmap(draw))(keys), axis=0)
 
     def _sums(
-        self, x: Array, factor: Array | None
+        self, x: Array, factor: Array | Arrow | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Each row's l, and G and H at a flat vector."""
         directions = jnp.eye(len(x), dtype=x.dtype) if len(x) <= DENSE_UP_TO else None
-        if directions is not None and factor is not None:
+        if directions is not None and isinstance(factor, Array):
             # In float32 the least curvature would be lost beside the largest.
             regular = np.all(np.isfinite(factor)) and np.all(np.diagonal(factor))
             directions = factor if regular else directions
@@ -186,7 +190,21 @@ class TaylorExpansion:
         nearest = x + jnp.asarray(factor @ (factor.T @ (grad - slope)), x.dtype)
         return nearest, jnp.asarray(factor, x.dtype)
 
-    def _noise(self, proxy: TaylorProxy, nearest: Array, factor: Array) -> float:
+    def _of_groups(
+        self, x: np.ndarray, factor: Any
+    ) -> tuple[ArrowPrecision | None, Array | Arrow | None]:
+        """H of a hierarchy with many groups, None of another model, and the factor."""
+        options = quick_options(100 * self.size * len(x))
+        curvature = RowCurvature(self.potential, x, options)
+        if not curvature.arrow:
+            return None, factor
+        rows, prior = (curvature.precision((x[None], x[None]), [k]) for k in range(2))
+        if factor is None:
+            own, num_negative = rows.plus(prior).factor()
+            factor = None if num_negative else own.astype(curvature.dtype)
+        return rows.negative(curvature.dtype), factor
+
+    def _noise(self, proxy: TaylorProxy, nearest: Array, factor: Array | Arrow) -> float:
         """The standard deviation over minibatches at draws of the normal approximation."""
         idx = jnp.asarray(np.linspace(0, self.size - 1, min(self.size, _ROWS)).astype(int))
 
@@ -194,7 +212,7 @@ class TaylorExpansion:
             return self.potential.rows_log_lik(self.info.unravel(x), {self.plate: idx})
 
         def variance(xi: Array) -> Array:
-            t = nearest + (factor @ xi if factor.ndim == 2 else factor * xi)
+            t = Whitening(nearest, factor).to_z(xi)
             return jnp.var(proxy.change(t, rows_at(t), rows_at)[1], ddof=1)
 
         @jit_on_data

@@ -17,6 +17,7 @@ from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.arrow import Arrow
 from numpyro_ext._model.checks import check_rows, read_global
 from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, Problem, of_kind
@@ -39,9 +40,12 @@ from numpyro_ext._model.operations import (
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import draw_params, draw_start, prior_center, start_near_median
+from numpyro_ext._model.structured_fit import fit_structured
 from numpyro_ext._model.whole_rows import on_some_rows
 from numpyro_ext._typing import Model, Sites
 
+_GROUPS_FROM = 256
+"""Latent numbers from which a hierarchy is searched by the structure of its rows."""
 _ADAM_STEPS, _ADAM_PIECE, _SEARCHES = 2000, 100, 4
 _MOST_OF_ADAM = 5e10
 """Numbers that Adam may compute; of more a search begins with Newton steps."""
@@ -78,10 +82,14 @@ def find_modes(
 
     Adam on minibatches and damped Newton steps on all rows find a mode; the inverse curvature there
     is the covariance, dense up to 512 latent dimensions and diagonal above, where conjugate
-    gradients solve for a step. Each search takes 2,000 minibatches and at most 300 gradients of all
-    rows; of a hundred thousand rows and more it takes 10,000 first, then ten times as many, and so
-    on. Ends of searches are one mode if they lie within 1.5 standard deviations of each other, and
-    modes with less than a thousandth of the mass are left out.
+    gradients solve for a step. A hierarchy of more than 256 numbers, of which each row sees one
+    effect of each factor, has the normal of greatest ELBO in place of a mode, with the structure of
+    its rows.
+
+    Each search takes 2,000 minibatches and at most 300 gradients of all rows; of a hundred thousand
+    rows and more it takes 10,000 first, then ten times as many, and so on. Ends of searches are one
+    mode if they lie within 1.5 standard deviations of each other, and modes with less than a
+    thousandth of the mass are left out.
 
     Where there is no mode, as in a centred hierarchy, where gradients around it are far from those
     of a normal posterior, or where another normal has an ELBO that is surely higher, the normal of
@@ -138,10 +146,12 @@ def find_modes(
     return modes
 
 
-def is_searched(size: int, params: Iterable[str], mutable: bool) -> bool:
+def is_searched(
+    size: int, params: Iterable[str], mutable: bool, most: int | None = DENSE_UP_TO
+) -> bool:
     """Whether a search makes sense: not for networks, nor for many latent dimensions."""
     networks = mutable or any(name.endswith("$params") for name in params)
-    return 0 < size <= DENSE_UP_TO and not networks
+    return 0 < size <= (size if most is None else most) and not networks
 
 
 def modes_or_warning(
@@ -174,6 +184,12 @@ def modes_or_warning(
     several = of_kind(modes.problems, "several modes")
     if several and room is not None and len(modes.modes) > room:
         _warn(f"{who} at the heaviest of several modes: {' '.join(several)}")
+    kinds = ["no rows", "one factor twice"]
+    if isinstance(modes.heaviest.factor, Arrow):  # steps need not follow
+        kinds.append("not converged")
+    for kind in kinds:
+        if said := of_kind(modes.problems, kind):
+            _warn(f"{who} at the normal of greatest ELBO: {' '.join(said)}")
     if few := of_kind(modes.problems, "few rows"):
         _warn(f"{who} at the mode of few rows: {' '.join(few)}")
     return modes
@@ -194,7 +210,12 @@ def search_modes(
     """The modes of a posterior, as :func:`find_modes` says, from one ``start`` if it is given."""
     info, has_start = potential.info, start is not None
     key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
-    search, measure = make_search(key_mode, potential), NormalMeasure(key_shape, potential)
+    measure = NormalMeasure(key_shape, potential)
+    if info.size > _GROUPS_FROM and not info.summed:
+        fit = _of_groups(key_start, model, potential, start, measure)
+        if fit is not None:
+            return fit
+    search = make_search(key_mode, potential)
     energy: Any = 0.0
     if start is None:
         start, energy, _ = draw_start(
@@ -237,6 +258,30 @@ def search_modes(
     return Modes(tuple(modes), info.shapes, spent, tuple(dict.fromkeys(problems)))
 
 
+def _of_groups(
+    rng_key: Array,
+    model: Model,
+    potential: Potential,
+    start: Sites | None,
+    measure: NormalMeasure,
+) -> Modes | None:
+    """The normal of greatest ELBO of a hierarchy with many groups; None where it is none."""
+    info = potential.info
+    x = prior_center(rng_key, model, potential)[0] if start is None else info.ravel(start)
+    fit = fit_structured(potential, np.asarray(x, float), WORTH_OPTIMISING)
+    if fit is None:
+        return None
+    fit = measure(fit)
+    if not np.isfinite(fit.elbo):
+        return None
+    problems = (*fit.problems, *_far_problem(fit, advice(info)), *_unfinished(fit))
+    problems += _few_rows_problem(info)
+    fit = replace(fit, problems=problems)
+    if info.size <= DENSE_UP_TO:
+        fit = replace(fit, factor=fit.whitening.matrix)
+    return Modes((fit,), info.shapes, fit.row_gradients, tuple(dict.fromkeys(problems)))
+
+
 def _start_again(
     rng_key: Array, model: Model, potential: Potential, init_strategy: Callable[..., Any]
 ) -> Sites:
@@ -263,7 +308,7 @@ def _merge_ends(ends: list[Mode]) -> list[Mode]:
     kept: list[Mode] = []
     for mode in sorted(at_modes, key=lambda mode: -mode.log_evidence):
         # A diagonal knows no direction in which a posterior of many dimensions is long.
-        least = _APART if mode.factor.ndim == 2 else 3 + math.sqrt(len(mode.center))
+        least = _APART if mode.whitening.is_matrix else 3 + math.sqrt(len(mode.center))
         if all(max(mode.distance(x.center), x.distance(mode.center)) > least for x in kept):
             kept.append(mode)
     if not kept:
@@ -330,20 +375,30 @@ def _normal_problems(mode: Mode, fit: Mode, advice: str) -> tuple[Problem, ...]:
             f" instead; {advice}, or give init_params near the mode."
         )
         problems = (Problem(sentence, "no mode"),)
-    elif fit.departure > _NORMAL_FIT:
+    else:
+        problems = _far_problem(fit, advice)
+    return problems + _unfinished(fit)
+
+
+def _far_problem(fit: Mode, advice: str) -> tuple[Problem, ...]:
+    if fit.departure > _NORMAL_FIT:
         sentence = (
             "gradients around the center are far from those of a normal posterior (relative error"
             f" {fit.departure**0.5:.2g}), so the scales found do not hold in all of it. A flow may"
             f" be right; for a kernel, a proxy or a normal guide {advice}, or use NUTS."
         )
-        problems = (Problem(sentence, "far from normal"),)
+        return (Problem(sentence, "far from normal"),)
+    return ()
+
+
+def _unfinished(fit: Mode) -> tuple[Problem, ...]:
     if fit.variational and fit.slope - 2 * fit.slope_error > _STEEP:
         sentence = (
             "the normal of greatest ELBO is not found: another step would gain about"
             f" {fit.slope**2 / 2:.2g} nats; reparametrise the model, or give init_params."
         )
-        problems += (Problem(sentence, "not converged"),)
-    return problems
+        return (Problem(sentence, "not converged"),)
+    return ()
 
 
 def advice(info: ModelInfo) -> str:

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from numpyro_ext._model.arrow import Arrow
 from numpyro_ext._model.read import ModelInfo, Shapes, unravel
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._model.whitening import Whitening, fitted_normal
@@ -51,7 +52,7 @@ class Mode:
     """
 
     center: Array
-    factor: Array
+    factor: Array | Arrow
     decrement: float = 0.0
     num_negative: int = 0
     row_gradients: int = 0
@@ -75,12 +76,16 @@ class Mode:
     @property
     def sds(self) -> np.ndarray:
         """The standard deviation of each coordinate, ``(n,)``."""
+        if isinstance(self.factor, Arrow):
+            return np.asarray(self.factor.sds(), float)
         root = np.asarray(self.factor, float)
         return np.abs(root) if root.ndim == 1 else np.linalg.norm(root, axis=1)
 
     @property
     def conditional_sds(self) -> np.ndarray:
         """The standard deviation of each coordinate given the others, ``(n,)``."""
+        if isinstance(self.factor, Arrow):
+            return np.asarray(self.factor.conditional_sds(), float)
         root = np.asarray(self.factor, float)
         return np.abs(root) if root.ndim == 1 else 1 / np.linalg.norm(np.linalg.inv(root), axis=0)
 
@@ -91,6 +96,8 @@ class Mode:
 
     def distance(self, x: ArrayLike) -> float:
         """The distance of a point from the center, in standard deviations."""
+        if isinstance(self.factor, Arrow):
+            return float(jnp.linalg.norm(self.whitening.to_xi(jnp.asarray(x, self.center.dtype))))
         point, center, root = (np.asarray(y, np.float64) for y in (x, self.center, self.factor))
         away = point - center
         xi = away / root if root.ndim == 1 else solve_triangular(root, away, lower=True)
@@ -110,8 +117,9 @@ class Modes:
 
     :param tuple modes: a record of each mode, the heaviest first, with the fields
 
-        * ``center``, ``(n,)``, and ``factor``, lower triangular ``(n, n)`` or its diagonal ``(n,)``
-          for large n: c and A;
+        * ``center``, ``(n,)``, and ``factor``: c and A, which is lower triangular ``(n, n)``; above
+          512 numbers an ``Arrow`` where the model has groups, and the
+          diagonal ``(n,)`` elsewhere;
         * ``share``: its part of the mass of all modes that were found;
         * ``log_evidence``: logarithm of the integral of :math:`e^{-U}` around the mode by Laplace's
           formula, :math:`-U(c) + \tfrac n2 \log 2\pi + \log |A|`;
@@ -131,7 +139,7 @@ class Modes:
     :param int row_gradients: gradients of single rows that all searches spent.
     :param tuple problems: sentences on what did not hold; each has a ``kind``, which is ``"no
         mode"``, ``"far from normal"``, ``"not converged"``, ``"several modes"``, ``"density
-        jumps"`` or ``"few rows"``.
+        jumps"``, ``"few rows"``, ``"no rows"`` or ``"one factor twice"``.
 
     >>> from numpyro_ext.optim import find_modes
     >>> def model():

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 import numpy as np
 
+from numpyro_ext._model.arrow import Arrow
 from numpyro_ext._model.minibatch import draw_indices
 from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Problem
 from numpyro_ext._model.operations import count_operations, jit_on_data, quick_options
@@ -22,6 +23,7 @@ WORTH_OPTIMISING = 2e8
 """Numbers that a search computes, above which an optimised program pays for its compilation."""
 _CURVATURE_ROWS = 10_000
 _POINTS, _POWERS = 64, 10
+_FEW_POINTS, _FEW_POWERS, _ROWS_OF_A_NUMBER = 32, 5, 250  # of a hierarchy with many groups
 _QUANTILE, _STIFFEST = 0.95, 1e4
 _ROUNDINGS = 64  # of the potential, in a difference of two
 _STAGES, _STAGE_STEPS, _PARTICLES = 8, 500, 8
@@ -45,9 +47,8 @@ def draw_batch(rng_key: Array, potential: Potential) -> dict[str, Array]:
     return draw_indices(rng_key, {}, potential.plates)[0]
 
 
-def some_rows(potential: Potential) -> dict[str, Array]:
-    """At most 10,000 evenly spaced rows of every plate."""
-    most = _CURVATURE_ROWS
+def some_rows(potential: Potential, most: int = _CURVATURE_ROWS) -> dict[str, Array]:
+    """At most 10,000 evenly spaced rows of every plate, or another number."""
     return {
         name: (jnp.arange(min(size, most)) * (size / min(size, most))).astype(jnp.int32)
         for name, (size, _) in potential.plates.items()
@@ -73,6 +74,9 @@ def sum_rows(potential: Potential, options: Any) -> Callable[..., tuple[float, n
 
 def laplace(value: float, factor: Any) -> float:
     r"""Laplace's formula :math:`-U(c) + \tfrac n2 \log 2\pi + \log |A|`."""
+    if isinstance(factor, Arrow):
+        volume = np.sum(np.asarray(factor.log_diagonal(), float) + np.log(2 * np.pi) / 2)
+        return float(volume - value)
     diagonal = np.abs(np.diagonal(factor) if np.ndim(factor) == 2 else np.asarray(factor))
     with np.errstate(divide="ignore"):
         volume = np.sum(np.log(diagonal.astype(float)) + np.log(2 * np.pi) / 2)
@@ -98,12 +102,16 @@ class NormalMeasure:
     """
 
     def __init__(self, rng_key: Array, potential: Potential) -> None:
-        self.rng_key, self.dense = rng_key, potential.info.size <= DENSE_UP_TO
+        self.rng_key, n = rng_key, potential.info.size
+        self.dense, rows = n <= DENSE_UP_TO, max(_CURVATURE_ROWS, _ROWS_OF_A_NUMBER * n)
 
         def draws_of(
             rng_key: Array, whitening: Whitening, full_grad: Array, powers: Array
         ) -> tuple[Array, ...]:
-            idx, center = some_rows(potential), whitening.center
+            center, arrow = whitening.center, isinstance(whitening.factor, Arrow)
+            # A group has but few of ten thousand rows.
+            idx = some_rows(potential, rows) if arrow else some_rows(potential)
+            num_points = _FEW_POINTS if arrow else _POINTS
             value, at_center = potential.value_and_grad_flat(center, idx)
             begin, shift = whitening.pull(at_center), full_grad - at_center
 
@@ -122,7 +130,7 @@ class NormalMeasure:
                 stiffness = jnp.linalg.norm(lax.fori_loop(0, powers, power, v))
                 return xi, g - xi, beyond, stiffness
 
-            points = random.normal(rng_key, (_POINTS, 2, *center.shape), center.dtype)
+            points = random.normal(rng_key, (num_points, 2, *center.shape), center.dtype)
             rounding = jnp.finfo(value.dtype).eps * jnp.abs(value)
             return rounding, whitening.pull(full_grad), *lax.map(at, points)
 
@@ -133,7 +141,8 @@ class NormalMeasure:
         r"""The normal with its ``elbo``, ``slope`` and ``departure``, from the same 64 :math:`\xi`
         for all normals; and, for ``shape``, its ``stiffness`` and whether the density jumps."""
         value, grad = self._sums(np.asarray(fit.center))
-        powers = jnp.asarray(_POWERS if shape else 0)
+        arrow = isinstance(fit.factor, Arrow)
+        powers = jnp.asarray((_FEW_POWERS if arrow else _POWERS) if shape else 0)
         grad = grad.astype(fit.center.dtype)
         out = self._draws_of(self.rng_key, fit.whitening, grad, powers)
         rounding, slope, xi, b, beyond, curvatures = (np.asarray(x, float) for x in out)
@@ -141,8 +150,8 @@ class NormalMeasure:
         departures = np.nan_to_num(np.mean(b**2, axis=1), nan=np.inf)
         with np.errstate(invalid="ignore", over="ignore"):
             elbo = laplace(value, fit.factor) - np.mean(beyond)
-            error = np.std(beyond) / _POINTS**0.5
-        length, length_error = _slope(xi, b, self.dense)
+            error = np.std(beyond) / len(beyond) ** 0.5
+        length, length_error = _slope(xi, b, self.dense or arrow)
         fit = replace(
             fit,
             elbo=float(np.nan_to_num(elbo, nan=-np.inf)),
@@ -155,7 +164,7 @@ class NormalMeasure:
             fit = replace(fit, log_evidence=fit.elbo, decrement=np.nan)
         if not shape:
             return fit
-        stiffness = np.sort(curvatures)[int(_QUANTILE * _POINTS)]
+        stiffness = np.sort(curvatures)[int(_QUANTILE * len(curvatures))]
         with np.errstate(invalid="ignore"):
             bent = np.nan_to_num(np.sum((b - slope) * xi, axis=1), nan=np.inf)
             jump = float(np.median(np.nan_to_num(np.abs(beyond - bent / 2), nan=np.inf)))

@@ -20,6 +20,7 @@ import numpy as np
 from numpyro.distributions import biject_to
 from numpyro.handlers import block, seed
 
+from numpyro_ext._model.arrow import Arrow, ArrowPrecision
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.operations import jit_on_data, pieces
@@ -57,9 +58,11 @@ class TaylorProxy:
 
     * ``center`` - c, constrained values of all latent sites.
     * ``location, factor`` - c as a ``(d,)`` vector of unconstrained sites, and a root of the
-      posterior covariance there: lower triangular ``(d, d)``, its ``(d,)`` diagonal where d is
-      large, or None where the center is not near a mode.
-    * ``value, grad, hessian`` - L, G and H; H is None for degree 1.
+      posterior covariance there: lower triangular ``(d, d)``; above 512 numbers an ``Arrow`` where
+      the model has groups, and its ``(d,)`` diagonal elsewhere; or None where the center is not
+      near a mode.
+    * ``value, grad, hessian`` - L, G and H; H is None for degree 1, and an ``ArrowPrecision``
+      where the factor is an ``Arrow``.
     * ``rows`` - ``(N,)``, the log likelihood of each row at c, by which other data are known.
     * ``noise`` - the standard deviation of the estimate over minibatches, in nats, at draws of the
       normal approximation; nan if there is none.
@@ -69,11 +72,11 @@ class TaylorProxy:
 
     center: Sites
     location: Array
-    factor: Array | None
+    factor: Array | Arrow | None
     value: Any
     rows: Array
     grad: Array
-    hessian: Array | None
+    hessian: Array | ArrowPrecision | None
     noise: Any
     plate: str
     size: int
@@ -161,8 +164,11 @@ class TaylorProxy:
         else:
             (at_center, slope), (_, bend) = along_v(partial(along_v, rows_at), self.location)
             slope = slope + bend / 2
-            quadratic = jnp.einsum("i,ij,j", v, self.hessian, v, precision="highest") / 2
-            of_all_rows = of_all_rows + quadratic
+            if isinstance(self.hessian, ArrowPrecision):
+                quadratic = self.hessian.quadratic(v)
+            else:
+                quadratic = jnp.einsum("i,ij,j", v, self.hessian, v, precision="highest")
+            of_all_rows = of_all_rows + quadratic / 2
         # Row by row, since the sums would lose the digits of their difference.
         residuals = (at_t - at_center) - slope
         change = of_all_rows + self.size * jnp.mean(residuals)

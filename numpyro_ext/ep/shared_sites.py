@@ -118,7 +118,7 @@ class TaylorSites(NamedTuple):
 
 
 def sites_of_proxy(proxy: TaylorProxy, factors: Factors, diagonal: bool) -> TaylorSites:
-    assert proxy.hessian is not None
+    assert isinstance(proxy.hessian, Array)
     info, shapes = factors.info, dict(proxy.shapes)
     if (proxy.plate, proxy.size, shapes) != (factors.plate, factors.size, dict(info.shapes)):
         raise ValueError(

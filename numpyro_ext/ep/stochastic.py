@@ -218,9 +218,10 @@ class StochasticEP(RandomRowsEngine):
         super().__post_init__()
         check_count("batch_size", self.batch_size)
         proxy = check_proxy(self.proxy)
-        if proxy is not None and proxy.hessian is None:
+        if proxy is not None and not isinstance(proxy.hessian, Array):
             raise ValueError(
-                "the proxy is one of degree 1; make it by taylor_proxy(model, *args, degree=2)."
+                "the proxy has no Hessian as a matrix; make it by taylor_proxy(model, *args,"
+                " degree=2), of at most 512 latent numbers."
             )
 
     def init(self, rng_key: Array, *args: Any, **kwargs: Any) -> EPState:

@@ -25,15 +25,25 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import OwnArgumentsFirst, check_count, check_positive
+from numpyro_ext._model.arrow import Arrow
 from numpyro_ext._model.checks import read_global
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.masked import record_filled
 from numpyro_ext._model.mode_search import is_searched, modes_or_warning
-from numpyro_ext._model.modes import SEARCH, InitFrom, Mode, Modes, check_sites, given_modes
+from numpyro_ext._model.modes import (
+    DENSE_UP_TO,
+    SEARCH,
+    InitFrom,
+    Mode,
+    Modes,
+    check_sites,
+    given_modes,
+)
 from numpyro_ext._model.read import ModelInfo, call_and_trace
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Model, Params, Shape, Sites
+from numpyro_ext.transforms import VectorTransform
 
 NUM_QUANTILE_DRAWS = 10_000
 
@@ -168,6 +178,8 @@ class AutoAtModes(AutoJoint):
 
     num_searches, num_modes = 4, 1
     """The number of searches, and of modes at which the guide can begin."""
+    most_searched: int | None = DENSE_UP_TO
+    """The latent numbers up to which the guide searches."""
     start_arguments = ("init_loc_fn", "init_scale")
     """Arguments that say where NumPyro's start is, so that giving one of them means no search."""
 
@@ -204,7 +216,7 @@ class AutoAtModes(AutoJoint):
         trace: Any = self.prototype_trace
         params = (name for name, site in trace.items() if site["type"] == "param")
         mutable = any(site["type"] == "mutable" for site in trace.values())
-        return self.searches and is_searched(self.latent_dim, params, mutable)
+        return self.searches and is_searched(self.latent_dim, params, mutable, self.most_searched)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self.called_with(args, kwargs):
@@ -228,7 +240,7 @@ class AutoAtModes(AutoJoint):
         self.start_modes = self.find_modes()
         return self.start_modes
 
-    def known_map(self) -> tuple[Array, Array] | None:
+    def known_map(self) -> tuple[Array, Any] | None:
         """The fixed map that is among the parameters already; None where there is none yet."""
         names = [f"{self.prefix}_{name}" for name in ("center", "root", "loc")]
         center, root, loc = (numpyro.param(name) for name in names)
@@ -241,7 +253,7 @@ class AutoAtModes(AutoJoint):
             )
         return None
 
-    def new_map(self, center: Array, root: Array) -> tuple[Array, Array]:
+    def new_map(self, center: Array, root: Any) -> tuple[Array, Any]:
         """Register the fixed map as parameters."""
         center, root = (
             jnp.asarray(numpyro.param(f"{self.prefix}_{name}", value))
@@ -261,15 +273,17 @@ class AutoAtModes(AutoJoint):
         if fixed is None:
             modes = self.modes()
             if modes is None:
-                (loc, scale), x, A = usual, jnp.zeros(d), jnp.eye(d)
+                (loc, scale), x, A = usual, jnp.zeros(d), jnp.ones(d)
+                A = jnp.eye(d) if d <= DENSE_UP_TO else A
             else:
                 mode = modes.heaviest
                 x, A = mode.center, self.units(mode)
             fixed = self.new_map(x, A)
         return loc, scale, [fixed_map(*fixed)], mode
 
-    def units(self, mode: Mode) -> Array:
-        return mode.factor
+    def units(self, mode: Mode) -> Any:
+        arrow = isinstance(mode.factor, Arrow)
+        return jnp.asarray(mode.conditional_sds) if arrow else mode.factor
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -300,8 +314,26 @@ class AutoWithoutDensity(AutoAtModes):
         return self.latent_distribution()  # raises
 
 
-def fixed_map(center: Array, root: Array) -> Transform:
+class ArrowAffine(VectorTransform):
+    """The map :math:`c + A x` of an :class:`Arrow` A."""
+
+    arrays = ("center", "factor")
+
+    def __init__(self, center: Array, factor: Arrow) -> None:
+        self.center, self.factor = center, factor
+
+    def call_with_intermediates(self, x: Array) -> tuple[Array, Array]:
+        y = self.center + jnp.vectorize(self.factor.push, signature="(n)->(n)")(x)
+        return y, jnp.broadcast_to(jnp.sum(self.factor.log_diagonal()), x.shape[:-1])
+
+    def _inverse(self, y: Array) -> Array:
+        return jnp.vectorize(self.factor.solve, signature="(n)->(n)")(y - self.center)
+
+
+def fixed_map(center: Array, root: Any) -> Transform:
     """The map :math:`c + A x`."""
+    if isinstance(root, Arrow):
+        return ArrowAffine(center, root)
     if root.ndim == center.ndim:
         return IndependentTransform(AffineTransform(center, root), 1)
     return LowerCholeskyAffine(center, root)

@@ -360,6 +360,8 @@ def _noises(
 def _stiffest(modes: tuple[Mode, ...]) -> float:
     """The largest curvature at any of the modes, in coordinates of the first one."""
     first, *others = modes
+    if not others:
+        return max(first.stiffness, 1.0)
     root = np.asarray(first.factor, np.float64)
 
     def scale(mode: Mode) -> float:

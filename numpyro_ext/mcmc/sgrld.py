@@ -87,7 +87,8 @@ class SGRLD(SGMCMCKernel):
         else:
             G = np.asarray(self.metric(x), float)
             A = 1 / G if G.ndim == 1 else np.linalg.inv(G)
-        A, root = (np.diag(x) if x.ndim == 1 else x for x in (A, np.asarray(normal.factor, float)))
+        root = normal.factor if isinstance(normal.factor, Array) else jnp.asarray(normal.sds)
+        A, root = (np.diag(x) if x.ndim == 1 else x for x in (A, np.asarray(root, float)))
         # The diffusion of z as one of the whitened coordinates.
         D = np.linalg.solve(root, np.linalg.solve(root, A).T).T
         return choose_linear(D, noise, self.max_bias)

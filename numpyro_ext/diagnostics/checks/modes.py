@@ -38,10 +38,7 @@ class AtModes(NamedTuple):
 
 def place_in(modes: list[Mode]) -> Callable[[Array], tuple[Array, Array]]:
     """The mode at which a point most likely is, and the square of its distance from there."""
-    volumes = [
-        jnp.log(jnp.abs(m.factor if m.factor.ndim == 1 else jnp.diag(m.factor))).sum()
-        for m in modes
-    ]
+    volumes = [mode.whitening.log_volume for mode in modes]
 
     def place(x: Array) -> tuple[Array, Array]:
         away = jnp.stack([jnp.sum(mode.whitening.to_xi(x) ** 2) for mode in modes])
