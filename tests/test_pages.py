@@ -23,6 +23,7 @@ DEAR += [
     f"docs/tutorials/{x}.md"
     for x in ("multilevel", "networks", "choosing_a_step_size", "comparing_variational_and_mcmc")
 ]
+DEAR += ["docs/tutorials/many_groups.md"]
 DEAR += [page for page in PAGES if page.startswith("docs/choose/")]
 
 

@@ -14,7 +14,7 @@ and data; `fit` the processor seconds of the method alone.
 - `SGHMC`: nothing tuned, minibatches of 512 rows at full size.
 - `AutoNormal`, `AutoLowRankMultivariateNormal`: 5,000 steps of Adam, 1e-2 falling, on minibatches
   of 512 rows.
-- `NUTS` as it is, 2 x (500 + 3,000) draws, on a part alone; it is the reference.
+- `NUTS` as it is, 2 x (500 + 1,500) draws, on a part alone; it is the reference.
 - `GPBoost`: if it is installed, of `claims` alone, with its own defaults.
 """
 
@@ -88,7 +88,7 @@ def by_nuts(problem: Groups) -> Draws:
     mcmc = MCMC(
         NUTS(problem.model),
         num_warmup=500,
-        num_samples=3000,
+        num_samples=1500,
         num_chains=2,
         chain_method="sequential",
         progress_bar=False,

@@ -23,7 +23,9 @@ WORTH_OPTIMISING = 2e8
 """Numbers that a search computes, above which an optimised program pays for its compilation."""
 _CURVATURE_ROWS = 10_000
 _POINTS, _POWERS = 64, 10
-_FEW_POINTS, _FEW_POWERS, _ROWS_OF_A_NUMBER = 32, 5, 250  # of a hierarchy with many groups
+_FEW_POINTS, _FEW_POWERS = 32, 5
+_ROWS_OF_A_NUMBER, _MOST_ROWS = 250, 2 * 10**6
+"""Of a hierarchy with many groups: points and powers, and rows for each latent number."""
 _QUANTILE, _STIFFEST = 0.95, 1e4
 _ROUNDINGS = 64  # of the potential, in a difference of two
 _STAGES, _STAGE_STEPS, _PARTICLES = 8, 500, 8
@@ -103,7 +105,8 @@ class NormalMeasure:
 
     def __init__(self, rng_key: Array, potential: Potential) -> None:
         self.rng_key, n = rng_key, potential.info.size
-        self.dense, rows = n <= DENSE_UP_TO, max(_CURVATURE_ROWS, _ROWS_OF_A_NUMBER * n)
+        self.dense = n <= DENSE_UP_TO
+        rows = int(np.clip(_ROWS_OF_A_NUMBER * n, _CURVATURE_ROWS, _MOST_ROWS))
 
         def draws_of(
             rng_key: Array, whitening: Whitening, full_grad: Array, powers: Array
@@ -112,11 +115,12 @@ class NormalMeasure:
             # A group has but few of ten thousand rows.
             idx = some_rows(potential, rows) if arrow else some_rows(potential)
             num_points = _FEW_POINTS if arrow else _POINTS
-            value, at_center = potential.value_and_grad_flat(center, idx)
+            here = potential.with_rows(idx)
+            value, at_center = here.value_and_grad_flat(center, idx)
             begin, shift = whitening.pull(at_center), full_grad - at_center
 
             def grad(xi: Array) -> tuple[Array, Array]:
-                end, g = potential.value_and_grad_flat(whitening.to_z(xi), idx)
+                end, g = here.value_and_grad_flat(whitening.to_z(xi), idx)
                 return whitening.pull(g + shift), end
 
             def at(points: Array) -> tuple[Array, ...]:

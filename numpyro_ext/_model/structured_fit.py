@@ -41,14 +41,12 @@ def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float)
     moments of 1, more of them for the terms of the prior, which cost little. Before, Newton steps
     with all scales held find where effects and slopes are.
     """
-    options = quick_options(
-        1000 * count_operations(potential.value_and_grad_flat, x, potential.first_rows()),
-        worth_optimising,
-    )
+    rows = sum(size for size, _ in potential.plates.values()) or batch_rows(potential)
+    cost = count_operations(potential.value_and_grad_flat, x, potential.first_rows())
+    options = quick_options(100 * cost * rows / batch_rows(potential), worth_optimising)
     curvature = RowCurvature(potential, x, options)
     if not curvature.arrow:
         return None
-    rows = sum(size for size, _ in potential.plates.values()) or batch_rows(potential)
     n, rng = potential.info.size, np.random.default_rng(1)
     pairs = int(np.clip(_ROWS_OF_DRAWS // (2 * rows), 1, _MOST_PAIRS))
     xis = _draws(rng, pairs, n), _draws(rng, _OF_PRIOR, n)
