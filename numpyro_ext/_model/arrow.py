@@ -72,7 +72,9 @@ class Arrow:
 
     def solve(self, moved: Array) -> Array:
         r""":math:`A^{-1} x`."""
-        of_core = solve_triangular(self.root, moved[self.core], lower=True)
+        of_core = moved[self.core]
+        if of_core.size:
+            of_core = solve_triangular(self.root, of_core, lower=True)
         rest = moved[self.leaves] - self.slope @ of_core
         of_leaves = solve_triangular(self.block, rest[..., None], lower=True)[..., 0]
         return self._flat(of_core, of_leaves)
@@ -90,7 +92,9 @@ class Arrow:
     def conditional_sds(self) -> Array:
         """The standard deviation of each coordinate given all others, ``(n,)``."""
         k, w = self.core.size, self.leaves.shape[1]
-        inverse = solve_triangular(self.root, jnp.eye(k, dtype=self.root.dtype), lower=True)
+        inverse = jnp.eye(k, dtype=self.root.dtype)
+        if k:
+            inverse = solve_triangular(self.root, inverse, lower=True)
         unit = jnp.broadcast_to(jnp.eye(w, dtype=self.root.dtype), self.block.shape)
         of_blocks = solve_triangular(self.block, unit, lower=True)
         below = jnp.einsum("lij,ljk->lik", of_blocks, self.slope) @ inverse
@@ -174,6 +178,8 @@ def _positive_blocks(blocks: np.ndarray) -> tuple[np.ndarray, int]:
 def lower_root(precision: np.ndarray) -> tuple[np.ndarray, int]:
     """The lower triangular root of the inverse of a symmetric matrix, and the number of its
     negative directions, which are turned positive."""
+    if not len(precision):
+        return precision, 0
     unit = 1 / np.sqrt(np.maximum(np.abs(np.diagonal(precision)), 1e-300))
     scaled, negative = unit[:, None] * (precision + precision.T) / 2 * unit, 0
     try:

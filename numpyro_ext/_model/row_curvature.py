@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._model.arrow import ArrowPrecision
-from numpyro_ext._model.density import log_prob, scaled
+from numpyro_ext._model.density import log_prob, row_log_prob, scaled
 from numpyro_ext._model.modes import Problem
 from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
@@ -52,7 +52,7 @@ def terms_of(potential: Potential, x: Array, idx: dict[str, Array], rows: bool) 
     latents = potential.info.latents
     trace = potential.trace(potential.info.unravel(x), idx)
     return [
-        jnp.ravel(jnp.asarray(scaled(site, log_prob(site)), x.dtype))
+        jnp.ravel(jnp.asarray(scaled(site, row_log_prob(site)), x.dtype))
         for site in sample_sites(trace)
         if (site["is_observed"] and site_of_log_det(site["name"], latents) == site["name"]) is rows
     ]
@@ -170,12 +170,15 @@ class RowCurvature:
         for _, idx in pieces if colors else ():
             # At the larger of two derivatives, of which either may vanish by chance.
             here, there = (np.asarray(run(x, idx, directions), float) for x in self.probes)
+            if not (np.all(np.isfinite(here)) and np.all(np.isfinite(there))):
+                several = {name for name, _ in colors}  # which cannot be told here
             of_piece = []
             for a, (name, places) in enumerate(colors):
                 one, other = here[4 * a : 4 * a + 4], there[4 * a : 4 * a + 4]
                 d, high, low, weighted = np.where(np.abs(one[0]) >= np.abs(other[0]), one, other)
                 safe = np.where(d != 0, d, 1)
-                j = np.rint(high / safe) * (math.isqrt(len(places)) + 1) + np.rint(low / safe)
+                with np.errstate(invalid="ignore"):
+                    j = np.rint(high / safe) * (math.isqrt(len(places)) + 1) + np.rint(low / safe)
                 j = np.where((d != 0) & (j >= 0) & (j < len(places)), j, -1).astype(np.int32)
                 off = np.abs(weighted - weights[places][j] * np.where(j < 0, 0, d))
                 if np.any(off > _SAME * np.max(np.abs([d, high, low, weighted]), axis=0)):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 import math
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 from jax import Array, lax, random
@@ -178,7 +178,7 @@ class AutoAtModes(AutoJoint):
 
     num_searches, num_modes = 4, 1
     """The number of searches, and of modes at which the guide can begin."""
-    most_searched: int | None = DENSE_UP_TO
+    most_searched: ClassVar[int | None] = DENSE_UP_TO
     """The latent numbers up to which the guide searches."""
     start_arguments = ("init_loc_fn", "init_scale")
     """Arguments that say where NumPyro's start is, so that giving one of them means no search."""

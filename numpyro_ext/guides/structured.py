@@ -1,5 +1,6 @@
 """A guide for hierarchies: effects whose means and scales depend on the globals."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -155,23 +156,24 @@ class AutoStructuredNormal(AutoAtModes):
         if not isinstance(root, Arrow):
             return super().new_map(center, root)
         places = jnp.concatenate([root.core, jnp.ravel(root.leaves)]).astype(center.dtype)
-        values = dict(root=root.root, slope=root.slope, block=root.block, places=places)
-        for name, value in values.items():
-            numpyro.param(f"{self.prefix}_{_part(name)}", value)
-        numpyro.param(f"{self.prefix}_center", center)
-        known = self.known_map()
-        assert known is not None
-        return known
+        values = center, root.root, root.slope, root.block, places
+        return _of_params(
+            numpyro.param(f"{self.prefix}_{name}", value)
+            for name, value in zip(_PARAMS, values, strict=True)
+        )
 
     def known_map(self) -> tuple[Array, Array | Arrow] | None:
-        names = ("center", "root", "slope", "block", "places")
-        values = [numpyro.param(f"{self.prefix}_{_part(name)}") for name in names]
-        if any(value is None for value in values):
+        root: Any = numpyro.param(f"{self.prefix}_root")
+        if root is None or len(root) == self.latent_dim:
             return super().known_map()
-        center, root, slope, block, places = (lax.stop_gradient(jnp.asarray(x)) for x in values)
-        places, k = places.astype(int), len(root)
-        return center, Arrow(places[:k], places[k:].reshape(slope.shape[:2]), root, slope, block)
+        return _of_params(numpyro.param(f"{self.prefix}_{name}") for name in _PARAMS)
 
 
-def _part(name: str) -> str:
-    return name if name in ("center", "root") else f"root_{name}"
+_PARAMS = "center", "root", "root_slope", "root_block", "root_places"
+"""The parameters of a fixed map with an ``Arrow``."""
+
+
+def _of_params(values: Iterable[Any]) -> tuple[Array, Arrow]:
+    center, root, slope, block, places = (lax.stop_gradient(jnp.asarray(x)) for x in values)
+    places, k = places.astype(int), len(root)
+    return center, Arrow(places[:k], places[k:].reshape(slope.shape[:2]), root, slope, block)

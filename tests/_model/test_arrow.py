@@ -60,3 +60,12 @@ def test_negative_directions_are_turned():
     factor, num_negative = structured.factor()
     assert num_negative >= 2
     assert np.all(np.isfinite(factor.dense())) and np.all(np.asarray(factor.sds()) > 0)
+
+
+def test_without_a_core_it_is_a_product_of_blocks():
+    within = np.array([[[4.0]], [[25.0]]])
+    empty = np.zeros(0, int), np.array([[1], [0]]), np.zeros((0, 0)), np.zeros((2, 1, 0))
+    factor, _ = ArrowPrecision(*empty, within).factor()
+    np.testing.assert_allclose(factor.push(jnp.ones(2)), [0.2, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(factor.solve(jnp.ones(2)), [5.0, 2.0], rtol=1e-6)
+    np.testing.assert_allclose(factor.conditional_sds(), [0.2, 0.5], rtol=1e-6)

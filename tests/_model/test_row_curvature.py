@@ -27,8 +27,8 @@ def model(y, batch=None):
         law = dist.MultivariateNormal(jnp.zeros(2), scale_tril=tau[:, None] * root)
         own = numpyro.sample("own", law)
     s = numpyro.sample("s", dist.HalfNormal(1))
-    with numpyro.plate("firms", FIRMS):
-        firm = numpyro.sample("firm", dist.Normal(mean, s))
+    # No plate, and one event.
+    firm = numpyro.sample("firm", dist.Normal(mean, s).expand([FIRMS]).to_event(1))
     walk = numpyro.sample("walk", dist.GaussianRandomWalk(0.3, WEEKS))
     with numpyro.plate("rows", len(y), subsample_size=batch) as idx:
         i = PATIENT[idx]
