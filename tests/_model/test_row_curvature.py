@@ -44,6 +44,7 @@ def of(batch: int | None) -> tuple[RowCurvature, Potential, np.ndarray]:
     return RowCurvature(potential, x), potential, x
 
 
+@pytest.mark.slow
 def test_curvature_is_the_hessian():
     """Each number of the Hessian, in the layout in which pairs are leaves, and 0 elsewhere."""
     curvature, potential, x = of(None)
@@ -64,6 +65,7 @@ def test_curvature_is_the_hessian():
     np.testing.assert_allclose(grad, exact[1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_pieces_of_a_minibatch_sum_to_all_rows(monkeypatch):
     """In pieces of 64 rows, the last of them shorter."""
     whole, _, x = of(None)

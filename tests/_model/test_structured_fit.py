@@ -53,6 +53,7 @@ def normal_given(s_firm: float, s_week: float) -> tuple[np.ndarray, np.ndarray, 
     return center, covariance, -0.5 * (fit + log_det + N * np.log(2 * np.pi))
 
 
+@pytest.mark.slow
 def test_a_normal_posterior_is_found_exactly():
     """Known scales: 541 crossed numbers of a linear model, and its evidence."""
     modes = find_modes(model, **data(), scales=(0.8, 0.3))
