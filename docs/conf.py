@@ -88,6 +88,7 @@ MODULES = (
     "objectives",
     "optim",
     "particles",
+    "saving",
     "scores",
     "svae",
     "targets",

@@ -5,9 +5,10 @@ Binary latent variables: a sigmoid belief network
 A sigmoid belief network has layers of binary units, each a Bernoulli whose log odds are linear in
 the layer above. A draw of a binary unit has no derivative by the guide's parameters, so that
 ``Trace_ELBO`` cannot be used. NumPyro's ``TraceGraph_ELBO`` takes score functions, in which each
-draw is multiplied by its whole log weight; ``VIMCO`` (Mnih and Rezende, 2016) takes K draws of each
-image, subtracts from the log weight of one what the others predict, and so needs no baseline
-network, while its bound is the one of ``IWELBO(K)``, which is tighter than the ELBO.
+draw is multiplied by its whole log weight, and on a minibatch of B of N rows by N / B once more;
+``VIMCO`` (Mnih and Rezende, 2016) takes K draws of each image, subtracts from the log weight of one
+what the others predict, and so needs no baseline network, while its bound is the one of
+``IWELBO(K)``, which is tighter than the ELBO.
 
 Wake-sleep multiplies no score by a log weight. ``WakeSleep`` (Hinton et al., 1995) trains the guide
 on dreams, images and units that the network draws. ``ReweightedWakeSleep`` (Bornschein and Bengio,

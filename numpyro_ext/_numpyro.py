@@ -6,14 +6,16 @@ import copy
 from functools import partial
 from inspect import getclosurevars
 import math
-from typing import Any
+from typing import Any, cast
 
-from jax import Array, jit
+import jax
+from jax import Array, jit, random
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
+from numpyro.distributions.util import sum_rightmost
 from numpyro.handlers import block, replay, seed, substitute
 from numpyro.infer import MCMC
 from numpyro.infer.autoguide import (
@@ -27,6 +29,7 @@ from numpyro.infer.autoguide import (
     AutoNormal,
     AutoSemiDAIS,
 )
+from numpyro.infer.initialization import init_to_value
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import (
@@ -38,17 +41,21 @@ from numpyro.infer.util import (
 )
 from numpyro.infer.util import _substitute_default_key as default_key
 from numpyro.infer.util import _without_rsample_stop_gradient as without_rsample_stop_gradient
-from numpyro.primitives import _PYRO_STACK
+from numpyro.primitives import _PYRO_STACK, Messenger
 from numpyro.util import _validate_model as validate_model
 
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
 __all__ = [
     "ContinuousGuide",
+    "OnSupports",
     "ResumableKernel",
     "StartGiven",
     "at_unconstrained",
+    "constrain_latent",
     "default_key",
+    "draws_of_mcmc",
+    "handlers_around",
     "mask_of",
     "max_tree_depth",
     "mcmc_arguments",
@@ -57,7 +64,9 @@ __all__ = [
     "params_of_normal",
     "posterior_guide",
     "replayed_trace",
+    "set_up_at",
     "site_of_log_det",
+    "start_of",
     "unpacking_of",
     "unwrap_distribution",
     "validate_model",
@@ -85,6 +94,11 @@ def site_of_log_det(name: str, latents: Collection[str]) -> str:
 def replayed_trace() -> Trace | None:
     """The trace of the guide whose draws a loss gives to the model that runs; None elsewhere."""
     return next((x.trace for x in reversed(_PYRO_STACK) if isinstance(x, replay)), None)
+
+
+def handlers_around() -> list[Any]:
+    """The handlers around the program that runs."""
+    return list(_PYRO_STACK)
 
 
 def max_tree_depth(kernel: Any) -> int | None:
@@ -122,12 +136,19 @@ def mcmc_arguments(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:
     return state._args, state._kwargs
 
 
+def draws_of_mcmc(mcmc: MCMC) -> Any:
+    """``(chain, draw, *shape)`` of each field that was collected in the last ``run``."""
+    state: Any = mcmc
+    return state._states
+
+
 def mcmc_of_draws(
-    mcmc: MCMC, draws: dict[str, Any], last_state: Any, args: tuple, kwargs: dict[str, Any]
+    mcmc: MCMC, draws: Any, last_state: Any, args: tuple, kwargs: dict[str, Any]
 ) -> MCMC:
     """The ``MCMC`` as if its ``run`` had these draws, ``(chain, draw, *shape)`` of each field."""
     state: Any = mcmc
     state._states, state._last_state, state._args, state._kwargs = draws, last_state, args, kwargs
+    state._states_flat = None
     return mcmc
 
 
@@ -214,9 +235,10 @@ def params_of_normal(guide: Any, loc: Array, factor: Array) -> Params:
     size = sum(map(jnp.size, guide._init_locs.values()))
     if len(loc) != size:
         raise ValueError(f"the normal has {len(loc)} coordinates; the guide's model has {size}.")
-    dense = factor if factor.ndim == 2 else jnp.diag(factor)
-    root = solve_triangular(dense, jnp.eye(len(loc), dtype=dense.dtype), lower=True)
-    scale = 1 / jnp.linalg.norm(root, axis=0)
+    scale = factor
+    if factor.ndim == 2:
+        root = solve_triangular(factor, jnp.eye(len(loc), dtype=factor.dtype), lower=True)
+        scale = 1 / jnp.linalg.norm(root, axis=0)
     prefix, trace = guide.prefix, guide.prototype_trace or {}
     if isinstance(guide, AutoNormal):
         params, start = {}, 0
@@ -231,6 +253,7 @@ def params_of_normal(guide: Any, loc: Array, factor: Array) -> Params:
     back = jnp.argsort(jnp.concatenate([jnp.ravel(place[name]) for name in trace if name in place]))
     if isinstance(guide, AutoDiagonalNormal):
         return {f"{prefix}_loc": loc[back], f"{prefix}_scale": scale[back]}
+    dense = factor if factor.ndim == 2 else jnp.diag(factor)
     return {f"{prefix}_loc": loc[back], f"{prefix}_scale_tril": triangular_root(dense[back])}
 
 
@@ -282,6 +305,9 @@ def unpacking_of(guide: Any) -> Callable[[Array], Sites] | None:
 class StartGiven(AutoGuide):
     """``AutoGuide``, set up at a start that a subclass has found in one compiled program."""
 
+    known_start: Sites | None = None
+    """The unconstrained start of a fit that is loaded, in place of that of :meth:`start`."""
+
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         """A key of ``numpyro.prng_key`` and the unconstrained start; None: NumPyro searches."""
 
@@ -296,7 +322,9 @@ class StartGiven(AutoGuide):
             self._setup_prototype(*args, **kwargs)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        start = self.start(*args, **kwargs)
+        start = self.start(*args, **kwargs)  # which also reads what a guide needs of its model
+        if self.known_start is not None:
+            start = numpyro.prng_key(), self.known_start
         if start is None:
             super()._setup_prototype(*args, **kwargs)
             return
@@ -309,6 +337,9 @@ class StartGiven(AutoGuide):
         with block():
             fn = substitute(seed(self.seen_model, rng_key), substitute_fn=at_start)
             transforms, replay, _, trace = _get_model_transforms(fn, args, kwargs)
+        supports = [trace[name]["fn"].support for name in locs]
+        # NumPyro looks at some of the supports alone for bounds that depend on another site.
+        replay |= not all(isinstance(x, int | float) for x in jax.tree.leaves(supports))
         self.prototype_trace, self._init_locs = trace, locs
         plates = [site for site in trace.values() if site["type"] == "plate"]
         self._prototype_frame_full_sizes = {site["name"]: site["args"][0] for site in plates}
@@ -320,7 +351,85 @@ class StartGiven(AutoGuide):
             self._postprocess_fn = partial(transform_fn, transforms)
 
 
-class ContinuousGuide(AutoContinuous, StartGiven):
+class OnSupports(AutoContinuous, StartGiven):
+    """``AutoContinuous``, which keeps the supports of its first call, with supports that may depend
+    on the values of other sites."""
+
+    def supports_at(self, z: Sites, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The support of each latent site at unconstrained values of all of them."""
+        trace: Any = self.prototype_trace
+        return {name: trace[name]["fn"].support for name in z}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.set_up(*args, **kwargs)
+        latent: Any = self._sample_latent(*args, **kwargs)
+        z: Any = self._unpack_latent(latent)
+        supports, trace = self.supports_at(z, args, kwargs), cast(Trace, self.prototype_trace)
+        values: dict[str, Any] = {}
+        for name, u in z.items():
+            transform, event_dim = biject_to(supports[name]), trace[name]["fn"].event_dim
+            value: Any = transform(u)
+            log_density: Any = 0.0
+            if numpyro.get_mask() is not False:
+                log_det: Any = transform.log_abs_det_jacobian(u, value)
+                extra = jnp.ndim(log_det) - jnp.ndim(value) + event_dim
+                log_density = -sum_rightmost(log_det, extra)
+            point = dist.Delta(value, log_density=log_density, event_dim=event_dim)
+            values[name] = numpyro.sample(name, point)
+        return values
+
+
+def start_of(guide: AutoGuide) -> tuple[Sites, Sites]:
+    """Where a guide was set up: values of its latent sites, and unconstrained ones, in the order of
+    its latent vector."""
+    begun: Any = guide
+    sites = begun.prototype_trace.values()
+    latent = [x for x in sites if x["type"] == "sample" and not x["is_observed"]]
+    return {site["name"]: site["value"] for site in latent}, dict(begun._init_locs)
+
+
+def set_up_at(
+    guide: AutoGuide, start: tuple[Sites, Sites], args: tuple, kwargs: dict[str, Any]
+) -> None:
+    """Set up a guide, one of NumPyro's own too, at the start of another, without a search. Sites
+    that the model draws on these arguments and that have no start, as those to predict, are none
+    of the guide's."""
+    own: Any = guide
+    values, locs = start
+    model, strategy = own.model, own.init_loc_fn
+    own.model, own.init_loc_fn = _Given(model, values), init_to_value(values=values)
+    if isinstance(guide, StartGiven):
+        own.known_start = locs
+    try:
+        with seed(rng_seed=0), block():
+            own._setup_prototype(*args, **kwargs)
+    finally:
+        own.model, own.init_loc_fn = model, strategy
+        vars(own).pop("known_start", None)
+
+
+class _Given(Messenger):
+    """A model of which all sites but these are as if they were observed."""
+
+    def __init__(self, fn: Model, names: Collection[str]) -> None:
+        super().__init__(fn)
+        self.names = frozenset(names)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        latent = msg["type"] == "sample" and not msg["is_observed"]
+        if latent and msg["name"] not in self.names:
+            shape = msg["kwargs"].get("sample_shape", ())
+            msg["value"] = msg["fn"](rng_key=random.key(0), sample_shape=shape)
+            msg["is_observed"] = True
+
+
+def constrain_latent(guide: AutoContinuous, latent: Array, params: Params) -> Sites:
+    """Latent vectors of a guide as its sites, on the arguments on which it was set up."""
+    sites: Any = guide._unpack_and_constrain(latent, params)
+    return sites
+
+
+class ContinuousGuide(OnSupports):
     """NumPyro's ``AutoContinuous`` with its private hooks under public names, and with the latent
     vector in the order in which the model samples its sites."""
 

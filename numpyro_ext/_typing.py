@@ -70,7 +70,8 @@ class Diagnosable(Protocol):
     @property
     def inference_method(self) -> str:
         """``"sgmcmc"`` if the gradient is estimated and no draw is refused, ``"mcmc"`` if there is
-        an accept step, ``"particles"`` if the chains are particles that move together."""
+        an accept step, ``"particles"`` if the chains are particles that move together, and
+        ``"ensemble"`` if these are independent draws."""
         ...
 
     @property
@@ -110,4 +111,19 @@ class Engine(Protocol):
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Fit; the result has ``params``, the parameters of the guide."""
+        ...
+
+
+@runtime_checkable
+class Restorable(Protocol):
+    """An engine or a kernel that says what it has found in its runs, and takes that up in another
+    process; see :mod:`numpyro_ext.saving`."""
+
+    def saved(self) -> dict[str, Any]:
+        """A dict of arrays, numbers and records of this package."""
+        ...
+
+    def restore(self, saved: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
+        """Take what :meth:`saved` gave, on these arguments of the model; an error where the latent
+        sites differ."""
         ...

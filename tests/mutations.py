@@ -1,4 +1,5 @@
-"""Breaks two formulas of each sub-package, one after the other, and says which test notices.
+"""Breaks two formulas or more of each sub-package, one after the other, and says which test
+notices.
 
 ``make mutations`` works on a copy of the checkout. For each formula it runs the file of tests that
 should notice and, if that passes, all tests of the sub-package, and stops at the first failure.
@@ -17,9 +18,36 @@ FORMULAS = """
 _model/density.py -> _model/test_density.py
     total + jnp.sum(transform.log_abs
     total - jnp.sum(transform.log_abs
+_model/masked.py -> _model/test_masked.py
+    "value": value}) & self.where
+    "value": value})
+_model/normal_fit.py -> mcmc/test_normal_fit.py
+    mixed * mixed.T) / 4
+    mixed * mixed.T) / 2
+_model/normal_fit.py -> mcmc/test_normal_fit.py
+    np.std(beyond)
+    2 * np.std(beyond)
 _model/taylor.py -> objectives/test_taylor_proxy.py
     of_all_rows + self.size * jnp.mean(residuals)
     of_all_rows + jnp.sum(residuals)
+_model/units.py -> objectives/test_base.py
+    [sorted(axes).index(axis) for axis in axes]
+    [sorted(axes).index(axis) for axis in sorted(axes)]
+diagnostics/_moves.py -> diagnostics/test_moves.py
+    of_draws = draws_each * np.var
+    of_draws = np.var
+diagnostics/_moves.py -> diagnostics/test_moves.py
+    independent * (1 - slope) ** 2 / m
+    (1 - slope) ** 2 / m
+diagnostics/checks/losses.py -> diagnostics/test_diagnosis.py
+    math.sqrt(sum(variances) / fifth)
+    math.sqrt(variances[0] / fifth)
+diagnostics/checks/weights.py -> diagnostics/test_weights.py
+    error = 0.5 * ratio * np.sqrt
+    error = ratio * np.sqrt
+diagnostics/evidence.py -> diagnostics/test_evidence.py
+    / (size * divisor**2)
+    / (size * divisor)
 diagnostics/predictive_density.py -> diagnostics/test_predictive_density.py
     log_mean_exp(matrix.sum(1)) / matrix
     np.mean(matrix.sum(1)) / matrix
@@ -32,6 +60,9 @@ ep/pbp/moments.py -> ep/pbp/test_moments.py
 ep/state.py -> ep/test_ep.py
     / (power or 1.0) + cavity.gain
     / (power or 1.0) - cavity.gain
+ep/stochastic.py -> ep/test_stochastic.py
+    of_all * (parts - 1) / parts
+    of_all * (parts - 1)
 expfam/dirichlet.py -> expfam/test_contract.py
     - jnp.sum(q, axis=-1)
     + jnp.sum(q, axis=-1)
@@ -44,6 +75,12 @@ guides/normal_mixture.py -> guides/test_mixture.py
 guides/transitions.py -> guides/test_auto_implicit.py
     jnp.sqrt(2.0) * jnp.exp(0.5 * log_step)
     jnp.exp(0.5 * log_step)
+mcmc/base.py -> mcmc/test_warmup.py
+    lower, back = warm & finite &
+    lower, back = finite &
+mcmc/laws.py -> mcmc/test_laws.py
+    (float(np.max(scale)) * stiffness)
+    float(np.max(scale))
 mcmc/sghmc.py -> mcmc/test_sghmc.py
     (1 + c) ** 2 / 4 * eps**2 * V
     (1 + c) / 2 * eps**2 * V

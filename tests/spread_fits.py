@@ -61,7 +61,7 @@ def by_svi(guide, loss, data):
 def by_kernel(data):
     keys = random.split(key(), 8)
     mcmc = MCMC(
-        ParVI(of_few, init_from=None),
+        ParVI(of_few, RegularizedSVGD(), init_from=None),
         num_warmup=10,
         num_samples=1,
         num_chains=8,

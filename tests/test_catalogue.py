@@ -25,6 +25,7 @@ MODULES = [
     "objectives",
     "optim",
     "particles",
+    "saving",
     "scores",
     "svae",
     "targets",

@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "_networks": set(),
     "_numpyro": MATHEMATICS,
     "_model": MATHEMATICS | {"_numpyro", "data"},
-    "data": set(),
+    "data": {"_typing", "_checks"},
     "expfam": MATHEMATICS,
     "scores": MATHEMATICS,
     "transforms": MATHEMATICS,
@@ -47,6 +47,7 @@ MAY_IMPORT = {
     "particles": GROUND | {"scores"},
     "optim": GROUND | {"expfam"},
     "ep": GROUND | {"expfam"},
+    "saving": GROUND,
     "diagnostics": GROUND | {"scores"},
 }
 OUTSIDE = {"targets", "tests", "examples", "benchmarks"}

@@ -21,8 +21,15 @@ PAGES = {
 DEAR = ["docs/api/diagnostics.md", "docs/api/ep.md"]
 DEAR += [
     f"docs/tutorials/{x}.md"
-    for x in ("multilevel", "networks", "choosing_a_step_size", "comparing_variational_and_mcmc")
+    for x in (
+        "multilevel",
+        "networks",
+        "choosing_a_step_size",
+        "comparing_variational_and_mcmc",
+        "saving",
+    )
 ]
+DEAR += ["docs/tutorials/many_groups.md"]
 DEAR += [page for page in PAGES if page.startswith("docs/choose/")]
 
 

@@ -13,7 +13,7 @@ from numpyro.infer import ELBO, MCMC, NUTS, SVI
 import optax
 
 from numpyro_ext.diagnostics import Diagnosis, InferenceWarning, diagnose
-from numpyro_ext.particles import AutoParticles, ParVI, particle_step
+from numpyro_ext.particles import AutoParticles, EnsembleLangevin, ParVI, particle_step
 
 Draws = dict[str, np.ndarray]
 GUIDE_STEPS, GUIDE_DRAWS, PARTICLE_STEPS, ENGINE_STEPS = 5000, 4000, 500, 50
@@ -75,14 +75,19 @@ def by_particles(
     return Fit(draws, diagnose(svi, result=result, model_args=data), seconds)
 
 
-def by_parvi(
-    model: Callable[..., None], data: tuple[Any, ...], seed: int = 1, num: int = 100
+def by_ensemble(
+    model: Callable[..., None],
+    data: tuple[Any, ...],
+    dynamics: EnsembleLangevin,
+    seed: int = 1,
+    num: int = 100,
 ) -> Fit:
+    """1,000 steps, and then the particles at 50 times, 10 steps apart."""
     began = time.perf_counter()
     mcmc = MCMC(
-        ParVI(model),
-        num_warmup=PARTICLE_STEPS,
-        num_samples=1,
+        ParVI(model, optim=dynamics, steps_per_sample=10),
+        num_warmup=100,
+        num_samples=50,
         num_chains=num,
         chain_method="vectorized",
         progress_bar=False,

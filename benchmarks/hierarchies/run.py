@@ -27,7 +27,13 @@ sys.path.append(str(Path(__file__).parents[1]))
 from hierarchies.models import EXACT, HIERARCHIES, REFERENCES
 from newcomers import run as newcomers
 
-METHODS = ["AutoRealNVPNormal", newcomers.FALLING, "RegularizedSVGD", "SGHMC"]
+METHODS = [
+    "AutoRealNVPNormal",
+    newcomers.FALLING,
+    "RegularizedSVGD",
+    newcomers.LANGEVIN,
+    "SGHMC",
+]
 WARMUP, DRAWS, MOST = 1000, 2000, 10
 PRECISE = 0.03
 """The standard error of a mean, in standard deviations, and of a standard deviation over itself, at

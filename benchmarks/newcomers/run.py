@@ -8,11 +8,11 @@ One name is swapped. Guides run for 5,000 steps of `optax.adam(5e-3)`, NumPyro's
 `Trace_ELBO(4)`, flows with `VRELBO(1., 4)` and `AutoMixtureNormal` with `MixtureELBO()`, and give
 4,000 draws. With "falling rate" behind its name a flow takes `VRELBO(1., 16)` and a rate that falls
 from 5e-3 to 0 along a cosine; with "4 draws" too, it takes that rate alone. Particles are 200, for
-500 steps; kernels are built as `Kernel(model, steps_per_sample=20)` and run for 2 chains of 200 +
-2,500 draws; `EP` makes at most 50 sweeps. The two models of many rows have minibatches of 200 and
-300 rows for all methods, flows and particles with the proxy. The truth is exact by quadrature, or
-NUTS in double precision (4 chains of 2,000 + 5,000 draws), kept under `--out`; `--truth` makes it
-and fits nothing.
+500 steps, or, by `EnsembleLangevin`, for 1,000 and at 50 times of 500 more; kernels are built as
+`Kernel(model, steps_per_sample=20)` and run for 2 chains of 200 + 2,500 draws; `EP` makes at most
+50 sweeps. The two models of many rows have minibatches of 200 and 300 rows for all methods, flows
+and particles with the proxy. The truth is exact by quadrature, or NUTS in double precision (4
+chains of 2,000 + 5,000 draws), kept under `--out`; `--truth` makes it and fits nothing.
 
 `worst mean` is the largest error of a mean in standard deviations, `sd ratio` the mean, and
 [least, largest], of the standard deviations over the right ones, over all numbers of the compared
@@ -23,9 +23,9 @@ row that `diagnose` finds wrong.
 
 `seconds` are those until the draws are there, with compilation, each row in a process of its own;
 `/ NUTS` is their ratio to those of NumPyro's NUTS (one chain, all rows of the data, its defaults)
-to 400 effective draws of every compared number, in a process of its own too. Rows are kept under
-`--out`, so that a table which was stopped goes on; without the folder `rows` there they are run
-again. `--seed` shifts the key.
+to 400 effective draws of every compared number, in a process of its own too, and is left out by
+`--no-ratio`. Rows are kept under `--out`, so that a table which was stopped goes on; without the
+folder `rows` there they are run again. `--seed` shifts the key.
 """
 
 import argparse
@@ -51,17 +51,17 @@ from numpyro_ext.ep import EP
 from numpyro_ext.guides import AutoMixtureNormal, AutoRealNVPNormal, AutoSplineNormal
 from numpyro_ext.mcmc import SGHMC, SGLD, SGNHT
 from numpyro_ext.objectives import VRELBO, MixtureELBO, taylor_proxy
-from numpyro_ext.particles import Blob, RegularizedSVGD
+from numpyro_ext.particles import Blob, EnsembleLangevin, RegularizedSVGD
 
 sys.path.append(str(Path(__file__).parents[1]))
 from _shared.brought_models import BROUGHT
 from _shared.methods import (
     by_engine,
+    by_ensemble,
     by_guide,
     by_kernel,
     by_nuts,
     by_particles,
-    by_parvi,
     first_warning,
     merged,
     smallest_ess,
@@ -79,7 +79,8 @@ FALLING, FOUR_FALLING = (f"AutoRealNVPNormal, {how}falling rate" for how in ("",
 FLOWS |= {FALLING: AutoRealNVPNormal, FOUR_FALLING: AutoRealNVPNormal}
 FIELDS = {field.__name__: field for field in (RegularizedSVGD, Blob)}
 KERNELS: dict[str, Callable[..., Any]] = {"SGHMC": SGHMC, "SGNHT": SGNHT, "SGLD": SGLD}
-METHODS = [*STOCK, *FLOWS, "AutoMixtureNormal", *FIELDS, "ParVI", *KERNELS, "EP"]
+LANGEVIN = EnsembleLangevin.__name__
+METHODS = [*STOCK, *FLOWS, "AutoMixtureNormal", *FIELDS, LANGEVIN, *KERNELS, "EP"]
 COLUMNS = ("model", "method", "worst mean", "sd ratio", *HEADS, "seconds", "/ NUTS")
 KERNEL_BAND = 0.1, 0.1
 LEAST_ESS = 400
@@ -96,11 +97,14 @@ def fit(problem: Unseen, method: str, truth: Truth, seed: int) -> tuple[Errors, 
     adam, before = optax.adam(5e-3), 0.0
     if method in STOCK:
         found = by_guide(model, data, STOCK[method](model), Trace_ELBO(4), adam, seed)
-    elif method in FLOWS or method in FIELDS:
+    elif method in FLOWS or method in FIELDS or method == LANGEVIN:
         began = time.perf_counter()
         proxy = None if problem.batch is None else taylor_proxy(model, *data)
         before = time.perf_counter() - began
-        if method in FLOWS:
+        if method == LANGEVIN:
+            dynamics = EnsembleLangevin(proxy=proxy)
+            found = by_ensemble(model, data, dynamics, seed, problem.particles)
+        elif method in FLOWS:
             loss = VRELBO(1.0, 16 if method == FALLING else 4, proxy=proxy)
             rate = None if method in (FALLING, FOUR_FALLING) else adam  # None is one that falls
             found = by_guide(model, data, FLOWS[method](model), loss, rate, seed)
@@ -109,10 +113,8 @@ def fit(problem: Unseen, method: str, truth: Truth, seed: int) -> tuple[Errors, 
             found = by_particles(model, data, field, seed, problem.particles)
     elif method == "EP":
         found = by_engine(EP(model), data, seed)
-    elif method == "AutoMixtureNormal":
-        found = by_guide(model, data, AutoMixtureNormal(model), MixtureELBO(), adam, seed)
     else:
-        found = by_parvi(model, data, seed, problem.particles)
+        found = by_guide(model, data, AutoMixtureNormal(model), MixtureELBO(), adam, seed)
     error = errors(found.draws, truth)
     return error, Verdict(error.right(), found.found), before + found.seconds
 
@@ -203,6 +205,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/newcomers"))
     parser.add_argument("--truth", action="store_true", help="make and show the truths alone")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ratio", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -211,7 +214,7 @@ def main() -> None:
         for name in args.model:
             report_truth(args.out, name, MODELS[name]().truth(args.out, name))
     else:
-        table(args.model, args.only, args.out, args.seed)
+        table(args.model, args.only, args.out, args.seed, args.ratio)
 
 
 if __name__ == "__main__":

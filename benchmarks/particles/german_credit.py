@@ -39,6 +39,8 @@ from numpyro_ext.particles import (
     SVGD,
     AutoParticles,
     Blob,
+    EnsembleLangevin,
+    ParVI,
     RegularizedSVGD,
     particle_step,
 )
@@ -93,6 +95,29 @@ def ours(field: Callable[[], Any], optim: Callable[[int], Any], steps: int) -> M
     return Method(make, steps, "cosine" if optim is particle_step else "Adam")
 
 
+def by_dynamics() -> Method:
+    """1,000 steps, and the particles at 50 times of 500 more."""
+
+    def make(steps: int) -> tuple[Callable, Callable, Callable]:
+        kernel = ParVI(logistic, optim=EnsembleLangevin())
+        warmup, every = 2 * steps // 3, steps // 150
+
+        def start(key: Array, data: Data) -> Any:
+            state = kernel.init(random.split(key, PARTICLES), warmup, None, data)
+            return state, jnp.zeros((50, *state.z["w"].shape))
+
+        def step(state: Any, data: Data) -> Any:
+            state, kept = state
+            state = kernel.sample(state, data, {})
+            k = (state.i - warmup) // every - 1
+            is_kept = (state.i > warmup) & (state.i % every == 0)
+            return state, jnp.where(is_kept, kept.at[k].set(state.z["w"]), kept)
+
+        return start, step, lambda state: state[1].reshape(-1, state[1].shape[-1])
+
+    return Method(make, 1500, "0.5 to 0.125")
+
+
 def numpyros(mode: str, steps: int) -> Method:
     def make(steps: int) -> tuple[Callable, Callable, Callable]:
         kernel = RBFKernel(mode)
@@ -129,6 +154,7 @@ def blackjaxs(steps: int) -> Method:
 
 whitened: dict[str, Any] = {"precondition": "covariance"}
 METHODS = {
+    "EnsembleLangevin(), 50 times": by_dynamics(),
     "RegularizedSVGD()": ours(RegularizedSVGD, particle_step, 500),
     "RegularizedSVGD(IMQ('median_distance'))": ours(
         partial(RegularizedSVGD, IMQ("median_distance")), particle_step, 500

@@ -1,15 +1,16 @@
 """Particles as a newcomer meets them, nothing tuned, on models of NumPyro's own examples.
 
 Each field runs as `SVI(model, AutoParticles(model), particle_step(500), field())` for 500 steps,
-and `ParVI` as `MCMC(ParVI(model), num_warmup=500, num_samples=1, num_chains=100)`. The truth is
-NUTS: 4 chains of 1,000 + 2,000 draws, kept under `out/`. `worst mean` is the largest distance
-between the means of particles and NUTS in standard deviations of NUTS, `sd ratio` the mean, and
-[least, largest], of the standard deviation of the particles over that of NUTS, over all numbers of
-the compared sites. `right` is whether every mean is within 0.2 and every ratio within 20 % of 1.
-`says` is what `diagnose` finds wrong or could not judge, `judged by` has the quantities with a
-verdict about the draws, and a `false alarm` is a right row that it finds wrong. `seconds` are those
-of everything, compilation included. Rows are kept under `--out` too, so that a table which was
-stopped goes on; without the folder `rows` there they are run again.
+and `EnsembleLangevin` by `MCMC(ParVI(model, steps_per_sample=10), num_warmup=100, num_samples=50,
+num_chains=100)`, of which all 5,000 draws are compared. The truth is NUTS: 4 chains of 1,000 +
+2,000 draws, kept under `out/`. `worst mean` is the largest distance between the means of particles
+and NUTS in standard deviations of NUTS, `sd ratio` the mean, and [least, largest], of the standard
+deviation of the particles over that of NUTS, over all numbers of the compared sites. `right` is
+whether every mean is within 0.2 and every ratio within 20 % of 1. `says` is what `diagnose` finds
+wrong or could not judge, `judged by` has the quantities with a verdict about the draws, and a
+`false alarm` is a right row that it finds wrong. `seconds` are those of everything, compilation
+included. Rows are kept under `--out` too, so that a table which was stopped goes on; without the
+folder `rows` there they are run again.
 """
 
 import argparse
@@ -19,10 +20,10 @@ import sys
 import time
 import warnings
 
-from numpyro_ext.particles import GFSD, GFSF, SVGD, Blob, RegularizedSVGD
+from numpyro_ext.particles import GFSD, GFSF, SVGD, Blob, EnsembleLangevin, RegularizedSVGD
 
 sys.path.append(str(Path(__file__).parents[1]))
-from _shared.methods import by_particles, by_parvi
+from _shared.methods import by_ensemble, by_particles
 from _shared.numpyro_examples import EXAMPLES, Example
 from _shared.nuts import nuts
 from _shared.verdicts import HEADS, Line, Truth, Verdict, counted, errors, kept, moments
@@ -38,13 +39,16 @@ PROBLEMS = (
 )
 FIELDS = {f.__name__: f for f in (RegularizedSVGD, SVGD, GFSF, GFSD, Blob)}
 
+LANGEVIN = EnsembleLangevin.__name__
+
 
 def row(name: str, label: str, problem: Example, truth: Truth, seed: int) -> tuple[str, Verdict]:
     began = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if label == "ParVI":
-            samples, found, _ = by_parvi(problem.model, problem.data, seed)
+        if label == LANGEVIN:
+            dynamics = EnsembleLangevin()
+            samples, found, _ = by_ensemble(problem.model, problem.data, dynamics, seed)
         else:
             samples, found, _ = by_particles(problem.model, problem.data, FIELDS[label], seed)
     seconds = time.perf_counter() - began
@@ -56,7 +60,7 @@ def row(name: str, label: str, problem: Example, truth: Truth, seed: int) -> tup
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    labels = [*FIELDS, "ParVI"]
+    labels = [*FIELDS, LANGEVIN]
     parser.add_argument("--problem", nargs="*", default=PROBLEMS, choices=PROBLEMS)
     parser.add_argument("--field", nargs="*", default=labels, choices=labels)
     parser.add_argument("--seed", type=int, default=1)

@@ -8,6 +8,12 @@ so is the construction of what the row uses; a draw, an update and a loss do wit
 the model and the start of the chain or of the fit. A process of its own for each row leaves nothing
 compiled from the row before. No file is listed by hand, so two versions of the package can be
 compared by the same command.
+
+A second table has what a user waits for who does something for the first time: how many programs
+JAX compiles, and the processor seconds of the whole process from its start, on a logistic
+regression with 30 groups. `--cold` chooses rows of it, and `--row` of the first one; without
+either, both tables are made. With `JAX_COMPILATION_CACHE_DIR` set, programs that are found there do
+not count.
 """
 
 import argparse
@@ -19,14 +25,17 @@ from pathlib import Path
 import pkgutil
 import statistics
 import sys
+import time
 from types import CodeType
 import warnings
 
+import jax
 from jax import random
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, SVI, Trace_ELBO
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 import optax
 
@@ -84,6 +93,7 @@ def an_update(guide, loss) -> Use:
 def a_loss(guide, loss) -> Use:
     svi, state = a_started_fit(guide, loss)
     params = svi.get_params(state)
+    loss.loss(random.key(0), params, model, guide, X)
     return lambda: loss.loss(random.key(1), params, model, guide, X)
 
 
@@ -155,6 +165,73 @@ ROWS: dict[str, Callable[[], Use]] = {
 }
 
 
+rng = np.random.default_rng(0)
+GROUP, X_OF_ROWS = rng.integers(0, 30, 600), rng.normal(size=600)
+LOGITS = rng.normal(size=30)[GROUP] + X_OF_ROWS
+GROUPS = X_OF_ROWS, GROUP, (rng.uniform(size=600) < 1 / (1 + np.exp(-LOGITS))).astype(int)
+
+
+def groups(x, group, y):
+    mean, slope = (numpyro.sample(name, dist.Normal(0, 2)) for name in ("mean", "slope"))
+    sd = numpyro.sample("sd", dist.HalfNormal(1))
+    with numpyro.plate("groups", 30):
+        level = numpyro.sample("level", dist.Normal(0, 1))
+    with numpyro.plate("rows", 600):
+        logits = mean + sd * level[group] + slope * x
+        numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
+def cold_chain(kernel) -> Use:
+    mcmc = MCMC(kernel, num_warmup=500, num_samples=1000, progress_bar=False)
+    return lambda: mcmc.run(random.key(0), *GROUPS)
+
+
+def cold_fit(guide, loss, num_steps: int = 2000) -> Use:
+    svi = SVI(groups, guide, optax.adam(0.005), loss)
+    return lambda: svi.run(random.key(0), num_steps, *GROUPS, progress_bar=False)
+
+
+def cold_engine() -> Use:
+    engine = EP(groups)
+    return lambda: engine.run(random.key(0), 10, *GROUPS, progress_bar=False)
+
+
+def cold_diagnosis() -> Use:
+    svi = SVI(groups, AutoNormal(groups), optax.adam(0.01), Trace_ELBO())
+    result = svi.run(random.key(0), 2000, *GROUPS, progress_bar=False)
+    return lambda: diagnose(svi, result=result, model_args=GROUPS)
+
+
+COLD: dict[str, Callable[[], Use]] = {
+    "`AutoRealNVPNormal`, 2,000 steps": lambda: cold_fit(AutoRealNVPNormal(groups), Trace_ELBO()),
+    "`VRELBO(0.5)`, `AutoNormal`": lambda: cold_fit(AutoNormal(groups), VRELBO(0.5)),
+    "`SGHMC(model)`": lambda: cold_chain(SGHMC(groups)),
+    "`AutoParticles`, 500 steps": lambda: cold_fit(AutoParticles(groups, 50), SVGD(), 500),
+    "`EP`": cold_engine,
+    "`diagnose(svi)`, after the fit": cold_diagnosis,
+    "`AutoNormal` and `Trace_ELBO` of NumPyro": lambda: cold_fit(AutoNormal(groups), Trace_ELBO()),
+    "`NUTS` of NumPyro": lambda: cold_chain(NUTS(groups)),
+}
+"""What is done in a new process; a function of nothing prepares it."""
+
+
+def run_cold(name: str) -> tuple[int, float]:
+    """Programs compiled by a use, and the processor seconds of this process until its end."""
+    compiled = []
+
+    def count(event: str, *_: float, **__: object) -> None:
+        compiled.append(event.endswith("backend_compile_duration") - event.endswith("cache_hits"))
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    jax.monitoring.register_event_listener(count)
+    use = COLD[name]()
+    before = sum(compiled)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        use()
+    return sum(compiled) - before, time.process_time()
+
+
 def functions_entered(use: Use) -> set[CodeType]:
     """The functions of the package that Python enters while `use` runs."""
     entered = set()
@@ -199,24 +276,47 @@ def measure(name: str) -> tuple[dict[str, int], int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--row", nargs="*", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--row", nargs="*", choices=list(ROWS))
+    parser.add_argument("--cold", nargs="*", choices=list(COLD))
     parser.add_argument("--files", action="store_true", help="list the files of each row")
     args = parser.parse_args()
+    if args.row is None and args.cold is None:
+        args.row, args.cold = list(ROWS), list(COLD)
+    if args.row is not None:
+        print_lines(args.row or list(ROWS), args.files)
+    if args.cold is not None:
+        print_programs(args.cold or list(COLD))
+    return 0
+
+
+def processes() -> ProcessPoolExecutor:
+    """A new process for each row."""
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1)
+
+
+def print_programs(names: list[str]) -> None:
+    print("\n| use, from a cold start | programs | processor seconds |")
+    print("|---|---|---|")
+    with processes() as pool:
+        for name, (programs, seconds) in zip(names, pool.map(run_cold, names), strict=True):
+            print(f"| {name} | {programs} | {seconds:.1f} |", flush=True)
+
+
+def print_lines(names: list[str], list_files: bool) -> None:
     print("| use | files | lines | functions |")
     print("|---|---|---|---|")
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
-        for name, (files, functions) in zip(args.row, pool.map(measure, args.row), strict=True):
+    with processes() as pool:
+        for name, (files, functions) in zip(names, pool.map(measure, names), strict=True):
             lines = sum(files.values())
             print(f"| {name} | {len(files)} | {lines:,} | {functions:,} |", flush=True)
-            if args.files:
+            if list_files:
                 print(*(f"    {size:>5} {path}" for path, size in files.items()), sep="\n")
     sizes = sorted(count(path) for path in PACKAGE.rglob("*.py"))
     print(f"\nlines of the package: {sum(sizes):,} in {len(sizes)} files")
     print(f"median file: {statistics.median(sizes):g} lines")
     for limit in (300, 400):
         print(f"files over {limit} lines: {sum(size > limit for size in sizes)}")
-    return 0
 
 
 if __name__ == "__main__":

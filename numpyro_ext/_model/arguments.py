@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+import hashlib
 import operator
 from typing import Any
 
@@ -26,6 +27,19 @@ def is_same(before: Any, now: Any) -> bool:
     """Return whether two trees have the very same leaves."""
     (old, structure), (new, same) = map(jax.tree.flatten, (before, now))
     return structure == same and all(map(operator.is_, old, new))
+
+
+def digest(tree: Any) -> str:
+    """A hash of the numbers in a tree, and of its structure."""
+    leaves, structure = jax.tree.flatten(tree)
+    whole = hashlib.sha256(str(structure).encode())
+    for leaf in leaves:
+        is_key = isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        values = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+        whole.update(f"{values.dtype}{values.shape}".encode())
+        if values.dtype.kind != "O":  # an object has no numbers of its own
+            whole.update(np.ascontiguousarray(values).tobytes())
+    return whole.hexdigest()
 
 
 class _Indexed(np.ndarray):
@@ -87,7 +101,7 @@ def indexed(x: Any) -> Any:
     return x
 
 
-def _has_words(x: Any) -> bool:
+def has_words(x: Any) -> bool:
     """Return whether an array, a frame or a Series has a dtype that JAX has not."""
     frame = _frame_of(x)
     numbers = x if frame is None else frame.to_numpy()
@@ -128,7 +142,7 @@ def split_arguments(
         frame = _frame_of(leaf)
         x = leaf if frame is None else frame
         is_array = isinstance(x, np.ndarray | Array)
-        if is_array and not hold and not _has_words(x):
+        if is_array and not hold and not has_words(x):
             arrays.append(x)
         else:
             fixed.append((place, Same(x) if is_array or frame is not None else x))

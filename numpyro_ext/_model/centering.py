@@ -25,8 +25,8 @@ def find_centering(
     r"""
     How far each effect of a hierarchy is to be centred, for NumPyro's ``LocScaleReparam``.
 
-    An effect is a latent site :math:`\theta_j \sim N(m, s^2)` whose mean or standard deviation
-    depends on other latent sites. If its rows have the information :math:`I_j` about
+    An effect is a latent site :math:`\theta_j \sim N(m, s^2)`, where the mean or the standard
+    deviation depends on other latent sites. If its rows have the information :math:`I_j` about
     :math:`\theta_j`, given all else, its number is the share of the rows in what is known of it,
 
     .. math:: c_j = \frac{I_j}{I_j + 1 / s^2} .
@@ -78,7 +78,7 @@ def find_centering(
 
 
 def _effects(model: Model, args: tuple, kwargs: dict[str, Any]) -> list[str]:
-    """The normal latent sites whose mean or standard deviation depends on other latent sites."""
+    """The normal latent sites with a mean or a standard deviation that depends on others."""
     read = shape_trace(seed(model, random.key(0)), args, kwargs)
     sites = {site["name"]: site for site in latent_sites(read)}
 

@@ -14,7 +14,7 @@ from numpyro.handlers import block, seed, substitute
 from numpyro.infer import init_to_uniform
 from numpyro.primitives import Messenger
 
-from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.arguments import has_words, is_traced
 from numpyro_ext._model.density import seen
 from numpyro_ext._model.handlers import every_row, first_rows
 from numpyro_ext._model.implicit import has_density
@@ -67,9 +67,14 @@ def _is_masked(fn: Any) -> bool:
 
 
 def check_observed(trace: Trace) -> None:
-    """An error that names the observed site whose data do not fit, or hold NaN, if not traced."""
+    """An error that names an observed site with data that do not fit or, if known, hold NaN."""
     for name, site in trace.items():
         if is_data(site):
+            if has_words(site["value"]):
+                raise ValueError(
+                    f"the data of the observed site '{name}' are words or Python objects; code"
+                    " words as numbers, as by np.unique(words, return_inverse=True)[1]."
+                )
             if jnp.shape(site["value"]) != site["fn"].shape():
                 _check_shape(name, site, trace)
             _check_nan(name, site)
@@ -167,8 +172,8 @@ def read_global(
     init_strategy: Callable[..., Any] = init_to_uniform,
     sums: bool = False,
 ) -> ModelInfo:
-    """Read a model whose latent sites must all be global, ``because`` of what the caller does; an
-    error names one that is not."""
+    """Read a model in which all latent sites must be global, ``because`` of what the caller does;
+    an error names one that is not."""
     info = read_model(valid_data(model), args, kwargs, init_strategy=init_strategy, sums=sums)
     for site, latent in info.latents.items():
         for plate in latent.plates:
@@ -188,8 +193,8 @@ def check_rows(
     *,
     bounded: bool = True,
 ) -> None:
-    """An error that names the observed site whose data, in any row, are NaN or beyond bounds of its
-    support that do not depend on latent sites; it runs the model once on all rows."""
+    """An error that names an observed site with data that are NaN, in any row, or beyond bounds of
+    its support that do not depend on latent sites; it runs the model once on all rows."""
     look = partial(_look_at_rows, model, args, kwargs)
     with jax.ensure_compile_time_eval():
         has_nan = any(map(_has_nan, jax.tree.leaves((args, kwargs))))
@@ -219,12 +224,13 @@ def _look_at_rows(
         looked = {name: look(site) for name, site in trace.items() if is_data(site)}
         return {name: x for name, x in looked.items() if x is not None}
 
-    rng_key = random.key(key)
-    with validation_enabled(False):  # NumPyro would blame a parameter of a distribution
+    # On numbers, also the key, while a loss is traced; NumPyro would blame a parameter of a
+    # distribution.
+    with jax.ensure_compile_time_eval(), validation_enabled(False):
+        rng_key = random.key(key)
         if not shapes_on_plates(run, rng_key) or _is_hidden((args, kwargs)):
             return {}
-        with jax.ensure_compile_time_eval():  # while a loss is traced, too
-            looked = jit_on_data(run)(rng_key)
+        looked = jit_on_data(run)(rng_key)
         return {} if _is_hidden(looked) else jax.device_get(looked)  # the model may hold tracers
 
 
@@ -240,7 +246,7 @@ def _refuse_nan_rows(counted: dict[str, Any]) -> None:
 
 
 def _count_nan(site: Site) -> tuple[Any, ...]:
-    """Rows whose log density is NaN of all rows, and NaN among all numbers."""
+    """The rows with a log density that is NaN, all rows, the NaN in them, and all numbers."""
     fn, value = site["fn"], jnp.asarray(site["value"], float)
     log_p, missing = fn.log_prob(site["value"]), jnp.isnan(value)
     # NumPyro may make -inf of what is out of the support, as NaN is.
@@ -277,14 +283,19 @@ def _refuse_beyond(here: dict[str, Any], there: dict[str, Any]) -> None:
 
 
 def _is_hidden(tree: Any) -> bool:
-    """Return whether there is an array of whose numbers some cannot be looked at."""
+    """Return whether there is an array with numbers that cannot be looked at."""
     leaves = jax.tree.leaves(tree)
     return is_traced(leaves) or not all(getattr(x, "is_fully_addressable", True) for x in leaves)
 
 
 def _has_nan(x: Any) -> bool:
     real = isinstance(x, np.ndarray | Array) and jnp.issubdtype(x.dtype, jnp.floating)
-    return real and not _is_hidden(x) and bool(jnp.any(jnp.isnan(x)))
+    if not real or not x.size or _is_hidden(x):
+        return False
+    # The least of numbers is NaN if one is. On the CPU NumPy reads an array where it is.
+    on_device = isinstance(x, Array) and jax.default_backend() != "cpu"
+    with np.errstate(invalid="ignore"):
+        return bool(np.isnan(jnp.min(x) if on_device else np.min(np.asarray(x))))
 
 
 def _is_stock(fn: Any) -> bool:

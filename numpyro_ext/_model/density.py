@@ -43,8 +43,8 @@ def scaled(site: Site, value: Array, divisor: float = 1.0) -> Array:
 
 
 def scales_rooted(trace: Trace, of_plates: float) -> Trace:
-    """The trace with the square root of what ``handlers.scale`` adds to the scale of the plates,
-    whose gradients have squares that count s times."""
+    """The trace with the root of each scale s that ``handlers.scale`` adds to the scale of the
+    plates, so that the squares of its gradients count s times."""
     return {
         name: {**site, "scale": of_plates * (site["scale"] / of_plates) ** 0.5}
         if site["type"] == "sample" and site["scale"] is not None

@@ -1,5 +1,6 @@
 """The expansion of the rows of a model at a center, which is searched or given."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 import warnings
@@ -13,11 +14,19 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.util import unconstrain_fn
 
 from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.arrow import Arrow, ArrowPrecision
 from numpyro_ext._model.checks import check_observed
+from numpyro_ext._model.circles import (
+    circles_of,
+    circular_sites,
+    cut_by_draws,
+    on_circles,
+    with_circles,
+)
 from numpyro_ext._model.handlers import first_rows, refuse_noise, valid_plates
-from numpyro_ext._model.mode_search import advice, search_modes
+from numpyro_ext._model.mode_search import advice, place_cuts, search_modes
 from numpyro_ext._model.modes import DENSE_UP_TO, Modes, check_sites
-from numpyro_ext._model.operations import jit_on_data, pieces
+from numpyro_ext._model.operations import jit_on_data, linearized, pieces, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import (
     ModelInfo,
@@ -30,14 +39,16 @@ from numpyro_ext._model.read import (
     shape_trace,
     trace_of,
 )
+from numpyro_ext._model.row_curvature import RowCurvature
 from numpyro_ext._model.taylor import (
     LARGEST_NOISE,
     TaylorProxy,
     noise_message,
     sd_over_minibatches,
 )
+from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._numpyro import default_key
-from numpyro_ext._typing import Model, Params, Trace
+from numpyro_ext._typing import Model, Params, Sites, Trace
 
 _DRAWS_OF_GUIDE = 1000
 _POINTS, _ROWS = 16, 10_000  # at which the noise over minibatches is measured
@@ -57,8 +68,6 @@ class TaylorExpansion:
         check_all_rows("a proxy", given_plates(model, args, kwargs, init_to_uniform), args, kwargs)
         self.info = model_info(trace)
         self.plate, self.size, self.batch = _plate_of(trace, self.info)
-        if self.info.size > DENSE_UP_TO:
-            self.degree = 1
         self.potential = Potential(self.model, self.info, {}, args, kwargs)
 
     def proxy(self, rng_key: Array, center: Any) -> TaylorProxy:
@@ -66,16 +75,27 @@ class TaylorExpansion:
         modes = center if isinstance(center, Modes) else None
         if modes is not None:
             check_sites(modes, self.info, "center")
+            self.cut(modes.circles)
         if center is None:
+            self.cut(circles_of(place_cuts(self.model, self.info, {}, *self.arguments)))
             modes = search_modes(rng_key, self.model, self.potential, None, starts=1)
             if modes.problems:
                 _warn(f"the center of the proxy: {' '.join(modes.problems)}")
+        elif modes is None and circular_sites(self.info):
+            self.cut(circles_of(self._cut_around(rng_key, center)))
         factor = None if modes is None else modes.heaviest.factor
         x = self._place(rng_key, center) if modes is None else modes.heaviest.center
+        exact = self.potential.has_curvature
+        if factor is None and not exact:  # differences need to know the size of a direction
+            _, grad, hessian = self._sums(x, None)
+            factor = None if hessian is None else self._normal(x, grad, hessian)[1]
         each, grad, hessian = self._sums(x, factor)
         nearest = x
         if hessian is not None:
             nearest, factor = self._normal(x, grad, hessian)
+            hessian = jnp.asarray(hessian, x.dtype)
+        elif self.degree == 2:
+            hessian, factor = self._of_groups(np.asarray(x, float), factor)
         sites = self.potential.postprocess()(self.info.unravel(x))
         proxy = TaylorProxy(
             center={name: sites[name] for name in self.info.latents},
@@ -84,12 +104,14 @@ class TaylorExpansion:
             value=np.asarray(each.sum(dtype=float)),
             rows=jnp.asarray(each),
             grad=jnp.asarray(grad, x.dtype),
-            hessian=None if self.degree == 1 else jnp.asarray(hessian, x.dtype),
+            hessian=None if self.degree == 1 else hessian,
             noise=np.nan,
             plate=self.plate,
             size=self.size,
             batch=self.batch,
             shapes=self.info.shapes,
+            circles=circles_of(self.info),
+            forward=exact,
         )
         if factor is not None:
             proxy = replace(proxy, noise=self._noise(proxy, nearest, factor))
@@ -102,6 +124,19 @@ class TaylorExpansion:
             )
         return proxy
 
+    def cut(self, circles: Array | None) -> None:
+        """Cut circles opposite of these angles."""
+        if circles is not None:
+            self.info = with_circles(self.info, circles)
+            self.potential = Potential(self.model, self.info, {}, *self.arguments)
+
+    def _cut_around(self, rng_key: Array, center: Any) -> ModelInfo:
+        """The sites with circles cut opposite of a center, of constrained values or of a guide."""
+        if isinstance(center, tuple):
+            guide, params = center
+            return cut_by_draws(self.info, self._draws(rng_key, guide, params, lambda draw: draw))
+        return cut_by_draws(self.info, self.info.check_constrained("center", center))
+
     def _place(self, rng_key: Array, center: Any) -> Array:
         """The flat vector of constrained values, or of the mean of a guide."""
         if isinstance(center, tuple):
@@ -112,25 +147,34 @@ class TaylorExpansion:
         return jax.jit(lambda c: self.info.ravel(self.potential.unconstrain("center", c)))(center)
 
     def _mean(self, rng_key: Array, guide: Model, params: Params) -> Array:
-        set_up(guide, *self.arguments)
-        fn = seed(first_rows(self.model), random.key(0))
+        fn = on_circles(seed(first_rows(self.model), random.key(0)), self.info)
 
-        def draw(rng_key: Array) -> Array:
+        def ravel(values: Sites) -> Array:
+            return self.info.ravel(unconstrain_fn(fn, *self.arguments, values))
+
+        return jnp.mean(self._draws(rng_key, guide, params, ravel), axis=0)
+
+    def _draws(
+        self, rng_key: Array, guide: Model, params: Params, of_draw: Callable[[Sites], Any]
+    ) -> Any:
+        """A function of each of the draws of a guide, which are constrained."""
+        set_up(guide, *self.arguments)
+
+        def draw(rng_key: Array) -> Any:
             trace = trace_of(
                 substitute(first_rows(seed(guide, rng_key)), data=params), *self.arguments
             )
-            values = {name: trace[name]["value"] for name in self.info.latents}
-            return self.info.ravel(unconstrain_fn(fn, *self.arguments, values))
+            return of_draw({name: trace[name]["value"] for name in self.info.latents})
 
         keys = random.split(rng_key, _DRAWS_OF_GUIDE)
-        return jnp.mean(jit_on_data(jax.vmap(draw))(keys), axis=0)
+        return jit_on_data(jax.vmap(draw))(keys)
 
     def _sums(
-        self, x: Array, factor: Array | None
+        self, x: Array, factor: Array | Arrow | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Each row's l, and G and H at a flat vector."""
-        directions = jnp.eye(len(x), dtype=x.dtype) if len(x) <= DENSE_UP_TO else None
-        if directions is not None and factor is not None:
+        directions = 0.1 * jnp.eye(len(x), dtype=x.dtype) if len(x) <= DENSE_UP_TO else None
+        if directions is not None and isinstance(factor, Array):
             # In float32 the least curvature would be lost beside the largest.
             regular = np.all(np.isfinite(factor)) and np.all(np.diagonal(factor))
             directions = factor if regular else directions
@@ -142,11 +186,13 @@ class TaylorExpansion:
             def log_lik(x: Array) -> Array:
                 return here.rows_log_lik(self.info.unravel(x), {self.plate: idx})
 
-            grad, hessian = jax.grad(lambda x: jnp.sum(log_lik(x))), None
-            if directions is not None:
-                along = lambda direction: jax.jvp(grad, (x,), (direction,))[1]  # noqa: E731
-                hessian = lax.map(along, directions.T, batch_size=32)
-            return log_lik(x), grad(x), hessian
+            def slope(x: Array) -> tuple[Array, None]:
+                return jax.grad(lambda x: jnp.sum(log_lik(x)))(x), None
+
+            if directions is None:
+                return log_lik(x), slope(x)[0], None
+            grad, _, along = linearized(slope, x, forward=self.potential.has_curvature)
+            return log_lik(x), grad, lax.map(along, directions.T, batch_size=32)
 
         # Totals in double precision: float32 would round a sum of many rows to its own digits.
         # Of rows larger than memory, what is kept of each row is the most that there is: once.
@@ -172,11 +218,15 @@ class TaylorExpansion:
         """Mean and factor of the normal approximation at x, no factor where it is not one."""
         prior, idx = self.potential.prior(), self.potential.first_rows()
 
-        def slope_at(x: Array) -> Array:
-            return prior.value_and_grad_flat(x, idx)[1]
+        def slope_at(x: Array) -> tuple[Array, None]:
+            return prior.value_and_grad_flat(x, idx)[1], None
 
-        both = jit_on_data(lambda x: (slope_at(x), jax.jacfwd(slope_at)(x)))(x)
-        slope, curvature = (np.asarray(part, np.float64) for part in both)
+        @jit_on_data
+        def both(x: Array) -> tuple[Array, Array]:
+            slope, _, along = linearized(slope_at, x, forward=self.potential.has_curvature)
+            return slope, jax.vmap(along)(0.1 * jnp.eye(len(x), dtype=x.dtype)) / 0.1
+
+        slope, curvature = (np.asarray(part, np.float64) for part in both(x))
         precision = (curvature - hessian + (curvature - hessian).T) / 2
         try:
             np.linalg.cholesky(precision)
@@ -186,7 +236,21 @@ class TaylorExpansion:
         nearest = x + jnp.asarray(factor @ (factor.T @ (grad - slope)), x.dtype)
         return nearest, jnp.asarray(factor, x.dtype)
 
-    def _noise(self, proxy: TaylorProxy, nearest: Array, factor: Array) -> float:
+    def _of_groups(
+        self, x: np.ndarray, factor: Any
+    ) -> tuple[ArrowPrecision | None, Array | Arrow | None]:
+        """H of a hierarchy with many groups, None of another model, and the factor."""
+        options = quick_options(100 * self.size * len(x))
+        curvature = RowCurvature(self.potential, x, options)
+        if not curvature.arrow:
+            return None, factor
+        rows, prior = (curvature.precision((x[None], x[None]), [k]) for k in range(2))
+        if factor is None:
+            own, num_negative = rows.plus(prior).factor()
+            factor = None if num_negative else own.astype(curvature.dtype)
+        return rows.negative(curvature.dtype), factor
+
+    def _noise(self, proxy: TaylorProxy, nearest: Array, factor: Array | Arrow) -> float:
         """The standard deviation over minibatches at draws of the normal approximation."""
         idx = jnp.asarray(np.linspace(0, self.size - 1, min(self.size, _ROWS)).astype(int))
 
@@ -194,7 +258,7 @@ class TaylorExpansion:
             return self.potential.rows_log_lik(self.info.unravel(x), {self.plate: idx})
 
         def variance(xi: Array) -> Array:
-            t = nearest + (factor @ xi if factor.ndim == 2 else factor * xi)
+            t = Whitening(nearest, factor).to_z(xi)
             return jnp.var(proxy.change(t, rows_at(t), rows_at)[1], ddof=1)
 
         @jit_on_data

@@ -27,14 +27,16 @@ from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.masked import is_masked, masks_filled
-from numpyro_ext._model.potential import ROWS, Program
+from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import (
     Latent,
     Site,
     frames,
     model_info,
     plate_sizes,
+    refuse_scaled,
     sample_sites,
+    scaled_latents,
     shape_trace,
 )
 from numpyro_ext._numpyro import default_key, site_of_log_det
@@ -46,6 +48,8 @@ LARGEST_STATES = 64
 """The number of joint states of the discrete local sites up to which they are summed out."""
 TOLERANCE = 1e-4
 """The largest error of the log likelihood l of a row, in units of 1 + |l|."""
+_MOST_CHECKED = 10_000
+"""Rows on the host that are read for a comparison of rows alone with all of them."""
 _BLOCK = 1000
 """Rows that are computed alone at the same time."""
 
@@ -85,6 +89,7 @@ class Factors:
         self.program = Program(masks_filled(default_key(model)), args, kwargs, params)
         self.program.model = every_row(self.program.model)
         trace = self._valid_trace()
+        refuse_scaled(scaled_latents(trace), "EP")
         self.plate = _data_plate(trace, data_plate)
         self.size = plate_sizes(trace)[self.plate][0]
         discrete = {n: x for n, x in trace.items() if self._is_discrete(x)}
@@ -238,8 +243,8 @@ class Factors:
         generator = np.random.default_rng(0)  # which compiles nothing
         x = jnp.asarray(generator.uniform(-1, 1, (2, self.info.size)), float)
         local, n = {**self.local, **self._first_states()}, jnp.arange(self.size)
-        if is_on_host(self.program.arguments) and self.size > ROWS:
-            n = jnp.asarray(np.linspace(0, self.size - 1, ROWS).astype(int))
+        if is_on_host(self.program.arguments) and self.size > _MOST_CHECKED:
+            n = jnp.asarray(np.linspace(0, self.size - 1, _MOST_CHECKED).astype(int))
         expected = jax.vmap(lambda x: self._log_lik(x, n, local))(x)
 
         alone = jax.vmap(partial(self._alone, local=local), (0, None))

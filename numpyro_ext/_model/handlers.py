@@ -8,7 +8,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 import numpyro
-from numpyro.distributions import Delta
+from numpyro.distributions import Delta, ImproperUniform
 from numpyro.handlers import block, substitute, uncondition
 from numpyro.primitives import Messenger
 
@@ -161,8 +161,8 @@ class first_rows(Messenger):
 
 
 class given_rows(Messenger):
-    """Take plates whose minibatch the arguments of the model are, :attr:`ModelInfo.given`, as
-    plates of these rows; their sites keep the scale N / B."""
+    """Read the arguments of the model as a minibatch of these plates, :attr:`ModelInfo.given`; the
+    sites there keep the scale N / B."""
 
     def __init__(self, fn: Model, plates: Collection[str]) -> None:
         super().__init__(fn)
@@ -193,7 +193,7 @@ class weighted_rows(Messenger):
 
 class rows(substitute):
     """Give plates these indices, of any length, whether or not they have a ``subsample_size``; a
-    subsampled plate that is not among those of the model as it was read is an error."""
+    subsampled plate that the model did not have when it was read is an error."""
 
     def __init__(
         self, fn: Model, idx: dict[str, Array], plates: dict[str, tuple[int, int]]
@@ -261,8 +261,8 @@ def subsampled_plates(trace: Trace) -> dict[str, tuple[int, int]]:
 
 
 class seed_plates(Messenger):
-    """Draw the minibatches of plates by one key, so that all particles share one, but those of
-    ``idx``, which are drawn already."""
+    """Draw the minibatches of plates by one key, so that all particles share one. The plates in
+    ``idx`` have theirs already."""
 
     def __init__(
         self, fn: Model | None, rng_key: Array, idx: dict[str, Array] | None = None
@@ -278,11 +278,23 @@ class seed_plates(Messenger):
 
 
 class refuse_no_rows(Messenger):
-    """Refuse a minibatch without rows, on which NumPyro has the prior alone and says nothing."""
+    """Refuse a minibatch without rows, on which NumPyro has the prior alone and says nothing, and
+    draws of an improper prior, at which it stops without a word."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "plate":
             _check_rows(msg)
+        elif msg["type"] == "sample" and msg["value"] is None and _is_improper(msg["fn"]):
+            raise ValueError(
+                f"the prior of latent site '{msg['name']}' is improper, and draws of the prior are"
+                " needed here; give it a proper one, such as a wide dist.Normal."
+            )
+
+
+def _is_improper(fn: Any) -> bool:
+    while (base := getattr(fn, "base_dist", None)) is not None:
+        fn = base
+    return isinstance(fn, ImproperUniform)
 
 
 class unobserved(uncondition):

@@ -109,7 +109,7 @@ class Implicit(dist.Distribution):
 
 
 class Stated(Implicit):
-    """A draw whose log density is stated by a factor beside it, for several sites."""
+    """A draw with a log density that a factor beside it states, for several sites."""
 
     has_tractable_density = True
 

@@ -64,8 +64,8 @@ def _keep_finite(new: Any, before: Any, is_nan: Array) -> Any:
 
 
 def change_cotangents[T](tree: T, change: Callable[[T], T]) -> T:
-    """``tree``, floating-point arrays whose cotangents become ``change(cotangents)`` on the way
-    back. Its tangents in forward mode are untouched."""
+    """``tree`` of floating-point arrays. Their cotangents become ``change(cotangents)`` on the way
+    back, and their tangents in forward mode are untouched."""
     # A solve of the identity is the one way of JAX to give a transpose that works in forward and
     # reverse mode and under vmap: jax.custom_vjp has no forward mode, linear_call no vmap.
     same = lax.custom_linear_solve(

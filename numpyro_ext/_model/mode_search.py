@@ -17,7 +17,18 @@ from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.arrow import Arrow
 from numpyro_ext._model.checks import check_rows, read_global
+from numpyro_ext._model.circles import (
+    Turns,
+    circles_of,
+    circular_sites,
+    cut_by_draws,
+    recut,
+    with_circles,
+    wrapped,
+)
+from numpyro_ext._model.exact import imprecise, may_be_imprecise, numbers_of
 from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, Problem, of_kind
 from numpyro_ext._model.normal_fit import (
@@ -33,15 +44,19 @@ from numpyro_ext._model.normal_fit import (
 from numpyro_ext._model.operations import (
     count_operations,
     jit_on_data,
+    linearized,
     quick_options,
     run_once,
 )
-from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.potential import ROWS, Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import draw_params, draw_start, prior_center, start_near_median
+from numpyro_ext._model.structured_fit import fit_structured
 from numpyro_ext._model.whole_rows import on_some_rows
-from numpyro_ext._typing import Model, Sites
+from numpyro_ext._typing import Model, Params, Sites, Trace
 
+_GROUPS_FROM = 256
+"""Latent numbers from which a hierarchy is searched by the structure of its rows."""
 _ADAM_STEPS, _ADAM_PIECE, _SEARCHES = 2000, 100, 4
 _MOST_OF_ADAM = 5e10
 """Numbers that Adam may compute; of more a search begins with Newton steps."""
@@ -63,6 +78,9 @@ _LOST = 1e3
 _APART, _LEAST_SHARE = 1.5, 1e-3
 _ROWS_EACH = 10  # of a minibatch, for each latent number
 _SAME_HEIGHT, _SAME_PLACE = 0.1, 0.5
+_DRAWS_OF_ANGLES = 2000
+_EDGE, _JUMP = 1e-5, 0.1
+"""The distance from pi of both sides, and the nats by which they may differ."""
 
 
 def find_modes(
@@ -78,10 +96,15 @@ def find_modes(
 
     Adam on minibatches and damped Newton steps on all rows find a mode; the inverse curvature there
     is the covariance, dense up to 512 latent dimensions and diagonal above, where conjugate
-    gradients solve for a step. Each search takes 2,000 minibatches and at most 300 gradients of all
-    rows; of a hundred thousand rows and more it takes 10,000 first, then ten times as many, and so
-    on. Ends of searches are one mode if they lie within 1.5 standard deviations of each other, and
-    modes with less than a thousandth of the mass are left out.
+    gradients solve for a step. A hierarchy of more than 256 numbers, of which each row sees one
+    effect of each factor, has the normal of greatest ELBO in place of a mode, with the structure of
+    its rows. Of a model whose gradient has no derivative (``odeint``, or another
+    ``jax.custom_vjp``) the curvature is that of differences, two gradients a direction.
+
+    Each search takes 2,000 minibatches and at most 300 gradients of all rows; of a hundred thousand
+    rows and more it takes 10,000 first, then ten times as many, and so on. Ends of searches are one
+    mode if they lie within 1.5 standard deviations of each other, and modes with less than a
+    thousandth of the mass are left out.
 
     Where there is no mode, as in a centred hierarchy, where gradients around it are far from those
     of a normal posterior, or where another normal has an ELBO that is surely higher, the normal of
@@ -129,19 +152,89 @@ def find_modes(
         raise ValueError("the latent sites of the model have no free coordinate, so no modes.")
     check_rows(given_rows(model, info.given), args, kwargs, init_to_uniform)
     params = draw_params(rng_key, model, info, args, kwargs)
+    cut_at_pi, info = info, place_cuts(model, info, params, args, kwargs)
     potential = Potential(model, info, params, args, kwargs).on_one_batch()
     if init_params is not None:
         init_params = info.check_unconstrained("init_params", init_params)
+        init_params = recut_sites(init_params, cut_at_pi, info)
     modes = search_modes(rng_key, model, potential, init_params, starts=starts)
     if modes.problems:
         warnings.warn(InferenceWarning(" ".join(modes.problems)), stacklevel=2)
     return modes
 
 
-def is_searched(size: int, params: Iterable[str], mutable: bool) -> bool:
+def place_cuts(
+    model: Model, info: ModelInfo, params: Params | None, args: tuple, kwargs: dict[str, Any]
+) -> ModelInfo:
+    """The same with each circle cut where the posterior has least mass, by the normals at the ends
+    of searches that follow the angles round and round. A site stays cut at pi if the density
+    differs between both sides of pi, as where an angle is used as a number."""
+    if not circular_sites(info) or is_traced((args, kwargs)):
+        return info
+    at_pi, rng_key = with_circles(info, np.zeros(info.size)), random.key(0)
+    traced = is_traced(jnp.zeros(()))
+    with block(), jax.ensure_compile_time_eval() if traced else nullcontext():
+        if params is None:
+            params = draw_params(rng_key, model, info, args, kwargs)
+        turns = with_circles(info, np.zeros(info.size), Turns)
+        closed = _closed_sites(Potential(model, turns, params, args, kwargs).on_one_batch())
+        turns = with_circles(at_pi, np.zeros(info.size), Turns, closed)
+        potential = Potential(model, turns, params, args, kwargs).on_one_batch()
+        start, energy, _ = draw_start(rng_key, model, turns, *potential.arguments)
+        if not (closed and np.isfinite(energy)):
+            return at_pi
+        starts = starts_of(rng_key, turns, start, _SEARCHES)
+        ends = make_search(rng_key, potential)(starts)
+        ends = [end for end in ends if np.all(np.isfinite(end.factor))]
+        if not ends:
+            return at_pi
+        merged = Modes(tuple(_merge_ends(ends)), turns.shapes)
+        draws = merged.sample(rng_key, (_DRAWS_OF_ANGLES,))
+        sites = jax.vmap(turns.unravel)(jnp.asarray(draws))
+        return cut_by_draws(info, {name: wrapped(sites[name]) for name in closed})
+
+
+def _closed_sites(potential: Potential) -> list[str]:
+    """The sites on circles for which the density is the same on both sides of pi, at the point of
+    :class:`Turns` where all coordinates are 0."""
+    info, rows = potential.info, potential.first_rows()
+    names = circular_sites(info)
+    places = np.concatenate([np.arange(info.size)[info.slices[name]] for name in names])
+
+    def energies(edges: Array) -> Array:
+        def energy(place: Array, edge: Array) -> Array:
+            return potential(info.unravel(jnp.zeros(info.size).at[place].set(edge)), rows)
+
+        return lax.map(lambda edge: jax.vmap(energy, (0, None))(jnp.asarray(places), edge), edges)
+
+    below, above = np.asarray(run_once(energies, (np.pi - _EDGE) * jnp.array([1.0, -1.0])))
+    with np.errstate(invalid="ignore"):  # both may be infinite, of which nothing is known
+        open_at = places[np.abs(below - above) > _JUMP + 1e-5 * np.abs(below)]
+    return [name for name in names if not np.any(np.isin(open_at, np.r_[info.slices[name]]))]
+
+
+def recut_sites(z: Sites, before: ModelInfo, after: ModelInfo) -> Sites:
+    """Unconstrained sites ``{site: (*batch, *site)}`` in the coordinates of other cuts."""
+    if circles_of(before) is None and circles_of(after) is None:
+        return z
+    middles = [
+        None if circles is None else after.unravel(circles)
+        for circles in (circles_of(before), circles_of(after))
+    ]
+    moved = {}
+    for name in circular_sites(after):
+        a, b = (None if m is None else m[name] for m in middles)
+        x = jnp.asarray(z[name])
+        moved[name] = recut(x, a, b)
+    return {**z, **moved}
+
+
+def is_searched(
+    size: int, params: Iterable[str], mutable: bool, most: int | None = DENSE_UP_TO
+) -> bool:
     """Whether a search makes sense: not for networks, nor for many latent dimensions."""
     networks = mutable or any(name.endswith("$params") for name in params)
-    return 0 < size <= DENSE_UP_TO and not networks
+    return 0 < size <= (size if most is None else most) and not networks
 
 
 def modes_or_warning(
@@ -152,9 +245,11 @@ def modes_or_warning(
     starts: int = 4,
     room: int | None = None,
     who: str = "the guide begins",
+    start: str = "init_loc_fn",
 ) -> Modes | None:
     """The modes of the posterior on these arguments; None, with a warning, where none are found,
-    and a warning where there are more than ``room`` at which the guide can begin."""
+    and a warning where there are more than ``room`` at which the guide can begin; ``start`` is the
+    argument that says where it begins without them."""
     # The search is on numbers, also where the program around it is traced.
     traced = is_traced(jnp.zeros(()))
     try:
@@ -166,16 +261,25 @@ def modes_or_warning(
             warnings.simplefilter("ignore", InferenceWarning)
             modes = find_modes(model, *args, starts=starts, **kwargs)
     except Exception as error:  # whatever stops the search, there is a start without it
+        reason = str(error).strip().removesuffix(".") or type(error).__name__
         _warn(
-            f"{who} at NumPyro's start, because the search for a mode failed: {error} Give"
-            " init_from=find_modes(model, *args), or init_from=None to be silent."
+            f"{who} at NumPyro's start, because the search for a mode failed: {reason}. Give"
+            f" another {start}, such as init_to_median(), or init_from=None to be silent."
         )
         return None
     several = of_kind(modes.problems, "several modes")
     if several and room is not None and len(modes.modes) > room:
         _warn(f"{who} at the heaviest of several modes: {' '.join(several)}")
+    kinds = ["no rows", "one factor twice"]
+    if isinstance(modes.heaviest.factor, Arrow):  # steps need not follow
+        kinds.append("not converged")
+    for kind in kinds:
+        if said := of_kind(modes.problems, kind):
+            _warn(f"{who} at the normal of greatest ELBO: {' '.join(said)}")
     if few := of_kind(modes.problems, "few rows"):
         _warn(f"{who} at the mode of few rows: {' '.join(few)}")
+    if wrong := of_kind(modes.problems, "single precision"):
+        _warn(f"{who} where a log density is wrong: {' '.join(wrong)}")
     return modes
 
 
@@ -194,7 +298,12 @@ def search_modes(
     """The modes of a posterior, as :func:`find_modes` says, from one ``start`` if it is given."""
     info, has_start = potential.info, start is not None
     key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
-    search, measure = make_search(key_mode, potential), NormalMeasure(key_shape, potential)
+    measure = NormalMeasure(key_shape, potential)
+    if info.size > _GROUPS_FROM and not info.summed and potential.has_curvature:
+        fit = _of_groups(key_start, model, potential, start, measure)
+        if fit is not None:
+            return fit
+    search = make_search(key_mode, potential)
     energy: Any = 0.0
     if start is None:
         start, energy, _ = draw_start(
@@ -202,12 +311,12 @@ def search_modes(
         )
     mode, ends, spent = None, iter(()), 0
     if np.isfinite(energy):
-        ends = search(starts_of(key_start, info.ravel(start), starts))
+        ends = search(starts_of(key_start, info, start, starts))
         mode = next(ends)
     if mode is None or not (has_start or mode.decrement <= _LOST):
         spent = 0 if mode is None else mode.row_gradients
         start = _start_again(key_start, model, potential, init_strategy)
-        ends = search(starts_of(key_start, info.ravel(start), starts))
+        ends = search(starts_of(key_start, info, start, starts))
         mode = next(ends)
     all_ends = [mode, *ends] if mode.at_mode and not has_start else [mode]
     spent += sum(end.row_gradients for end in all_ends)
@@ -219,12 +328,15 @@ def search_modes(
         if not np.isfinite(mode.decrement):
             # The search leaves out minibatches whose gradient is not finite; all rows are in here.
             rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
-            potential.check_start(start, rows, *jax.jit(potential.full_value_and_grad)(start))
-        x = info.ravel(start)
-        begins = [(mode.center, mode.factor) if mode.at_mode else (x, jnp.full_like(x, 0.05))]
+            at_start = jax.jit(potential.full_value_and_grad)(start)
+            potential.check_start(start, rows, *at_start, give="another start")
+        x = np.concatenate([np.ravel(start[name]) for name in info.latents])
+        begins: list[tuple[Any, Any]] = [(mode.center, mode.factor)]
+        if not mode.at_mode:
+            begins = [(x, np.full_like(x, 0.05))]
         if len(modes) == 1 and not has_start:  # of several modes, it might end in another one
             median, sds = prior_center(key_start, model, potential)
-            begins.append((median, sds / 10))
+            begins.append((median, np.asarray(sds) / 10))
         fit = measure(fit_normal(key_svi, potential, measure)(begins))
         spent += fit.row_gradients
         fit_problems = (*mode.problems, *fit.problems)
@@ -234,7 +346,37 @@ def search_modes(
         modes[0] = replace(fit, share=mode.share, problems=fit_problems)
     problems = (*(problem for mode in modes for problem in mode.problems), *problems)
     problems += _few_rows_problem(info)
+    if wrong := _precision_problem(
+        potential, (mode.center, modes[0].center)
+    ):  # which makes a density jump, too
+        jumps = of_kind(problems, "density jumps")
+        problems = (*wrong, *(problem for problem in problems if problem not in jumps))
+    modes = [replace(mode, circles=circles_of(info)) for mode in modes]
     return Modes(tuple(modes), info.shapes, spent, tuple(dict.fromkeys(problems)))
+
+
+def _of_groups(
+    rng_key: Array,
+    model: Model,
+    potential: Potential,
+    start: Sites | None,
+    measure: NormalMeasure,
+) -> Modes | None:
+    """The normal of greatest ELBO of a hierarchy with many groups; None where it is none."""
+    info = potential.info
+    x = prior_center(rng_key, model, potential)[0] if start is None else info.ravel(start)
+    fit = fit_structured(potential, np.asarray(x, float), WORTH_OPTIMISING)
+    if fit is None:
+        return None
+    fit = measure(fit)
+    if not np.isfinite(fit.elbo):
+        return None
+    problems = (*fit.problems, *_far_problem(fit, advice(info)), *_unfinished(fit))
+    problems += (*_few_rows_problem(info), *_precision_problem(potential, (fit.center,)))
+    fit = replace(fit, problems=problems, circles=circles_of(info))
+    if info.size <= DENSE_UP_TO:
+        fit = replace(fit, factor=fit.whitening.matrix)
+    return Modes((fit,), info.shapes, fit.row_gradients, tuple(dict.fromkeys(problems)))
 
 
 def _start_again(
@@ -253,7 +395,7 @@ def _start_again(
     best = int(np.argmin(np.nan_to_num(energies, nan=np.inf)))
     if np.isfinite(energies[best]) and not energy <= energies[best]:
         return {name: x[best] for name, x in drawn.items()}
-    potential.check_start(start, potential.first_rows(), energy, grad)
+    potential.check_start(start, potential.first_rows(), energy, grad, give="another start")
     return start
 
 
@@ -263,7 +405,7 @@ def _merge_ends(ends: list[Mode]) -> list[Mode]:
     kept: list[Mode] = []
     for mode in sorted(at_modes, key=lambda mode: -mode.log_evidence):
         # A diagonal knows no direction in which a posterior of many dimensions is long.
-        least = _APART if mode.factor.ndim == 2 else 3 + math.sqrt(len(mode.center))
+        least = _APART if mode.whitening.is_matrix else 3 + math.sqrt(len(mode.center))
         if all(max(mode.distance(x.center), x.distance(mode.center)) > least for x in kept):
             kept.append(mode)
     if not kept:
@@ -310,10 +452,31 @@ def _few_rows_problem(info: ModelInfo) -> tuple[Problem, ...]:
         return ()
     sentence = (
         f"the arguments of the model are a minibatch of {rows} rows, fewer than {_ROWS_EACH} for"
-        f" each of {info.size} latent numbers, so that mode and scales may be far off; give"
-        " init_from= or whitening= the result of find_modes(model, *args) on more rows."
+        f" each of {info.size} latent numbers, so that mode and scales may be far off; begin at the"
+        " result of find_modes(model, *args) on more rows (init_from= of a guide, whitening= of a"
+        " kernel)."
     )
     return (Problem(sentence, "few rows"),)
+
+
+def _precision_problem(potential: Potential, centers: Iterable[Array]) -> tuple[Problem, ...]:
+    """What is said where the log density of a site is wrong in single precision at one of these
+    points, the end of a search and the center of the normal."""
+    _, idx = next(potential.pieces(ROWS))
+    share = math.prod(len(i) / potential.plates[name][0] for name, i in idx.items())
+
+    def trace(x: Array) -> Trace:
+        return potential.with_rows(idx).trace(potential.info.unravel(x), idx)
+
+    traces: list[Trace] = []
+    points = [jnp.asarray(x, jnp.result_type(float)) for x in centers]
+    jax.eval_shape(lambda x: traces.append(trace(x)), points[0])
+    if not may_be_imprecise(traces[0]):
+        return ()
+    run = jit_on_data(lambda x: numbers_of(trace(x)))
+    each = [imprecise(traces[0], jax.device_get(run(x)), share) for x in points]
+    sentences = next(filter(None, each), [])
+    return tuple(Problem(f"where a search ended, {x}", "single precision") for x in sentences)
 
 
 def _normal_problems(mode: Mode, fit: Mode, advice: str) -> tuple[Problem, ...]:
@@ -330,20 +493,30 @@ def _normal_problems(mode: Mode, fit: Mode, advice: str) -> tuple[Problem, ...]:
             f" instead; {advice}, or give init_params near the mode."
         )
         problems = (Problem(sentence, "no mode"),)
-    elif fit.departure > _NORMAL_FIT:
+    else:
+        problems = _far_problem(fit, advice)
+    return problems + _unfinished(fit)
+
+
+def _far_problem(fit: Mode, advice: str) -> tuple[Problem, ...]:
+    if fit.departure > _NORMAL_FIT:
         sentence = (
             "gradients around the center are far from those of a normal posterior (relative error"
             f" {fit.departure**0.5:.2g}), so the scales found do not hold in all of it. A flow may"
             f" be right; for a kernel, a proxy or a normal guide {advice}, or use NUTS."
         )
-        problems = (Problem(sentence, "far from normal"),)
+        return (Problem(sentence, "far from normal"),)
+    return ()
+
+
+def _unfinished(fit: Mode) -> tuple[Problem, ...]:
     if fit.variational and fit.slope - 2 * fit.slope_error > _STEEP:
         sentence = (
             "the normal of greatest ELBO is not found: another step would gain about"
             f" {fit.slope**2 / 2:.2g} nats; reparametrise the model, or give init_params."
         )
-        problems += (Problem(sentence, "not converged"),)
-    return problems
+        return (Problem(sentence, "not converged"),)
+    return ()
 
 
 def advice(info: ModelInfo) -> str:
@@ -358,16 +531,17 @@ def advice(info: ModelInfo) -> str:
     )
 
 
-def starts_of(rng_key: Array, first: Array, num: int) -> np.ndarray:
-    """Where searches begin, ``(num, n)``: at ``first``, at points within 2, and opposite of each,
+def starts_of(rng_key: Array, info: ModelInfo, start: Sites, num: int) -> np.ndarray:
+    """Where searches begin, ``(num, n)``: at ``start``, at points within 2, and opposite of each,
     because an exchange of two numbers changes the sign of their difference."""
 
-    def draw(rng_key: Array, first: Array) -> Array:
+    def draw(rng_key: Array, start: Sites) -> Array:
+        first = info.ravel(start)
         keys = [random.fold_in(rng_key, i) for i in range(1, (num + 1) // 2)]
         others = [random.uniform(key, first.shape, first.dtype, -2, 2) for key in keys]
         return jnp.stack([sign * x for x in (first, *others) for sign in (1, -1)])[:num]
 
-    return np.asarray(run_once(draw, rng_key, first))
+    return np.asarray(run_once(draw, rng_key, start))
 
 
 class _Point(NamedTuple):
@@ -404,6 +578,9 @@ def make_search(
         """Damped Newton steps on all rows, or on some, until the decrement is small enough."""
         x = np.asarray(x, dtype)
         point, decrements = _Point(x, *sums(x, rows), factor), []
+        if not directions.exact and factor is directions.unit:
+            # Differences are taken over a part of a standard deviation, which is not known yet.
+            point = point._replace(factor=directions.newton(point)[1])
         for _ in range(_NEWTON_STEPS if rows is None else _STEPS_OF_A_STAGE):
             step, factor, num_negative = directions.newton(point)
             slope = float(point.grad @ step)
@@ -421,10 +598,10 @@ def make_search(
 
     def search(starts: Any) -> Iterator[Mode]:
         before: list[tuple[Any, Mode]] = []
-        for which, start in enumerate(jnp.asarray(x, dtype) for x in starts):
+        for which, start in enumerate(np.asarray(x, dtype) for x in starts):
             x, spent = start, 0
             if adam:
-                x = by_adam(start, random.fold_in(rng_key, which))
+                x = by_adam(start, rng_key, np.uint32(which))
                 spent = _ADAM_STEPS * batch_rows(potential)
             # Above 512 numbers the diagonal of the search before does for the steps of this one.
             is_known = bool(before) and not directions.dense
@@ -448,7 +625,8 @@ def make_search(
                 spent += point.passes * all_rows
             if not directions.dense and np.isfinite(point.decrement):
                 point = directions.with_diagonal(point)
-            center, factor = (jnp.asarray(y, dtype) for y in (point.x, point.factor))
+            both = point.x, point.factor
+            center, factor = (jnp.asarray(np.asarray(y, dtype)) for y in both)
             evidence = laplace(point.value, factor)
             end = Mode(center, factor, point.decrement, point.num_negative, spent, evidence)
             if end.at_mode:
@@ -478,9 +656,9 @@ class _Directions:
     10,000 rows, whose negative directions are turned positive; for large n its diagonal."""
 
     def __init__(self, potential: Potential, options: Any) -> None:
-        n = potential.info.size
+        n, self.exact = potential.info.size, potential.has_curvature
         self.dense, prior = n <= DENSE_UP_TO, potential.prior()
-        self.unit = np.eye(n) if self.dense else np.ones(n)
+        self.unit = 0.1 * (np.eye(n) if self.dense else np.ones(n))
 
         def of_both(x: Array, directions: Array) -> tuple[Array, Array]:
             """The curvature, and the prior's part of it, along these directions."""
@@ -518,27 +696,28 @@ class _Directions:
 
     def with_diagonal(self, point: _Point) -> _Point:
         """The point with the factor of the diagonal there."""
-        both = self.of_both(point.x, np.eye(len(point.x), dtype=point.x.dtype))
-        w, prior = (np.asarray(a, float) for a in both)
+        both = self.of_both(point.x, np.diag(point.factor).astype(point.x.dtype))
+        w, prior = (np.asarray(a, float) / point.factor**2 for a in both)
         scales = np.maximum(np.abs(w), np.abs(prior))
         return point._replace(factor=1 / np.sqrt(scales), num_negative=int(np.sum(w < 0)))
 
 
 def _hessian_product(
-    potential: Potential, idx: dict[str, Array], x: Array
+    potential: Potential, idx: dict[str, Array], x: Array, **options: Any
 ) -> Callable[[Array], Array]:
-    """The Hessian on the rows ``idx`` times a direction."""
+    """The Hessian on the rows ``idx`` times a direction; ``options`` go to :func:`linearized`."""
 
-    def grad(x: Array) -> Array:
-        return potential.value_and_grad_flat(x, idx)[1]
+    def grad(x: Array) -> tuple[Array, None]:
+        return potential.value_and_grad_flat(x, idx)[1], None
 
-    return lambda direction: jax.jvp(grad, (x,), (direction,))[1]
+    return linearized(grad, x, forward=potential.has_curvature, **options)[2]
 
 
 def _curvature(
     potential: Potential, idx: dict[str, Array], x: Array, directions: Array, dense: bool
 ) -> Array:
-    """The Hessian on the rows ``idx`` between ``(n, n)`` directions; not dense, its diagonal."""
+    """The Hessian on the rows ``idx`` between ``(n, n)`` directions, each of about a standard
+    deviation; not dense, its diagonal."""
     product = _hessian_product(potential, idx, x)
     if dense:
         slopes = lax.map(product, directions, batch_size=32)
@@ -548,7 +727,10 @@ def _curvature(
 
 def _conjugate_step(potential: Potential, x: Array, g: Array, scales: Array) -> Array:
     """H^{-1} g for some rows by conjugate gradients, or by the diagonal if that is not downhill."""
-    product, diagonal = _hessian_product(potential, some_rows(potential), x), g / scales
+    diagonal = g / scales
+    product = _hessian_product(
+        potential, some_rows(potential), x, length=lambda v: jnp.sqrt(jnp.vdot(v, scales * v))
+    )
     step, _ = jax.scipy.sparse.linalg.cg(
         product, g, diagonal, tol=_CG_TOLERANCE, maxiter=_CG_STEPS, M=lambda v: v / scales
     )
@@ -556,10 +738,11 @@ def _conjugate_step(potential: Potential, x: Array, g: Array, scales: Array) -> 
     return jnp.where(downhill, step, diagonal)
 
 
-def _adam(potential: Potential, x: Array, rng_key: Array) -> Array:
+def _adam(potential: Potential, x: Array, rng_key: Array, which: Array) -> Array:
     """Steps of Adam, which begins anew at the last point where the gradient was finite."""
     import optax  # not imported by NumPyro itself
 
+    rng_key = random.fold_in(rng_key, which)
     rate = optax.exponential_decay(0.05, _ADAM_STEPS, 0.001 / 0.05)
     adam = optax.scale_by_adam()
 

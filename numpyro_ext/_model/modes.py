@@ -2,14 +2,18 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from jax import Array, random
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
+from numpyro.distributions import biject_to
 from scipy.linalg import solve_triangular
 
+from numpyro_ext._model.arrow import Arrow
+from numpyro_ext._model.circles import recut
 from numpyro_ext._model.read import ModelInfo, Shapes, unravel
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext._model.whitening import Whitening, fitted_normal
@@ -51,7 +55,7 @@ class Mode:
     """
 
     center: Array
-    factor: Array
+    factor: Array | Arrow
     decrement: float = 0.0
     num_negative: int = 0
     row_gradients: int = 0
@@ -65,22 +69,27 @@ class Mode:
     variational: bool = False
     share: float = 1.0
     copy_of: int | None = None
+    circles: Array | None = None
     problems: tuple[Problem, ...] = ()
 
     @property
     def whitening(self) -> Whitening:
         """The coordinates :math:`\\xi`."""
-        return Whitening(self.center, self.factor)
+        return Whitening(self.center, self.factor, self.circles)
 
     @property
     def sds(self) -> np.ndarray:
         """The standard deviation of each coordinate, ``(n,)``."""
+        if isinstance(self.factor, Arrow):
+            return np.asarray(self.factor.sds(), float)
         root = np.asarray(self.factor, float)
         return np.abs(root) if root.ndim == 1 else np.linalg.norm(root, axis=1)
 
     @property
     def conditional_sds(self) -> np.ndarray:
         """The standard deviation of each coordinate given the others, ``(n,)``."""
+        if isinstance(self.factor, Arrow):
+            return np.asarray(self.factor.conditional_sds(), float)
         root = np.asarray(self.factor, float)
         return np.abs(root) if root.ndim == 1 else 1 / np.linalg.norm(np.linalg.inv(root), axis=0)
 
@@ -91,6 +100,8 @@ class Mode:
 
     def distance(self, x: ArrayLike) -> float:
         """The distance of a point from the center, in standard deviations."""
+        if isinstance(self.factor, Arrow):
+            return float(jnp.linalg.norm(self.whitening.to_xi(jnp.asarray(x, self.center.dtype))))
         point, center, root = (np.asarray(y, np.float64) for y in (x, self.center, self.factor))
         away = point - center
         xi = away / root if root.ndim == 1 else solve_triangular(root, away, lower=True)
@@ -104,14 +115,16 @@ class Modes:
 
     .. math:: q(z) = \sum_k w_k\, N(z; c_k, A_k A_k^\top), \qquad w_k \propto e^{-U(c_k)} |A_k| .
 
-    :func:`find_modes` makes it. It prints as a table, and pickles. The shares :math:`w_k` are those
+    :func:`find_modes` makes it. It prints as a table, and pickles, and is an ``init_strategy`` of
+    NumPyro's kernels and guides, which begin at the heaviest mode. The shares :math:`w_k` are those
     of Laplace's formula among the modes that were found, and as far off as that formula is where a
     posterior is not near normal at a mode.
 
     :param tuple modes: a record of each mode, the heaviest first, with the fields
 
-        * ``center``, ``(n,)``, and ``factor``, lower triangular ``(n, n)`` or its diagonal ``(n,)``
-          for large n: c and A;
+        * ``center``, ``(n,)``, and ``factor``: c and A, which is lower triangular ``(n, n)``; above
+          512 numbers an ``Arrow`` where the model has groups, and the
+          diagonal ``(n,)`` elsewhere;
         * ``share``: its part of the mass of all modes that were found;
         * ``log_evidence``: logarithm of the integral of :math:`e^{-U}` around the mode by Laplace's
           formula, :math:`-U(c) + \tfrac n2 \log 2\pi + \log |A|`;
@@ -126,12 +139,13 @@ class Modes:
           or the posterior is far from normal at it; its ``log_evidence`` is its ELBO, and its
           ``decrement`` nan;
         * ``copy_of``: the place of a heavier mode that is the same after a permutation or changes
-          of sign of coordinates, or None.
+          of sign of coordinates, or None;
+        * ``circles``: the angles opposite of which circles are cut, as of :class:`Whitening`.
     :param tuple shapes: ``(site, unconstrained shape)`` of each latent site, in the flat order.
     :param int row_gradients: gradients of single rows that all searches spent.
     :param tuple problems: sentences on what did not hold; each has a ``kind``, which is ``"no
         mode"``, ``"far from normal"``, ``"not converged"``, ``"several modes"``, ``"density
-        jumps"`` or ``"few rows"``.
+        jumps"``, ``"few rows"``, ``"single precision"``, ``"no rows"`` or ``"one factor twice"``.
 
     >>> from numpyro_ext.optim import find_modes
     >>> def model():
@@ -160,6 +174,11 @@ class Modes:
     def size(self) -> int:
         """The number of coordinates, n."""
         return len(self.heaviest.center)
+
+    @property
+    def circles(self) -> Array | None:
+        """The angles opposite of which circles are cut, see :class:`Whitening`."""
+        return self.heaviest.circles
 
     @property
     def log_evidence(self) -> float:
@@ -198,9 +217,20 @@ class Modes:
         """The number of modes at which one of ``num`` begins, the heaviest ones."""
         return int(np.max(self.apportion(num))) + 1
 
+    def __call__(self, site: dict[str, Any] | None = None) -> Any:
+        """The value of a latent site at the heaviest mode: modes are an ``init_strategy``, such as
+        ``NUTS(model, init_strategy=find_modes(model, *args))``."""
+        if site is None:
+            return partial(self)  # as NumPyro's own strategies
+        at_mode = self.unravel(self.heaviest.center)
+        if site["type"] != "sample" or site["is_observed"] or site["name"] not in at_mode:
+            return None
+        return biject_to(site["fn"].support)(at_mode[site["name"]])
+
     def unravel(self, x: Array) -> Sites:
-        """Vectors ``(*batch, n)`` as unconstrained sites, such as ``init_params`` takes."""
-        return unravel(x, self.shapes)
+        """Vectors ``(*batch, n)`` as unconstrained sites, such as ``init_params`` takes: with
+        circles cut at pi, as everywhere in NumPyro."""
+        return unravel(recut(x, self.circles, None), self.shapes)
 
     def __repr__(self) -> str:
         shares = ", ".join(f"{mode.share:.2g}" for mode in self.modes)
@@ -243,7 +273,8 @@ def given_modes(init_from: InitFrom) -> Modes | None:
                 "init_from is a taylor_proxy whose center is not near a mode; give a pair (guide,"
                 " params) of a fitted AutoMultivariateNormal."
             )
-        return Modes((Mode(init_from.location, init_from.factor),), init_from.shapes)
+        mode = Mode(init_from.location, init_from.factor, circles=init_from.circles)
+        return Modes((mode,), init_from.shapes)
     if not (isinstance(init_from, tuple) and len(init_from) == 2):
         raise TypeError(
             f"init_from is {type(init_from).__name__}; it must be a pair (guide, params), a result"

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 import numpy as np
 
+from numpyro_ext._model.arrow import Arrow
 from numpyro_ext._model.minibatch import draw_indices
 from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Problem
-from numpyro_ext._model.operations import count_operations, jit_on_data, quick_options
+from numpyro_ext._model.operations import count_operations, jit_on_data, linearized, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.whitening import Whitening
 
@@ -22,6 +23,9 @@ WORTH_OPTIMISING = 2e8
 """Numbers that a search computes, above which an optimised program pays for its compilation."""
 _CURVATURE_ROWS = 10_000
 _POINTS, _POWERS = 64, 10
+_FEW_POINTS, _FEW_POWERS = 32, 5
+_ROWS_OF_A_NUMBER, _MOST_ROWS = 250, 2 * 10**6
+"""Of a hierarchy with many groups: points and powers, and rows for each latent number."""
 _QUANTILE, _STIFFEST = 0.95, 1e4
 _ROUNDINGS = 64  # of the potential, in a difference of two
 _STAGES, _STAGE_STEPS, _PARTICLES = 8, 500, 8
@@ -45,9 +49,8 @@ def draw_batch(rng_key: Array, potential: Potential) -> dict[str, Array]:
     return draw_indices(rng_key, {}, potential.plates)[0]
 
 
-def some_rows(potential: Potential) -> dict[str, Array]:
-    """At most 10,000 evenly spaced rows of every plate."""
-    most = _CURVATURE_ROWS
+def some_rows(potential: Potential, most: int = _CURVATURE_ROWS) -> dict[str, Array]:
+    """At most 10,000 evenly spaced rows of every plate, or another number."""
     return {
         name: (jnp.arange(min(size, most)) * (size / min(size, most))).astype(jnp.int32)
         for name, (size, _) in potential.plates.items()
@@ -56,7 +59,9 @@ def some_rows(potential: Potential) -> dict[str, Array]:
 
 def sum_rows(potential: Potential, options: Any) -> Callable[..., tuple[float, np.ndarray]]:
     """``sums(x, rows=None)``: the potential of all rows, or of so many, evenly spread, and its
-    gradient at a flat vector, in double precision piece by piece."""
+    gradient at a flat vector, in double precision piece by piece; one program for all who ask."""
+    if potential.sums is not None:
+        return potential.sums
     piece = jit_on_data(
         lambda x, idx: potential.with_rows(idx).value_and_grad_flat(x, idx), options
     )
@@ -68,11 +73,15 @@ def sum_rows(potential: Potential, options: Any) -> Callable[..., tuple[float, n
             value, grad = value + weight * float(part), grad + weight * np.asarray(slope, float)
         return value, grad
 
+    potential.sums = sums
     return sums
 
 
 def laplace(value: float, factor: Any) -> float:
     r"""Laplace's formula :math:`-U(c) + \tfrac n2 \log 2\pi + \log |A|`."""
+    if isinstance(factor, Arrow):
+        volume = np.sum(np.asarray(factor.log_diagonal(), float) + np.log(2 * np.pi) / 2)
+        return float(volume - value)
     diagonal = np.abs(np.diagonal(factor) if np.ndim(factor) == 2 else np.asarray(factor))
     with np.errstate(divide="ignore"):
         volume = np.sum(np.log(diagonal.astype(float)) + np.log(2 * np.pi) / 2)
@@ -98,22 +107,28 @@ class NormalMeasure:
     """
 
     def __init__(self, rng_key: Array, potential: Potential) -> None:
-        self.rng_key, self.dense = rng_key, potential.info.size <= DENSE_UP_TO
+        self.rng_key, n = rng_key, potential.info.size
+        self.dense, self.mutable = n <= DENSE_UP_TO, bool(potential.info.mutable)
+        rows = int(np.clip(_ROWS_OF_A_NUMBER * n, _CURVATURE_ROWS, _MOST_ROWS))
 
         def draws_of(
             rng_key: Array, whitening: Whitening, full_grad: Array, powers: Array
         ) -> tuple[Array, ...]:
-            idx, center = some_rows(potential), whitening.center
-            value, at_center = potential.value_and_grad_flat(center, idx)
+            center, arrow = whitening.center, isinstance(whitening.factor, Arrow)
+            # A group has but few of ten thousand rows.
+            idx = some_rows(potential, rows) if arrow else some_rows(potential)
+            num_points = _FEW_POINTS if arrow else _POINTS
+            here = potential.with_rows(idx)
+            value, at_center = here.value_and_grad_flat(center, idx)
             begin, shift = whitening.pull(at_center), full_grad - at_center
 
             def grad(xi: Array) -> tuple[Array, Array]:
-                end, g = potential.value_and_grad_flat(whitening.to_z(xi), idx)
+                end, g = here.value_and_grad_flat(whitening.to_z(xi), idx)
                 return whitening.pull(g + shift), end
 
             def at(points: Array) -> tuple[Array, ...]:
                 xi, v = points
-                g, along, end = jax.linearize(grad, xi, has_aux=True)
+                g, end, along = linearized(grad, xi, forward=potential.has_curvature)
 
                 def power(_: Any, v: Array) -> Array:
                     return along(v / jnp.linalg.norm(v))
@@ -122,7 +137,7 @@ class NormalMeasure:
                 stiffness = jnp.linalg.norm(lax.fori_loop(0, powers, power, v))
                 return xi, g - xi, beyond, stiffness
 
-            points = random.normal(rng_key, (_POINTS, 2, *center.shape), center.dtype)
+            points = random.normal(rng_key, (num_points, 2, *center.shape), center.dtype)
             rounding = jnp.finfo(value.dtype).eps * jnp.abs(value)
             return rounding, whitening.pull(full_grad), *lax.map(at, points)
 
@@ -133,7 +148,8 @@ class NormalMeasure:
         r"""The normal with its ``elbo``, ``slope`` and ``departure``, from the same 64 :math:`\xi`
         for all normals; and, for ``shape``, its ``stiffness`` and whether the density jumps."""
         value, grad = self._sums(np.asarray(fit.center))
-        powers = jnp.asarray(_POWERS if shape else 0)
+        arrow = isinstance(fit.factor, Arrow)
+        powers = jnp.asarray((_FEW_POWERS if arrow else _POWERS) if shape else 0)
         grad = grad.astype(fit.center.dtype)
         out = self._draws_of(self.rng_key, fit.whitening, grad, powers)
         rounding, slope, xi, b, beyond, curvatures = (np.asarray(x, float) for x in out)
@@ -141,8 +157,8 @@ class NormalMeasure:
         departures = np.nan_to_num(np.mean(b**2, axis=1), nan=np.inf)
         with np.errstate(invalid="ignore", over="ignore"):
             elbo = laplace(value, fit.factor) - np.mean(beyond)
-            error = np.std(beyond) / _POINTS**0.5
-        length, length_error = _slope(xi, b, self.dense)
+            error = np.std(beyond) / len(beyond) ** 0.5
+        length, length_error = _slope(xi, b, self.dense or arrow)
         fit = replace(
             fit,
             elbo=float(np.nan_to_num(elbo, nan=-np.inf)),
@@ -155,14 +171,20 @@ class NormalMeasure:
             fit = replace(fit, log_evidence=fit.elbo, decrement=np.nan)
         if not shape:
             return fit
-        stiffness = np.sort(curvatures)[int(_QUANTILE * _POINTS)]
+        stiffness = np.sort(curvatures)[int(_QUANTILE * len(curvatures))]
         with np.errstate(invalid="ignore"):
             bent = np.nan_to_num(np.sum((b - slope) * xi, axis=1), nan=np.inf)
             jump = float(np.median(np.nan_to_num(np.abs(beyond - bent / 2), nan=np.inf)))
         if np.isfinite(jump) and jump > np.median(np.maximum(1 + _ROUNDINGS * rounding, abs(bent))):
+            what = "where a latent site is compared or rounded; sum it out, or use NUTS"
+            if self.mutable:
+                what = (
+                    "or changes within less than a standard deviation, as where batch normalisation"
+                    " divides by a small spread; use its running averages, or LayerNorm"
+                )
             sentence = (
                 f"the potential changes by {jump:.2g} nats more than its gradient says: the density"
-                " jumps where a latent site is compared or rounded; sum it out, or use NUTS."
+                f" jumps {what}."
             )
             fit = replace(fit, problems=(*fit.problems, Problem(sentence, "density jumps")))
         return replace(fit, stiffness=float(np.clip(stiffness, 1.0, _STIFFEST)))
@@ -233,14 +255,17 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
         moved = jax.tree.map(lambda x, by: x - rate * by, carry[0], by), new
         return jax.tree.map(partial(jnp.where, fine), moved, carry), None
 
-    def stage(rng_key: Array, center: Array, root: Array, rate: Array) -> tuple[Array, Array]:
+    def stage(rng_key: Array, k: Array, center: Array, root: Array, rate: Array) -> Any:
+        """Center and factor after a stage, and how far the center has gone, in old units."""
+        rng_key = random.fold_in(rng_key, k)
         below = jnp.zeros((n, n), center.dtype) if dense else None
         params: Any = jnp.zeros_like(center), (jnp.zeros_like(center), below)
         whitening = Whitening(center, root)
         steps = (rate * falling).astype(center.dtype), random.split(rng_key, _STAGE_STEPS)
         (loc, shape), _ = lax.scan(partial(step, whitening), (params, adam.init(params)), steps)[0]
         L = factor(*shape)
-        return whitening.to_z(loc), jnp.tril(root @ L) if dense else root * L
+        root = jnp.tril(root @ L) if dense else root * L
+        return whitening.to_z(loc), root, jnp.max(jnp.abs(loc))
 
     dtype = jnp.result_type(float)
     cost = count_operations(
@@ -252,17 +277,17 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
 
     def after_stage(k: int, fit: Mode, rate: float) -> tuple[Mode, bool]:
         """The normal after a stage, and whether it may be on the way still."""
-        key = random.fold_in(rng_key, k)
-        center, root = run(key, fit.center, fit.factor, jnp.asarray(rate, dtype))
-        way = float(jnp.max(jnp.abs(fit.whitening.to_xi(center))))
+        rates = np.asarray(rate, dtype)
+        center, root, way = run(rng_key, np.uint32(k), fit.center, fit.factor, rates)
         end = measure(Mode(center, root, row_gradients=spent, variational=True), shape=False)
-        return end, way > rate * falling.sum() / 2
+        return end, float(way) > rate * falling.sum() / 2
 
-    def fit(starts: Iterable[tuple[Array, Array]]) -> Mode:
+    def fit(starts: Iterable[tuple[Any, Any]]) -> Mode:
         begun = []
         for center, root in starts:
-            root = jnp.diag(root) if dense and jnp.ndim(root) == 1 else root
-            start = Mode(jnp.asarray(center, dtype), jnp.asarray(root, dtype))
+            root = np.diag(root) if dense and np.ndim(root) == 1 else root
+            center, root = (jnp.asarray(np.asarray(x, dtype)) for x in (center, root))
+            start = Mode(center, root)
             begun.append(after_stage(0, start, _RATE))
         best, far = max(begun, key=lambda end: (end[0].elbo, -end[0].departure))
         rows, gain, rate = sum(end.row_gradients for end, _ in begun), math.inf, _RATE

@@ -36,8 +36,8 @@ def posterior_as_prior(
     with the mean m and the covariance C of the fit :math:`q_{t-1}` in unconstrained space, over all
     its sites together, so that their correlations and the Jacobians of their constraints are kept.
     The result is a model as any other, with the same sites, arguments, supports and parameters. The
-    sum of its log evidences over the days is that of all rows, exactly so where each day's
-    posterior is normal.
+    sum of its log evidences over the days is the log evidence of all rows, exactly so where each
+    day's posterior is normal.
 
     **Forgetting.** The factor f in (0, 1] multiplies the precision of yesterday's posterior, so
     that after a day without rows the standard deviations are larger by :math:`1/\sqrt f`. The rows
@@ -56,8 +56,8 @@ def posterior_as_prior(
     :param tuple fit: a normal guide, such as ``AutoMultivariateNormal``, with its parameters,
         ``(guide, params)``, or ``(svi, result)`` or ``(engine, result)`` of a run.
     :param float forgetting_factor: the power f, 1 to forget nothing.
-    :param sites: the names of the sites whose priors are replaced, by the normal of these alone;
-        None for all outside the plates of the observed sites.
+    :param sites: the names of the sites that get a new prior, the normal of these alone; None for
+        all outside the plates of the observed sites.
 
     >>> from numpyro.infer.autoguide import AutoMultivariateNormal
     >>> def model(y):
@@ -110,7 +110,7 @@ def _guide_and_params(fit: Any) -> tuple[Any, Params]:
 
 
 def _choose_sites(trace: Any, latents: list[str], sites: Sequence[str] | None) -> list[str]:
-    """The sites whose priors are replaced, in the order of the model."""
+    """The sites that get a new prior, in the order of the model."""
     if sites is not None:
         if not sites or not set(sites) <= set(latents):
             raise ValueError(f"sites is {sites!r}; it must be a list of sites of {latents}.")
@@ -128,7 +128,7 @@ def _choose_sites(trace: Any, latents: list[str], sites: Sequence[str] | None) -
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PosteriorAsPrior:
-    """A model with a joint normal prior of some of its latent sites in unconstrained space, whose
+    """A model with a joint normal prior of some of its latent sites in unconstrained space. Its
     ``factor`` is a lower triangular root of the covariance, or its diagonal."""
 
     model: Model

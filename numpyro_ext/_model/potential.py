@@ -4,6 +4,7 @@ rows that the caller chooses."""
 from collections.abc import Callable, Iterator
 import copy
 from dataclasses import replace
+from functools import cached_property
 from itertools import product
 import math
 from typing import Any, Self
@@ -13,25 +14,35 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
-from numpyro.handlers import infer_config, seed, substitute
+from numpyro.handlers import block, infer_config, seed, substitute
 from numpyro.infer.util import constrain_fn, potential_energy, transform_fn, unconstrain_fn
 
 from numpyro_ext._model import handlers
 from numpyro_ext._model.arguments import indexed, is_traced
+from numpyro_ext._model.circles import is_circle, on_circles
 from numpyro_ext._model.density import log_prob, row_log_lik
 from numpyro_ext._model.enumeration import parallel, summed_log_density
 from numpyro_ext._model.handlers import first_rows, given_rows, latents_only, weighted_rows
 from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.minibatch import plate_indices, replace_indices
-from numpyro_ext._model.read import ModelInfo, check_all_rows, sample_sites, trace_of
+from numpyro_ext._model.operations import has_forward_mode, in_either_mode
+from numpyro_ext._model.read import (
+    ModelInfo,
+    check_all_rows,
+    has_fixed_bounds,
+    latent_sites,
+    moving_supports,
+    sample_sites,
+    trace_of,
+)
 from numpyro_ext._numpyro import at_unconstrained, default_key, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.data._ahead import bytes_of_rows, read_ahead, with_rows
 from numpyro_ext.data._rows import is_on_host, is_stream
 
-ROWS = 10_000
-"""Rows of an array that a pass takes at once."""
-_MOST_ROWS, _BYTES = 50_000, 2**22
+ROWS = 50_000
+"""Rows of an array that a pass takes at once, and the most from the host."""
+_BYTES = 2**22
 
 
 class Program:
@@ -105,14 +116,31 @@ class Program:
 
     @property
     def piece_size(self) -> int:
-        """The rows that a pass takes at once: 10,000, or about four megabytes from the host."""
+        """The rows that a pass takes at once: 50,000, or about four megabytes from the host."""
         num_bytes = bytes_of_rows(self.arguments, self._sizes)
-        return min(_MOST_ROWS, max(1, _BYTES // num_bytes)) if num_bytes else ROWS
+        return min(ROWS, max(1, _BYTES // num_bytes)) if num_bytes else ROWS
 
     def _on(self, rows: dict[str, Array] | None) -> Model:
         if rows is None:
             return self.model
         return handlers.rows(self.model, {n: jnp.asarray(i) for n, i in rows.items()}, self.plates)
+
+
+def supports_of(
+    guide: Any,
+    args: tuple,
+    kwargs: dict[str, Any],
+    z: Sites | None = None,
+    values: Sites | None = None,
+) -> dict[str, Any]:
+    """``{site: support}`` of the model of an auto guide, at unconstrained values or at values as
+    they are, in a run of which the handlers around see the ``param`` sites alone."""
+    model, trace = guide.seen_model, guide.prototype_trace
+    if moving_supports(model, args, kwargs, trace):
+        with block(hide_fn=lambda site: site["type"] != "param"):
+            program = Program(first_rows(model), args, kwargs)
+            trace = program.trace(z, values=values, rng_key=random.key(0))
+    return {site["name"]: site["fn"].support for site in latent_sites(trace)}
 
 
 class Potential(Program):
@@ -136,7 +164,8 @@ class Potential(Program):
 
     :param ModelInfo info: the result of :func:`read_model` on these arguments.
     :param dict params: values of the model's ``param`` and ``mutable`` sites.
-    :param bool forward_mode: whether to differentiate in forward mode.
+    :param bool forward_mode: whether to differentiate in forward mode, as is done in any case where
+        a primitive has no derivative in reverse.
 
     >>> from numpyro_ext.mcmc import SGLD, MinibatchGradient
     >>> def model(x):
@@ -153,6 +182,9 @@ class Potential(Program):
     0.0300
     """
 
+    sums: Callable[..., tuple[float, np.ndarray]] | None = None
+    """The program of :func:`sum_rows`, once it is made."""
+
     def __init__(
         self,
         model: Model,
@@ -164,6 +196,7 @@ class Potential(Program):
         forward_mode: bool = False,
     ) -> None:
         model = default_key(given_rows(model, info.given) if info.given else model)
+        model = on_circles(model, info)
         if info.masked:
             model = masks_filled(model)
         if info.summed:  # they have a value where no density is taken
@@ -171,6 +204,12 @@ class Potential(Program):
         super().__init__(model, args, kwargs, params, plates=info.plates)
         self.info = info
         self._forward_mode = forward_mode
+
+    def __copy__(self) -> "Potential":
+        """Another one, to be changed, that does not have the program of this one."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self) | {"sums": None})
+        return other
 
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         """U at ``z`` on the rows ``idx``."""
@@ -181,14 +220,24 @@ class Potential(Program):
 
     def value_and_grad(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:
         """U and its gradient: one minibatch."""
-        if self._forward_mode:  # for models with primitives that need it
-            return jax.jacfwd(lambda z: (self(z, idx),) * 2, has_aux=True)(z)[::-1]
-        return jax.value_and_grad(self)(z, idx)
+
+        def differentiate(forward: bool) -> tuple[Array, Sites]:
+            if forward:
+                return jax.jacfwd(lambda z: (self(z, idx),) * 2, has_aux=True)(z)[::-1]
+            return jax.value_and_grad(self)(z, idx)
+
+        return in_either_mode(differentiate, self._forward_mode)
 
     def value_and_grad_flat(self, x: Array, idx: dict[str, Array]) -> tuple[Array, Array]:
         """:meth:`value_and_grad` of the ``(n,)`` flat vector: U, and its ``(n,)`` gradient."""
         value, grad = self.value_and_grad(self.info.unravel(x), idx)
         return value, self.info.ravel(grad)
+
+    @cached_property
+    def has_curvature(self) -> bool:
+        """Whether the gradient has a derivative, see :func:`has_forward_mode`."""
+        x, rows = jnp.zeros(self.info.size), self.first_rows()
+        return has_forward_mode(lambda x: self.value_and_grad_flat(x, rows)[1], x)
 
     def draw_rows(self, rng_key: Array) -> dict[str, Array]:
         """The rows of one minibatch of each plate."""
@@ -285,7 +334,8 @@ class Potential(Program):
         """From unconstrained sites to constrained and deterministic ones, on first rows."""
         supports = {name: latent.support for name, latent in self.info.latents.items()}
         # Bounds that are arrays may depend on other sites, or were traced when the model was read.
-        fixed = all(isinstance(leaf, (int, float)) for leaf in jax.tree.leaves(supports))
+        others = [support for support in supports.values() if not is_circle(support)]
+        fixed = has_fixed_bounds(others)
         if fixed and not self.info.deterministic:
             transforms = {name: biject_to(support) for name, support in supports.items()}
             return lambda z: transform_fn(transforms, z)
@@ -306,17 +356,24 @@ class Potential(Program):
 
         batches = {n: (N, len(idx[n])) for n, (N, _) in self.plates.items() if len(idx[n]) < N}
         fn, (args, kwargs) = enum(self._on(idx), -self.info.nesting - 1), self.arguments
-        if not batches:
+        # Scales of whole rows belong outside of the sum, where NumPyro has them inside.
+        if not batches and not self.info.scaled:
             return jnp.asarray(potential_energy(fn, args, kwargs, z, enum=True))
         with plate_to_enum_plate():
             sites = packed_trace(at_unconstrained(fn, z)).get_trace(*args, **kwargs)
         return -summed_log_density(sites, batches)
 
     def check_start(
-        self, z: Sites, idx: dict[str, Array], potential: Array, grad: Sites | None = None
+        self,
+        z: Sites,
+        idx: dict[str, Array],
+        potential: Array,
+        grad: Sites | None = None,
+        *,
+        give: str = "another init_strategy or init_params",
     ) -> None:
         """A ``ValueError`` that names the site if U or its gradient is not finite at a start, or at
-        one of several along a leading axis."""
+        one of several along a leading axis, and what to ``give``."""
         if is_traced((potential, grad)):
             return
         starts = (z, idx, potential, grad)
@@ -333,7 +390,7 @@ class Potential(Program):
         place = "the initial point" + ("" if site is None else f": see site '{site}'")
         raise ValueError(
             f"the potential or its gradient is not finite at {place}; check the data, or give"
-            " another init_strategy or init_params."
+            f" {give}."
         )
 
     def _nonfinite_site(self, z: Sites, idx: dict[str, Array]) -> str | None:

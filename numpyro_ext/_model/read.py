@@ -1,7 +1,7 @@
 """The contents of a NumPyro program, and the runs on shapes that read them: sites, plates,
 parameters, and the flat order of latents."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -24,10 +24,10 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 
-from numpyro_ext._model.arguments import indexed
+from numpyro_ext._model.arguments import has_words, indexed
 from numpyro_ext._model.handlers import first_rows, refuse_no_rows, subsampled_plates, valid_plates
-from numpyro_ext._numpyro import mask_of, validate_model
-from numpyro_ext._typing import Model, Sites, Trace
+from numpyro_ext._numpyro import handlers_around, mask_of, validate_model
+from numpyro_ext._typing import Model, Shape, Sites, Trace
 from numpyro_ext.data._rows import is_stream
 
 Site = dict[str, Any]
@@ -132,6 +132,46 @@ def plate_sizes(*traces: Trace) -> dict[str, tuple[int, int]]:
     return sizes
 
 
+def own_scale(site: Site, sizes: dict[str, tuple[int, int]]) -> Any:
+    """What ``handlers.scale`` adds to the scale of the plates, ``{plate: (N, M)}``, of a site."""
+    scale = 1.0 if site["scale"] is None else site["scale"]
+    batches = (sizes.get(name, (1, 1)) for name in frames(site))
+    of_plates = math.prod(N / M for N, M in batches)
+    return scale if of_plates == 1 else scale / of_plates
+
+
+def is_same_scale(a: Any, b: Any) -> bool:
+    """Whether two scales are the same number or array; of traced ones only an object itself is."""
+    if a is b:
+        return True
+    if isinstance(a, Tracer) or isinstance(b, Tracer):
+        return False
+    same_shape = jnp.shape(a) == jnp.shape(b) or jnp.ndim(b) == 0
+    return bool(same_shape and np.allclose(a, b, rtol=1e-6, atol=0))
+
+
+def scaled_latents(trace: Trace) -> tuple[str, ...]:
+    """The latent sites under a ``handlers.scale`` that are discrete or in the plates of data."""
+    sizes = plate_sizes(trace)
+    with_data = {name for site in trace.values() if is_data(site) for name in frames(site)}
+    return tuple(
+        site["name"]
+        for site in latent_sites(trace)
+        if (with_data & set(frames(site)) or site["fn"].support.is_discrete)
+        and not is_same_scale(own_scale(site, sizes), 1.0)
+    )
+
+
+def refuse_scaled(names: Iterable[str], who: str) -> None:
+    """An error that names a latent site of :func:`scaled_latents`."""
+    for name in names:
+        raise ValueError(
+            f"the latent site '{name}' of each row is under a numpyro.handlers.scale, and {who}"
+            " cannot take that for copies of the row; give the rows as often as they count, or put"
+            " the scale around the observed sites alone."
+        )
+
+
 def not_reparameterized(guide_trace: Trace) -> tuple[str, ...]:
     """Latent sites without a pathwise gradient, except noise under ``mask=False``."""
     return tuple(
@@ -158,7 +198,10 @@ def continuous_latents(trace: Trace, *, sums: bool = False) -> dict[str, Site]:
                 remedy = f"install funsor (pip install funsor), or {remedy}"
             elif not few:
                 remedy += ", or use numpyro.infer.HMCGibbs with your own update"
-            raise ValueError(f"latent site '{name}' is discrete; {remedy}.")
+            raise ValueError(
+                f"latent site '{name}' is discrete; {remedy}. If it is data, its obs= is None on"
+                " these arguments: pass the data."
+            )
     if not latents:
         what = f" ({', '.join(summed)}, and summed out)" if summed else ""
         raise ValueError(
@@ -218,7 +261,7 @@ def slices_of(shapes: Shapes) -> dict[str, slice]:
     return {name: slice(*pair) for (name, _), pair in zip(shapes, pairwise(ends), strict=True)}
 
 
-def unravel(x: Array, shapes: Shapes) -> Sites:
+def unravel(x: Any, shapes: Shapes) -> Sites:
     """``(*batch, n)`` vectors as unconstrained sites of :attr:`ModelInfo.shapes`."""
     places = slices_of(shapes)
     return {name: x[..., places[name]].reshape((*x.shape[:-1], *shape)) for name, shape in shapes}
@@ -243,6 +286,8 @@ class ModelInfo:
     :param tuple summed: names of the discrete latent sites, which are summed out.
     :param int nesting: the number of axes that plates take.
     :param bool masked: True if an array masks entries of a latent site.
+    :param tuple scaled: names of the latent sites under a ``numpyro.handlers.scale`` that are
+        discrete or in the plates of data.
     :param bool bounded: True if there are numbers outside of the support of an observed site.
     """
 
@@ -256,6 +301,7 @@ class ModelInfo:
     nesting: int = 0
     masked: bool = False
     bounded: bool = True
+    scaled: tuple[str, ...] = ()
     given: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @cached_property
@@ -273,11 +319,19 @@ class ModelInfo:
         """The slice of each site in a latent vector."""
         return slices_of(self.shapes)
 
+    @property
+    def site_table(self) -> "SiteTable":
+        """What of the latent sites a fit must share with the model on which it goes on."""
+        return [
+            (name, x.unconstrained.shape, _kind_of(elementwise(x.support)))
+            for name, x in self.latents.items()
+        ]
+
     def ravel(self, z: Sites) -> Array:
         """Unconstrained sites as one ``(size,)`` vector."""
         return jnp.concatenate([jnp.ravel(z[name]) for name in self.latents])
 
-    def unravel(self, x: Array) -> Sites:
+    def unravel(self, x: Any) -> Sites:
         """A ``(size,)`` vector as unconstrained sites, each in its type in the model."""
         sites = unravel(x, self.shapes)
         return {name: sites[name].astype(x.unconstrained.dtype) for name, x in self.latents.items()}
@@ -359,6 +413,7 @@ def model_info(trace: Trace, *, sums: bool = False) -> ModelInfo:
         nesting=max(axes, default=0),
         masked=any(has_array_mask(site["fn"]) for site in latent_sites(trace)),
         bounded=any(is_bounded(site) for site in trace.values() if is_data(site)),
+        scaled=scaled_latents(trace),
     )
 
 
@@ -372,6 +427,68 @@ def unconstrained_shape(support: constraints.Constraint, shape: tuple[int, ...])
     return biject_to(jax.tree.map(alive, support)).inverse_shape(shape)
 
 
+def has_fixed_bounds(supports: Any) -> bool:
+    """Return whether all bounds of supports are numbers; arrays may depend on other sites."""
+    return all(isinstance(leaf, int | float) for leaf in jax.tree.leaves(supports))
+
+
+def moving_supports(model: Model, args: tuple, kwargs: dict[str, Any], trace: Trace) -> set[str]:
+    """The latent sites in this trace of a model whose support depends on another latent site."""
+    values = {site["name"]: site["value"] for site in latent_sites(trace)}
+    if has_fixed_bounds([trace[name]["fn"].support for name in values]):
+        return set()
+
+    def supports(**values: Array) -> dict[str, list[Any]]:
+        sites = trace_of(
+            substitute(seed(first_rows(model), random.key(0)), data=values), args, kwargs
+        )
+        return {name: jax.tree.leaves(sites[name]["fn"].support) for name in values}
+
+    with block(), validation_enabled(False):
+        values = {n: jnp.zeros(jnp.shape(x), jnp.result_type(x)) for n, x in values.items()}
+        sources = eval_provenance(supports, **values)
+    return {name for name, leaves in sources.items() if any(leaves)}
+
+
+type SiteTable = list[tuple[str, Shape, str]]
+"""Name, unconstrained shape and kind of support of each continuous latent site."""
+
+
+def sites_in_trace(trace: Trace) -> SiteTable:
+    """The table of the sites in a trace of a model."""
+    sites = [x for x in latent_sites(trace) if not x["fn"].support.is_discrete]
+    shapes = [unconstrained_shape(x["fn"].support, jnp.shape(x["value"])) for x in sites]
+    return [
+        (site["name"], shape, _kind_of(elementwise(site["fn"].support)))
+        for site, shape in zip(sites, shapes, strict=True)
+    ]
+
+
+def _kind_of(support: Any) -> str:
+    return getattr(support, "kind", type(support).__name__.strip("_"))
+
+
+def check_site_table(saved: SiteTable, now: SiteTable) -> None:
+    """An error where the latent sites of a fit that is loaded are not the model's."""
+    before, here = ({name: rest for name, *rest in table} for table in (saved, now))
+    for name in [*before, *here]:
+        if before.get(name) != here.get(name):
+            old, new = (
+                "no such site" if x is None else f"shape {tuple(x[0])} on {x[1]}"
+                for x in (before.get(name), here.get(name))
+            )
+            raise ValueError(
+                f"the file has a fit of another model: of the latent site '{name}' it has {old},"
+                f" and this model has {new}, without constraints; give load the model of the fit,"
+                " and arguments on which its latent sites have the same shapes."
+            )
+    if list(before) != list(here):
+        raise ValueError(
+            f"the file has the latent sites in the order {list(before)}, and this model samples"
+            f" them in the order {list(here)}; give load the model of the fit."
+        )
+
+
 def drawn_names(model: Model, args: tuple, kwargs: dict[str, Any]) -> set[str]:
     """Names of the sites that the model draws on these arguments; no site is refused."""
     trace = shape_trace(seed(first_rows(model), random.key(0)), args, kwargs)
@@ -380,8 +497,16 @@ def drawn_names(model: Model, args: tuple, kwargs: dict[str, Any]) -> set[str]:
 
 def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
     """The trace of one run."""
-    with refuse_no_rows():
-        sites = trace(fn).get_trace(*indexed(args), **indexed(kwargs or {}))
+    try:
+        with refuse_no_rows():
+            sites = trace(fn).get_trace(*indexed(args), **indexed(kwargs or {}))
+    except TypeError as error:
+        if not any(map(has_words, jax.tree.leaves((args, kwargs)))):
+            raise
+        raise TypeError(
+            "the model computes with an array of words or of Python objects among its arguments;"
+            " code words as numbers, as by np.unique(words, return_inverse=True)[1]."
+        ) from error
     return {name: site for name, site in sites.items() if not name.endswith(FILLED)}
 
 
@@ -402,6 +527,11 @@ def shape_trace(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = Non
 
     shapes_on_plates(run)
     return box
+
+
+def is_only_recorded() -> bool:
+    """Whether no handler around the program that runs can give a site a value."""
+    return all(type(handler) in (trace, seed) for handler in handlers_around())
 
 
 def set_up(guide: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> None:

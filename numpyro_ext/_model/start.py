@@ -1,6 +1,7 @@
 """Starts of chains, particles and guides, and values of a model's ``param`` sites."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from jax import Array, lax, random
@@ -15,9 +16,10 @@ from numpyro.infer.util import initialize_model
 
 from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.checks import check_rows
+from numpyro_ext._model.circles import on_circles
 from numpyro_ext._model.enumeration import parallel
 from numpyro_ext._model.handlers import first_rows, given_rows
-from numpyro_ext._model.operations import run_once
+from numpyro_ext._model.operations import in_either_mode, run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, trace_of
 from numpyro_ext._typing import Model, Params, Sites, Trace
@@ -75,8 +77,8 @@ def draw_start(
         found), and the values of ``param`` and ``mutable`` sites; those of ``initialize_model``.
     """
 
-    def draw(rng_key: Array) -> tuple[Sites, Array, Params]:
-        fn = first_rows(model)
+    def draw(forward: bool, rng_key: Array) -> tuple[Sites, Array, Params]:
+        fn = on_circles(first_rows(model), info)
         initialised = initialize_model(
             rng_key,
             infer_config(fn, parallel) if info.summed else fn,
@@ -84,7 +86,7 @@ def draw_start(
             dynamic_args=True,
             model_args=indexed(args),
             model_kwargs=indexed(kwargs),
-            forward_mode_differentiation=forward_mode,
+            forward_mode_differentiation=forward,
             validate_grad=validate_grad,
         )
         start = initialised.param_info
@@ -95,7 +97,9 @@ def draw_start(
             potential = jnp.where(finite, potential, jnp.nan)
         return z, potential, _params_of(initialised.model_trace)
 
-    z, potential, params = run_once(draw, rng_key)
+    z, potential, params = in_either_mode(
+        lambda forward: run_once(partial(draw, forward), rng_key), forward_mode
+    )
     return info.in_order(z), potential, params
 
 
@@ -147,8 +151,8 @@ def prior_center(rng_key: Array, model: Model, potential: Potential) -> tuple[Ar
 
 def _medians(rng_key: Array, model: Model, potential: Potential) -> tuple[Array, Trace]:
     """The flat median of the prior, and the trace there."""
-    fn = substitute(seed(first_rows(model), rng_key), substitute_fn=_to_median)
-    trace = trace_of(fn, *potential.arguments)
+    fn = on_circles(seed(first_rows(model), rng_key), potential.info)
+    trace = trace_of(substitute(fn, substitute_fn=_to_median), *potential.arguments)
     latents = potential.info.latents
     z = {n: biject_to(trace[n]["fn"].support).inv(trace[n]["value"]) for n in latents}
     return potential.info.ravel(z), trace
@@ -159,6 +163,8 @@ def _to_median(site: dict[str, Any]) -> Array | None:
     if site["type"] != "sample" or site["is_observed"]:
         return None
     fn, shape = site["fn"], site["kwargs"].get("sample_shape", ())
+    if fn.support.is_discrete:  # any of its draws, as it is summed out
+        return None
     transform = biject_to(fn.support)
     try:
         low, median, high = _quartiles(fn, site["kwargs"]["rng_key"])
@@ -178,22 +184,23 @@ def _quartiles(fn: Any, rng_key: Array) -> Array:
 
 def guide_start(
     guide: Any, info: ModelInfo, args: tuple, kwargs: dict[str, Any]
-) -> tuple[Array, Sites] | None:
-    """The start that NumPyro would find for a ``ContinuousGuide``, with its key; None if none."""
+) -> tuple[Array, Sites]:
+    """The start that NumPyro would find for a ``ContinuousGuide``, with its key."""
     rng_key: Any = numpyro.prng_key()
-    model = guide.model
-    forward_mode = getattr(guide, "forward_mode_differentiation", False)
-    options = {"init_strategy": guide.init_loc_fn, "forward_mode": forward_mode}
+    model, start = guide.model, guide.init_loc_fn
     # Without the block the model's own sites would be recorded in the guide's trace.
     with block():
         z, potential, _ = draw_start(
-            rng_key, model, info, args, kwargs, validate_grad=True, **options
+            rng_key, model, info, args, kwargs, init_strategy=start, validate_grad=True
         )
     if isinstance(potential, Tracer) or bool(np.isfinite(potential)):
         return rng_key, z
-    # NumPyro's own error would blame a parameter of a distribution.
     check_rows(given_rows(model, info.given), args, kwargs, guide.init_loc_fn)
-    return None
+    by_modes = "init_from" if hasattr(guide, "init_from") else "init_loc_fn"
+    raise ValueError(
+        f"no point that init_loc_fn of the {type(guide).__name__} draws has a finite density and"
+        f" gradient; give {by_modes}=find_modes(model, *args), of numpyro_ext.optim."
+    )
 
 
 def _params_of(trace: dict[str, Any]) -> Params:

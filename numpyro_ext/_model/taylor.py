@@ -15,14 +15,17 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 from jax import Array, random
 from jax.core import Tracer
+from jax.lax import stop_gradient
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
 from numpyro.handlers import block, seed
 
+from numpyro_ext._model.arrow import Arrow, ArrowPrecision
+from numpyro_ext._model.circles import circles_of, recut
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import first_rows
-from numpyro_ext._model.operations import jit_on_data, pieces
+from numpyro_ext._model.operations import STEP, jit_on_data, pieces
 from numpyro_ext._model.potential import Potential, Program
 from numpyro_ext._model.read import (
     frames,
@@ -41,6 +44,8 @@ from numpyro_ext.data._rows import is_rows
 _MAKE_ANOTHER = "make one by taylor_proxy(model, *args) with the arguments of this run"
 LARGEST_NOISE = 0.5
 """Nats of noise over minibatches up to which a proxy is near enough."""
+_VALUES = 0.5
+"""The part of v by which values are compared, where there is no forward mode."""
 SAME, SAME_IN_A_STEP = 1e-4, 3e-2
 """Root mean squares by which the log likelihoods l of the same rows may differ, in units of 1 +
 |l|; in a step, which is another program, and whose matrices a GPU multiplies in fewer digits."""
@@ -48,8 +53,18 @@ SAME, SAME_IN_A_STEP = 1e-4, 3e-2
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["center", "location", "factor", "value", "rows", "grad", "hessian", "noise"],
-    meta_fields=["plate", "size", "batch", "shapes"],
+    data_fields=[
+        "center",
+        "location",
+        "factor",
+        "value",
+        "rows",
+        "grad",
+        "hessian",
+        "noise",
+        "circles",
+    ],
+    meta_fields=["plate", "size", "batch", "shapes", "forward"],
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class TaylorProxy:
@@ -57,28 +72,34 @@ class TaylorProxy:
 
     * ``center`` - c, constrained values of all latent sites.
     * ``location, factor`` - c as a ``(d,)`` vector of unconstrained sites, and a root of the
-      posterior covariance there: lower triangular ``(d, d)``, its ``(d,)`` diagonal where d is
-      large, or None where the center is not near a mode.
-    * ``value, grad, hessian`` - L, G and H; H is None for degree 1.
+      posterior covariance there: lower triangular ``(d, d)``; above 512 numbers an ``Arrow`` where
+      the model has groups, and its ``(d,)`` diagonal elsewhere; or None where the center is not
+      near a mode.
+    * ``value, grad, hessian`` - L, G and H; H is None for degree 1, and an ``ArrowPrecision``
+      where the factor is an ``Arrow``.
     * ``rows`` - ``(N,)``, the log likelihood of each row at c, by which other data are known.
     * ``noise`` - the standard deviation of the estimate over minibatches, in nats, at draws of the
       normal approximation; nan if there is none.
     * ``plate, size, batch`` - name of the plate, N and M.
     * ``shapes`` - ``(site, unconstrained shape)`` in the order of the vector.
+    * ``circles`` - ``(d,)``, the angles opposite of which circles are cut, see :class:`Whitening`.
+    * ``forward`` - whether a row has derivatives in forward mode; otherwise they are differences.
     """
 
     center: Sites
     location: Array
-    factor: Array | None
+    factor: Array | Arrow | None
     value: Any
     rows: Array
     grad: Array
-    hessian: Array | None
+    hessian: Array | ArrowPrecision | None
     noise: Any
     plate: str
     size: int
     batch: int
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    circles: Array | None = None
+    forward: bool = True
 
     compared: ClassVar[Any] = None
     """The model and the arguments that :meth:`check_data` has compared last."""
@@ -102,7 +123,9 @@ class TaylorProxy:
                 "there is no normal approximation at the center of this proxy; make it with"
                 " center=(guide, params) of a fitted guide."
             )
-        return Whitening(self.location, self.factor).init_params(guide, *args, **kwargs)
+        return Whitening(self.location, self.factor, self.circles).init_params(
+            guide, *args, **kwargs
+        )
 
     def unravel(self, x: Array) -> Sites:
         """A ``(d,)`` vector as unconstrained sites."""
@@ -130,12 +153,13 @@ class TaylorProxy:
         """:meth:`log_joint` of the sites in the plate alone."""
         sites = [trace[name] for name, _ in self.shapes]
         t = [jnp.ravel(biject_to(site["fn"].support).inv(site["value"])) for site in sites]
+        t = recut(jnp.concatenate(t), None, self.circles)
 
         def rows_at(x: Array) -> Array:
-            return row_log_lik(run(self.unravel(x)), self.plate)
+            return row_log_lik(run(self.unravel(recut(x, self.circles, None))), self.plate)
 
         index = trace[self.plate]["value"] if compare else None
-        return self.change(jnp.concatenate(t), row_log_lik(trace, self.plate), rows_at, index)
+        return self.change(t, row_log_lik(trace, self.plate), rows_at, index)
 
     def change(
         self,
@@ -156,13 +180,19 @@ class TaylorProxy:
             return jax.jvp(fn, (x,), (v,))
 
         of_all_rows = jnp.sum(self.grad * v)
-        if self.hessian is None:
+        if not self.forward:
+            at_center, slope = self._by_differences(v, rows_at)
+        elif self.hessian is None:
             at_center, slope = along_v(rows_at, self.location)
         else:
             (at_center, slope), (_, bend) = along_v(partial(along_v, rows_at), self.location)
             slope = slope + bend / 2
-            quadratic = jnp.einsum("i,ij,j", v, self.hessian, v, precision="highest") / 2
-            of_all_rows = of_all_rows + quadratic
+        if self.hessian is not None:
+            if isinstance(self.hessian, ArrowPrecision):
+                quadratic = self.hessian.quadratic(v)
+            else:
+                quadratic = jnp.einsum("i,ij,j", v, self.hessian, v, precision="highest")
+            of_all_rows = of_all_rows + quadratic / 2
         # Row by row, since the sums would lose the digits of their difference.
         residuals = (at_t - at_center) - slope
         change = of_all_rows + self.size * jnp.mean(residuals)
@@ -170,6 +200,20 @@ class TaylorProxy:
             same = _agree(at_center, self.rows[index], SAME_IN_A_STEP)
             change = jnp.where(same, change, jnp.nan)
         return change, residuals
+
+    def _by_differences(self, v: Array, rows_at: Callable[[Array], Array]) -> tuple[Array, Array]:
+        """The log likelihood of rows at c, and their terms in v, without a forward mode: the mean
+        is that of gradients of the sum, and the deviations from it are differences of values, which
+        have fewer digits and enter the variance alone."""
+        c, h, v0 = self.location, _VALUES, stop_gradient(v)
+        grad = jax.grad(lambda x: jnp.sum(rows_at(x)))
+        at_center, up, down = rows_at(c), rows_at(c + h * v), rows_at(c - h * v)
+        each, total = (up - down) / (2 * h), jnp.vdot(grad(c), v)
+        if self.hessian is not None:
+            each = each + (up - 2 * at_center + down) / (2 * h**2)
+            Hv = (grad(c + STEP * v0) - grad(c - STEP * v0)) / (2 * STEP)
+            total = total + jnp.vdot(Hv, v) - jnp.vdot(Hv, v0) / 2  # its gradient is Hv
+        return at_center, each + (total / len(each) - jnp.mean(each))
 
     def check(self, name: str, layout: Layout, model_trace: Trace) -> None:
         """An error unless the proxy is one of this model's latent sites and of as many rows."""
@@ -226,7 +270,7 @@ class TaylorProxy:
         program = Program(default_key(model), args, kwargs, plates=plates)
         # Evaluated now, also where a step is being traced.
         with jax.ensure_compile_time_eval(), block(), jax.default_matmul_precision("highest"):
-            z = self.unravel(self.location)
+            z = self.unravel(recut(self.location, self.circles, None))
             each = jit_on_data(
                 lambda i: program.with_rows({self.plate: i}).rows_log_lik(z, {self.plate: i})
             )
@@ -299,12 +343,12 @@ class ProxyPotential(Potential):
         return ProxyPotential(self._proxy, self._plain.with_rows(idx, rows), self._compare)
 
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
-        proxy = self._proxy
+        proxy, own = self._proxy, circles_of(self.info)
 
         def rows_at(x: Array) -> Array:
-            return self.rows_log_lik(proxy.unravel(x), idx)
+            return self.rows_log_lik(proxy.unravel(recut(x, proxy.circles, own)), idx)
 
-        t = self.info.ravel(z)
+        t = recut(self.info.ravel(z), own, proxy.circles)
         at_t = rows_at(t)
         change, _ = proxy.change(t, at_t, rows_at, idx[proxy.plate] if self._compare else None)
         return self._plain(z, idx) + proxy.size * jnp.mean(at_t) - proxy.value - change

@@ -5,11 +5,12 @@ minibatch with all its latents otherwise. A guide may have the axis of a plate e
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 import math
 
 from jax import Array
+from jax.core import Tracer
 import jax.numpy as jnp
 from jax.tree_util import register_static
 import numpy as np
@@ -26,10 +27,13 @@ from numpyro_ext._model.read import (
     is_bounded,
     is_data,
     is_delta,
+    is_same_scale,
     latent_sites,
     not_reparameterized,
+    own_scale,
     plate_sizes,
     sample_sites,
+    scaled_latents,
 )
 from numpyro_ext._numpyro import validate_model
 from numpyro_ext._typing import Sites, Trace
@@ -50,6 +54,8 @@ class Layout:
     * ``subsampled_latents`` - ``(site, plate)`` of latents in a subsampled plate that is no unit
       plate.
     * ``masked, bounded`` - as in :class:`ModelInfo`.
+    * ``copied`` - a site with the ``handlers.scale`` that all sites of a unit have, as if the unit
+      were there so many times; empty if there is none, or if it stays inside the unit.
 
     It holds no array, so that a function which is traced for its shapes alone can return it.
     """
@@ -68,6 +74,7 @@ class Layout:
     subsampled_latents: tuple[tuple[str, str], ...]
     masked: bool
     bounded: bool
+    copied: str = ""
 
     def is_local(self, site: Site) -> bool:
         return set(self.plates) <= set(frames(site))
@@ -98,6 +105,19 @@ class Layout:
         log_prob = jnp.transpose(log_prob, [sorted(axes).index(axis) for axis in axes])
         return jnp.broadcast_to(log_prob, self.shape)
 
+    def copies(self, trace: Trace) -> Array:
+        """How often each unit counts, ``shape``, by the scale of the site ``copied``."""
+        site = trace[self.copied]
+        own = jnp.asarray(own_scale(site, {n: (N, M) for n, N, M in self.subsampled}))
+        return self._per_unit({**site, "scale": self.scale}, own)
+
+    def without_copies(self, site: Site) -> Site:
+        """The site with the scale of its plates alone, if its unit is copied."""
+        if not self.copied or not self.is_local(site):
+            return site
+        batches = {name: N / M for name, N, M in self.subsampled}
+        return {**site, "scale": math.prod(batches.get(name, 1.0) for name in frames(site))}
+
     def observed(self, trace: Trace) -> Array:
         """Whether a unit has an observed number that no mask leaves out, ``shape``."""
         sites = [site for site in sample_sites(trace) if site["is_observed"]]
@@ -112,6 +132,38 @@ class Layout:
         for axis, size in zip(axes, self.shape, strict=True):
             shape[axis] = size
         return jnp.reshape(jnp.transpose(x, tuple(np.argsort(axes))), shape)
+
+
+def with_copies(name: str, layout: Layout, model_trace: Trace, guide_trace: Trace) -> Layout:
+    """The layout for a loss that takes powers of the weights of units. A ``handlers.scale`` around
+    all sites of a unit means copies of the unit, as a plate does, and one around observed sites
+    alone copies of these data; an error names a site of which there is neither."""
+    sizes = {n: (N, M) for n, N, M in layout.subsampled}
+    both = [*sample_sites(model_trace), *sample_sites(guide_trace)]
+    local = [site for site in both if layout.is_local(site)]
+    scales = [own_scale(site, sizes) for site in local]
+    dims = [frames(local[0])[plate] for plate in layout.plates] if local else []
+    apart = [-i for i, n in enumerate(jnp.shape(scales[0])[::-1], 1) if n > 1] if local else []
+    if local and set(apart) <= set(dims) and all(is_same_scale(scales[0], x) for x in scales):
+        if not is_same_scale(scales[0], 1.0):
+            layout = replace(layout, copied=local[0]["name"])
+    elif local and all(isinstance(x, Tracer) for x in scales):
+        raise ValueError(
+            f"{name}: the sites {[site['name'] for site in local]} of a row are under scales that"
+            " may be different arrays; put one numpyro.handlers.scale of a number around all of"
+            " them, or give the rows as often as they count."
+        )
+    in_guide = (x for x in latent_sites(guide_trace) if not is_same_scale(own_scale(x, sizes), 1.0))
+    for site in [*(model_trace[n] for n in scaled_latents(model_trace)), *in_guide]:
+        if layout.copied and is_same_scale(own_scale(site, sizes), scales[0]):
+            continue
+        raise ValueError(
+            f"{name}: the latent site '{site['name']}' is under a numpyro.handlers.scale that not"
+            " every site of its rows has in model and guide, so it does not mean copies of the"
+            " rows; put the same scale around all of them in both, or around the observed sites"
+            " alone, or use VRELBO(1.)."
+        )
+    return layout
 
 
 def weightless_dropped(guide_trace: Trace, layout: Layout) -> tuple[Trace, Array, Array]:

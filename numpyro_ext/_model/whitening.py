@@ -10,14 +10,19 @@ from jax.core import Tracer
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 import numpy as np
+from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.arrow import Arrow
+from numpyro_ext._model.circles import recut
 from numpyro_ext._model.read import Shapes, latent_sites, set_up, unconstrained_shape
-from numpyro_ext._numpyro import normal_of_guide, params_of_normal
+from numpyro_ext._numpyro import normal_of_guide, params_of_normal, triangular_root
 from numpyro_ext._typing import Params
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["center", "factor"], meta_fields=[])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["center", "factor", "circles"], meta_fields=[]
+)
 @dataclass(frozen=True, eq=False)
 class Whitening:
     r"""
@@ -35,7 +40,9 @@ class Whitening:
 
     :param center: c, ``(n,)`` in the flat order.
     :param factor: A, lower triangular ``(n, n)`` with a positive diagonal, or its diagonal
-        ``(n,)``.
+        ``(n,)``, or the ``Arrow`` that ``find_modes`` gives of many groups.
+    :param circles: for latent sites on circles, ``(n,)``, the angle opposite of which each is cut
+        to become a line, and inf for other coordinates; None where all are cut at pi.
 
     >>> from numpyro_ext.mcmc import SGHMC
     >>> def model():
@@ -51,9 +58,12 @@ class Whitening:
     """
 
     center: Array
-    factor: Array
+    factor: Array | Arrow
+    circles: Array | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.factor, Arrow):
+            return
         center, factor = jnp.asarray(self.center), jnp.asarray(self.factor)
         if center.ndim != 1 or factor.shape not in (center.shape, center.shape * 2):
             raise ValueError(
@@ -86,17 +96,55 @@ class Whitening:
             whose variances are then those of each coordinate given the others.
         :param args: arguments of the guide's model, as for ``svi.run``, and so ``kwargs``.
         """
-        set_up(guide, args, kwargs)
-        return params_of_normal(guide, self.center, self.factor)
+        try:
+            set_up(guide, args, kwargs)
+        except RuntimeError as error:  # it looks for a start of its own
+            raise ValueError(
+                "the guide finds no start at which the density is finite; make it with"
+                " init_loc_fn=find_modes(model, *args), of numpyro_ext.optim."
+            ) from error
+        center, factor = self.center, self.factor
+        if isinstance(factor, Arrow):
+            diagonal = not isinstance(guide, AutoMultivariateNormal)
+            factor = factor.conditional_sds() if diagonal else self.matrix
+        if self.circles is not None:  # the guide has them cut at pi
+            ones = jnp.ones_like(center)
+            center, slopes = jax.jvp(lambda x: recut(x, self.circles, None), (center,), (ones,))
+            factor = slopes[:, None] * factor if factor.ndim == 2 else slopes * factor
+        return params_of_normal(guide, center, factor)
 
     def __repr__(self) -> str:
-        kind = "dense" if self.factor.ndim == 2 else "diagonal"
+        if isinstance(self.factor, Arrow):
+            L, w = self.factor.leaves.shape
+            kind = f"of {L} effects of {w} given {self.factor.core.size}"
+        else:
+            kind = "dense" if self.factor.ndim == 2 else "diagonal"
         return f"Whitening({self.size} coordinates, {kind})"
 
     @property
     def size(self) -> int:
         """The number of coordinates, n."""
         return self.center.shape[0]
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether A is a matrix, and no diagonal or :class:`Arrow`."""
+        return not isinstance(self.factor, Arrow) and self.factor.ndim == 2
+
+    @property
+    def matrix(self) -> Array:
+        """A lower triangular A of the same covariance, ``(n, n)``."""
+        if isinstance(self.factor, Arrow):
+            return triangular_root(self.factor.dense())
+        return self.factor if self.factor.ndim == 2 else jnp.diag(self.factor)
+
+    @property
+    def log_volume(self) -> Array:
+        """The logarithm of the determinant of A."""
+        if isinstance(self.factor, Arrow):
+            return jnp.sum(self.factor.log_diagonal())
+        factor = self.factor
+        return jnp.sum(jnp.log(jnp.abs(factor if factor.ndim == 1 else jnp.diag(factor))))
 
     def to_z(self, xi: Array) -> Array:
         """:math:`c + A \\xi`."""
@@ -106,16 +154,22 @@ class Whitening:
         """:math:`A^{-1} (z - c)`."""
         moved = z - self.center.astype(z.dtype)
         factor = self.factor.astype(z.dtype)
+        if isinstance(factor, Arrow):
+            return factor.solve(moved)
         return solve_triangular(factor, moved, lower=True) if factor.ndim == 2 else moved / factor
 
     def pull(self, grad: Array) -> Array:
         """:math:`A^\\top g`, the gradient in the new coordinates."""
         factor = self.factor.astype(grad.dtype)
+        if isinstance(factor, Arrow):
+            return factor.pull(grad)
         return factor.T @ grad if factor.ndim == 2 else factor * grad
 
     def push(self, xi: Array) -> Array:
         """:math:`A \\xi`, a step in the old coordinates."""
         factor = self.factor.astype(xi.dtype)
+        if isinstance(factor, Arrow):
+            return factor.push(xi)
         return factor @ xi if factor.ndim == 2 else factor * xi
 
 

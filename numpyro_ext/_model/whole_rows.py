@@ -55,7 +55,7 @@ def _taken(size: int, index: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[
 
 @dataclass(frozen=True)
 class _OnSomeRows:
-    """The model in whose arguments rows of a plate stand in place of all rows on the host."""
+    """The model with rows of a plate among its arguments, in place of all rows on the host."""
 
     model: Model
     size: int

@@ -126,10 +126,14 @@ class HostRows(abc.ABC):
         return jax.tree.map(lambda x, like: self._converted(x, like.dtype), self.read(index), row)
 
     def _converted(self, x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        new = x.astype(dtype, copy=False)
-        if x.dtype.kind in "iu" and x.dtype.itemsize > new.dtype.itemsize and np.any(new != x):
-            bad = x[new != x][0]
-            raise ValueError(f"{self.name} has {bad}, too large for {dtype}; set jax_enable_x64.")
+        with np.errstate(over="ignore"):
+            new = x.astype(dtype, copy=False)
+        if x.dtype.itemsize > new.dtype.itemsize:
+            lost = new != x if x.dtype.kind in "iu" else np.isinf(new) & ~np.isinf(x)
+            if np.any(lost):
+                raise ValueError(
+                    f"{self.name} has {x[lost][0]}, too large for {dtype}; set jax_enable_x64."
+                )
         return new
 
     def __jax_array__(self) -> Array:
@@ -159,7 +163,7 @@ def read_together(sources: list[HostRows], index: Any) -> list[Any]:
 
 def as_jax_has_it(dtype: Any) -> np.dtype:
     """The dtype of an array that JAX makes of such numbers."""
-    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    return np.dtype(jax.dtypes.canonicalize_dtype(np.dtype(dtype).newbyteorder("=")))
 
 
 def is_rows(x: Any) -> bool:

@@ -4,15 +4,18 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 import functools
 from importlib import import_module
+import math
 import os
 from pathlib import Path
 from typing import Any
+import warnings
 
 import jax
 from jax import Array
 from jax.sharding import NamedSharding
 import numpy as np
 
+from numpyro_ext._checks import InferenceWarning
 from numpyro_ext.data._mapped import MappedRows
 from numpyro_ext.data._parts import Parts
 from numpyro_ext.data._rows import HostRows, Rows, Same
@@ -45,11 +48,13 @@ class HostArray(HostRows):
 
     Nothing is copied or hashed. Two objects are equal if their sources are the same memory, file or
     object and their transforms the same function, so that a new one does not compile anew; a
-    source whose numbers change between two steps is read as it is at each.
+    source whose numbers change between two calls of a program is read as it is at each. Inside a
+    loop the compiler may read rows whose numbers do not depend on the step once for all steps.
 
-    Numbers have the dtypes of JAX: 64 bits become 32 without ``jax_enable_x64``, with an error for
-    an integer that does not fit. A read that fails, a row that is not there and a NaN stop the run
-    with an error that names the source and the row.
+    Numbers have the dtypes of JAX, in the order of the bytes of the machine: 64 bits become 32
+    without ``jax_enable_x64``, with an error for a number that does not fit. A read that fails, a
+    row that is not there and a NaN stop the run with an error that names the source and the row,
+    and an :class:`InferenceWarning` names chunks of Zarr or HDF5 that have not been written.
 
     :param source: where the rows are.
     :param transform: a function of the rows that were read, in NumPy (the array, dict or tuple),
@@ -182,7 +187,7 @@ class HostArray(HostRows):
             taken = self._take(flat)
         if index.ndim == 1:
             return taken
-        return jax.tree.map(lambda x: x.reshape(*index.shape, *x.shape[1:]), taken)
+        return jax.tree.map(lambda x: x.reshape((*index.shape, *x.shape[1:])), taken)
 
     def _piece(self, begin: int, end: int) -> Rows:
         """Rows ``begin`` to ``end - 1``; those behind them are read meanwhile, if it is a pass."""
@@ -291,6 +296,7 @@ def _column(source: Any) -> _Column:
         return _of_numpy(np.asarray(source))
     if hasattr(source, "shape") and hasattr(source, "dtype"):
         name = f"{getattr(source, 'name', '') or type(source).__name__} of shape {source.shape}"
+        _warn_of_unwritten(source, name)
         return _Column(source, source.shape, source.dtype, name, _take_sorted, Same(source))
     has_items = hasattr(source, "__getitem__") and hasattr(source, "__len__")
     if has_items and not isinstance(source, str | bytes | list | Path):
@@ -299,6 +305,26 @@ def _column(source: Any) -> _Column:
         f"the source is a {type(source).__name__}; give an array of rows {_EXAMPLES}, or a data"
         " set with len() and [k]."
     )
+
+
+def _warn_of_unwritten(x: Any, name: str) -> None:
+    """A warning of chunks of Zarr or HDF5 that nobody has written, which are read as zeros."""
+    total, written, value = 0, 0, getattr(x, "fill_value", getattr(x, "fillvalue", 0))
+    if hasattr(x, "nchunks_initialized"):
+        total, written = x.nchunks, x.nchunks_initialized
+    elif hasattr(getattr(x, "id", None), "get_num_chunks"):
+        if x.chunks is None:
+            total, written = 1, int(x.id.get_storage_size() > 0)
+        else:
+            pieces = zip(x.shape, x.chunks, strict=True)
+            total, written = math.prod(-(-n // c) for n, c in pieces), x.id.get_num_chunks()
+    if written < total:
+        message = (
+            f"{total - written} of the {total} chunks of {name} have not been written, and are read"
+            f" as {value}; write these rows, or leave them out. Zarr does not store chunks that"
+            " hold its fill value alone, of which this can be ignored."
+        )
+        warnings.warn(InferenceWarning(message), stacklevel=5)
 
 
 def _of_numpy(x: np.ndarray, name: str = "") -> _Column:

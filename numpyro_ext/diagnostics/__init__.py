@@ -1,7 +1,7 @@
 """Judging a result: conversion for ArviZ, and the diagnostics that ArviZ does not have."""
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext.diagnostics.arviz import to_arviz
+from numpyro_ext.diagnostics.arviz import site_names, to_arviz
 from numpyro_ext.diagnostics.calibration import Calibration, regression_calibration
 from numpyro_ext.diagnostics.classification import (
     PredictiveUncertainty,
@@ -76,6 +76,7 @@ __all__ = [
     "reliability_bins",
     "restarts",
     "simulation_based_calibration",
+    "site_names",
     "to_arviz",
     "weighted_ess",
 ]

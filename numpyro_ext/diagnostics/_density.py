@@ -7,7 +7,6 @@ from typing import Any
 from jax import Array, lax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import biject_to
 from numpyro.infer.autoguide import (
     AutoContinuous,
     AutoGuide,
@@ -19,7 +18,13 @@ from numpyro.infer.autoguide import (
 from numpyro_ext._model.arguments import without_handlers
 from numpyro_ext._model.density import log_prob, row_log_prob, scaled
 from numpyro_ext._model.implicit import has_density
-from numpyro_ext._model.read import Site, is_delta, latent_sites, sample_sites
+from numpyro_ext._model.read import (
+    Site,
+    is_delta,
+    latent_sites,
+    sample_sites,
+    unconstrained_shape,
+)
 from numpyro_ext._model.units import Layout
 from numpyro_ext._typing import Trace
 
@@ -79,7 +84,7 @@ def declare(undeclared: Sequence[str]) -> str:
 
 def coordinates(support: Any, site: Site) -> int:
     """The number of unconstrained coordinates of a value."""
-    return math.prod(biject_to(support).inverse_shape(jnp.shape(site["value"])))
+    return math.prod(unconstrained_shape(support, jnp.shape(site["value"])))
 
 
 def _sum(x: Array) -> Array:

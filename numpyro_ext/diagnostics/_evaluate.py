@@ -14,10 +14,18 @@ from numpyro.infer import init_to_sample
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._model.checks import check_observed
-from numpyro_ext._model.density import log_abs_det, log_density, log_prob
+from numpyro_ext._model.density import log_abs_det, log_density, num_seen
+from numpyro_ext._model.exact import exact_draws, exact_log_prob
 from numpyro_ext._model.operations import map_blocks
 from numpyro_ext._model.potential import Program
-from numpyro_ext._model.read import Site, is_data, latent_sites, sample_sites, trace_of
+from numpyro_ext._model.read import (
+    Site,
+    is_data,
+    latent_sites,
+    moving_supports,
+    sample_sites,
+    trace_of,
+)
 from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._density import (
@@ -48,6 +56,8 @@ class Prototype(NamedTuple):
     """The units into which the weight of a draw splits; None if it does not."""
     marginalized: list[str]
     """Latent sites that the run summed out."""
+    moving: set[str]
+    """Latent sites whose support depends on other latent sites."""
     left_out: list[str]
     """The deterministic and observed sites, if there are such sites, whose values they may need."""
 
@@ -121,6 +131,7 @@ def prototype(fit: Fit, rng_key: Array, *, needs_latents: bool = True) -> Protot
         undeclared=undeclared,
         units=units,
         marginalized=marginalized,
+        moving=moving_supports(seed(fit.model, key_model), fit.args, fit.kwargs, model_trace),
         left_out=[
             name
             for name, site in model_trace.items()
@@ -228,7 +239,8 @@ def evaluator(
     posterior_predictive: bool = False,
 ) -> Evaluate:
     """A compiled function that runs draws through the model: to ``latent``, ``deterministic`` and
-    ``stats``, ``(chain, draw, *site)`` each, what else was asked for, and the data ``observed``."""
+    ``stats``, ``(chain, draw, *site)`` each, what else was asked for, the data ``observed``, and
+    which of their rows are ``counted``, by the mask of the site."""
     has_lp = lp and not proto.marginalized
     weighs = has_lp and proto.density != "none"
 
@@ -253,7 +265,8 @@ def evaluator(
             for name, site in sites.items()
             if is_data(site)
         }
-        return partial(evaluate_draw, fit, params, reference), (observed, total)
+        counted = {name: num_seen(site) > 0 for name, site in sites.items() if is_data(site)}
+        return partial(evaluate_draw, fit, params, reference), (observed, counted, total)
 
     def evaluate_draw(
         fit: Fit, params: Params, reference: Any, draw: Sites | None, keys: Array
@@ -267,13 +280,18 @@ def evaluator(
             stats["lp"] = log_density(sites) + jacobian
         if weighs:
             stats["log_q"] = log_density(guide_sites) + jacobian
-            stats["log_weight"] = log_weight(sites, guide_sites, proto.units, reference)
+            weight = log_weight(sites, guide_sites, proto.units, reference)
+            # Of a value outside of its support NumPyro's densities are what they are inside.
+            if proto.moving:
+                inside = [jnp.all(sites[n]["fn"].support(sites[n]["value"])) for n in proto.moving]
+                weight = jnp.where(jnp.all(jnp.array(inside)), weight, -jnp.inf)
+            stats["log_weight"] = weight
         computed = {n: x["value"] for n, x in there.items() if x["type"] == "deterministic"}
         out: dict[str, Any] = {"latent": draw, "deterministic": computed, "stats": stats}
         if log_likelihood:
-            out["log_likelihood"] = {name: log_prob(site) for name, site in data.items()}
+            out["log_likelihood"] = {name: exact_log_prob(site) for name, site in data.items()}
         if posterior_predictive:
-            unobserved = fit._replace(model=uncondition(fit.model))
+            unobserved = fit._replace(model=exact_draws(uncondition(fit.model)))
             replayed = model_trace_of(unobserved, params, draw, keys[2])
             out["posterior_predictive"] = {name: replayed[name]["value"] for name in data}
         return out
@@ -283,14 +301,14 @@ def evaluator(
     def evaluate(
         rng_key: Array, num_samples: int, params: Sequence[Params] = fit.params
     ) -> dict[str, Any]:
-        pieces, observed = [], {}
+        pieces, observed, counted = [], {}, {}
         by_chain = partial(split_chains, num_chains=fit.num_chains)
-        for out, (observed, total) in over(rng_key, num_samples, params):  # noqa: B007
+        for out, (observed, counted, total) in over(rng_key, num_samples, params):  # noqa: B007
             if weighs:
                 weight = out["stats"]["log_weight"]  # the sum is in double precision
                 out["stats"]["log_weight"] = weight + total_of(total, proto.units)
             pieces.append(jax.tree.map(by_chain, out))
-        return {**concatenate(pieces), "observed": observed}
+        return {**concatenate(pieces), "observed": observed, "counted": counted}
 
     return evaluate
 

@@ -1,6 +1,7 @@
 """One record of what was fitted, for SVI, engines and MCMC, and the errors about it."""
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 import math
 from typing import Any, NamedTuple
 import warnings
@@ -14,7 +15,7 @@ from numpyro.infer import MCMC, SVI, init_to_sample
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.arguments import is_traced, split_arguments
+from numpyro_ext._model.arguments import is_traced, split_arguments, without_handlers
 from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.handlers import every_row, no_more_rows
 from numpyro_ext._model.masked import is_masked, masks_filled
@@ -151,6 +152,20 @@ def check_arguments(args: Any, kwargs: Any) -> tuple[tuple, dict[str, Any]]:
     return tuple(args), kwargs
 
 
+def check_given(model: Model, args: tuple, kwargs: dict[str, Any]) -> None:
+    """An error if the model lacks an argument: an ``SVI`` and an engine keep none."""
+    try:
+        takes = signature(without_handlers(model))
+        takes.bind(*args, **kwargs)
+    except ValueError:  # a callable without a signature
+        return
+    except TypeError as error:
+        raise TypeError(
+            f"the model takes {takes}: {error}; pass the arguments of the fit, as in"
+            " model_args=(x, y)."
+        ) from None
+
+
 def _set_up(guide: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     """Set up an auto guide that was never called, on data of any number of rows."""
     if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
@@ -185,6 +200,7 @@ def _fit_of_optimised(
         **_same_starts(params),
     }
     attributes |= {"loss": _name_of(obj.loss)} if is_svi else {"engine": _name_of(obj)}
+    check_given(obj.model, args, kwargs)
     check_rows(obj.model, args, kwargs, init_to_sample)
     particles = getattr(guide, "particles", None)
     masks = not isinstance(guide, AutoGuide) and particles is None
@@ -282,6 +298,12 @@ class FitRequest(NamedTuple):
 
     def fit(self) -> Fit:
         return fit_of(*self[:4])
+
+
+def refuse_arguments(what: str, **of_a_fit: Any) -> None:
+    """An error if arguments that only a fit has were given beside an array."""
+    for name in (name for name, x in of_a_fit.items() if x is not None):
+        raise TypeError(f"{name} belongs to a fit, and {what} is an array; pass the fit itself.")
 
 
 def predicting_fit(asked: FitRequest) -> Fit:

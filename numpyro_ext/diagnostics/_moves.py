@@ -198,7 +198,7 @@ def move_points(
     num_moves: int,
     block: int,
     num_starts: int | None = None,
-    independent: Array | bool = True,
+    independent: Array | float = True,
 ) -> Moved:
     """The spread of points, compared with their spread while a Markov chain moves them.
 
@@ -227,7 +227,7 @@ def move_points(
 
 
 def _compare_with_chains(
-    before: Array, scaled: Array, scale: _Scale, tally: _Tally, independent: Array | bool
+    before: Array, scaled: Array, scale: _Scale, tally: _Tally, independent: Array | float
 ) -> Moved:
     """The points beside the chains from some of them, whose numbers at the start are ``scaled``."""
     m, num_chains, heavy = len(before), len(scaled), scale.heavy

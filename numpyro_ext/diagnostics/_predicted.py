@@ -23,6 +23,7 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.density import log_prob, row_log_prob, seen
+from numpyro_ext._model.exact import exact
 from numpyro_ext._model.read import Site, frames, is_data, latent_sites, layers
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._evaluate import (
@@ -136,6 +137,7 @@ def num_classes(site: Site) -> int:
 def predicted(site: Site, rng_key: Array) -> dict[str, Array]:
     """The prediction of one draw at every entry of an observed site: ``log_lik``; ``probs`` of
     classes ``(*entries, C)``; of numbers and counts ``mean``, ``variance`` and ``cdf`` there."""
+    site = {**site, "fn": exact(site["fn"])}
     value, fn = jnp.asarray(site["value"]), _elementwise(site["fn"])
     shape = jnp.broadcast_shapes(value.shape, site["fn"].shape())
     kind, inner = kind_of(site), {**site, "fn": fn, "value": value, "intermediates": []}
@@ -151,6 +153,12 @@ def predicted(site: Site, rng_key: Array) -> dict[str, Array]:
         own = jnp.isnan(fn.probs)
         own = jnp.any(own, -1) if own.ndim > len(fn.batch_shape) else own
         return {**out, "probs": jnp.moveaxis(jnp.where(own, jnp.nan, probs), 0, -1)}
+    if (drawn_shape := jax.eval_shape(fn.sample, rng_key).shape) != tuple(fn.shape()):
+        raise ValueError(
+            f"the data of '{site['name']}' have shape {fn.shape()} and its draws {drawn_shape}, as"
+            " where a datum is an interval, so that densities alone can be compared; take az.loo of"
+            " to_arviz."
+        )
     moments = _closed_forms(inner, kind)
     if len(moments) < 3:
         draws = fn.sample(rng_key, (NOISE_DRAWS, *shape[: len(shape) - len(fn.shape())]))

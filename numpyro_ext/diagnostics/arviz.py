@@ -12,6 +12,7 @@ import numpyro
 from numpyro.infer import MCMC
 
 from numpyro_ext._checks import InferenceWarning, check_count
+from numpyro_ext._model.circles import is_circle, middle_of, unroll
 from numpyro_ext._model.read import is_data, sample_sites
 from numpyro_ext._typing import Trace
 from numpyro_ext.diagnostics._evaluate import Prototype, count_of, dims_of, evaluator, prototype
@@ -30,12 +31,40 @@ def _tree(
     attributes: dict[str, Any],
     dims: dict[str, list[str]],
     coords: dict[str, Any] | None,
+    special: dict[str, tuple[dict[str, list[str]], dict[str, Any]]],
 ) -> "DataTree":
+    """The groups as a tree; ``special`` has other dimensions and coordinates of some groups."""
     import arviz_base
     from xarray import DataTree
 
+    every = {*dims, *(name for data in groups.values() for name in data)}
+    every |= {dim for names in dims.values() for dim in names}
+    renamed = sorted(name for name in every if "/" in name)
+    for name in renamed:
+        if _in_tree(name) in every:
+            raise ValueError(
+                f"the model has the names '{name}' and '{_in_tree(name)}', which would be one in a"
+                " DataTree, whose names hold no '/'; rename one of them."
+            )
+    groups = {
+        group: {_in_tree(name): x for name, x in data.items()} for group, data in groups.items()
+    }
+    dims = {_in_tree(name): [*map(_in_tree, names)] for name, names in dims.items()}
+    coords = {_in_tree(dim): labels for dim, labels in (coords or {}).items()}
+    special = {
+        group: (
+            {_in_tree(name): [*map(_in_tree, names)] for name, names in own_dims.items()},
+            {_in_tree(dim): labels for dim, labels in own_coords.items()},
+        )
+        for group, (own_dims, own_coords) in special.items()
+    }
+    if renamed:
+        attributes = {**attributes, "renamed": renamed}
+
     def dataset(group: str, data: dict[str, Any]) -> Any:
         sample_dims = [] if group == "observed_data" else ["chain", "draw"]
+        own_dims, own_coords = special.get(group, ({}, {}))
+        names = {**dims, **own_dims}
         for name in data.keys() & set(sample_dims):
             raise ValueError(
                 f"the model has a site '{name}', which is the name of a dimension of the DataTree;"
@@ -47,11 +76,11 @@ def _tree(
             inference_library=numpyro,
             # Log densities have the axes of a site without the axes of its event.
             dims={
-                name: dims[name][: np.ndim(x) - len(sample_dims)]
+                name: names[name][: np.ndim(x) - len(sample_dims)]
                 for name, x in data.items()
-                if name in dims
+                if name in names
             },
-            coords=coords,
+            coords={**(coords or {}), **own_coords},
             sample_dims=sample_dims,
             # Many chains of few draws are no mistake here: restarts, ensembles.
             check_conventions=False,
@@ -62,6 +91,52 @@ def _tree(
     )
     tree.attrs.update(tree["posterior"].attrs)
     return tree
+
+
+def _in_tree(name: str) -> str:
+    """The name in a ``DataTree``, in which a ``/`` is a path."""
+    return name.replace("/", ":")
+
+
+def site_names(tree: "DataTree") -> dict[str, str]:
+    """The model's names of what :func:`to_arviz` calls otherwise, as sites of Flax modules.
+
+    A ``DataTree`` takes no ``/`` in the name of a site or of a plate, so that :func:`to_arviz` puts
+    a ``:`` in its place. Everything else, such as ``Predictive`` and the plots of this package,
+    goes on with the names of the model.
+
+    :param tree: a result of :func:`to_arviz`, also from a file.
+    :return: ``{name in the tree: name in the model}`` of the sites and dimensions whose names
+        differ.
+
+    >>> from numpyro.infer import NUTS
+    >>> from numpyro_ext.diagnostics import site_names, to_arviz
+    >>> def model():
+    ...     numpyro.sample("net/bias", dist.Normal())
+    >>> mcmc = MCMC(NUTS(model), num_warmup=10, num_samples=10, progress_bar=False)
+    >>> mcmc.run(jax.random.key(0))
+    >>> tree = to_arviz(mcmc)
+    >>> list(tree.posterior), site_names(tree)
+    (['net:bias'], {'net:bias': 'net/bias'})
+    """
+    names = np.atleast_1d(tree.attrs.get("renamed", [])).tolist()
+    return {_in_tree(name): name for name in names}
+
+
+def _without_masked(
+    log_lik: dict[str, Any], counted: dict[str, Any], dims: dict[str, list[str]]
+) -> tuple[dict[str, Any], dict[str, list[str]], dict[str, Any]]:
+    """Log likelihoods without the entries that a mask leaves out, of which PSIS has no tail; their
+    dimensions, one for all entries if a site has several; and the places that are left."""
+    out, names, places = {}, {}, {}
+    for site, x in log_lik.items():
+        kept = np.broadcast_to(counted[site], x.shape[2:])
+        out[site] = x
+        if kept.all() or not kept.any():
+            continue
+        name = dims[site][0] if kept.ndim == 1 else f"{site}_entry"
+        out[site], names[site], places[name] = x[..., kept], [name], np.flatnonzero(kept)
+    return out, names, places
 
 
 def _refuse_large(
@@ -100,6 +175,19 @@ def _warn_of_factors(trace: Trace) -> None:
             return
 
 
+def _warn_of_lost_draws(computed: Sequence[np.ndarray]) -> None:
+    """A warning of the draws ``(chain, draw)`` in which one of these densities is not a number."""
+    lost = np.any([~np.isfinite(x.reshape(*x.shape[:2], -1)).all(-1) for x in computed], 0)
+    if np.any(lost):
+        chains = np.flatnonzero(lost.any(1)).tolist()
+        message = (
+            f"{np.sum(lost)} of {np.size(lost)} draws (chains {chains}) have no density, and LOO"
+            " and what else is computed from them is not finite; make the step size smaller, or"
+            " leave these draws out."
+        )
+        warnings.warn(InferenceWarning(message), stacklevel=3)
+
+
 def to_arviz(
     obj: Any,
     result: Any = None,
@@ -119,13 +207,17 @@ def to_arviz(
     fit took minibatches. The groups, each ``(chain, draw, *site)`` but the last:
 
     - ``posterior``: the model's latent sites and its deterministic sites computed from them. With a
-      particle guide the draws are the m particles, in order.
+      particle guide the draws are the m particles, in order. Angles of a site on a circle, named
+      by the attribute ``circular``, go on beyond pi where the draws do, since ArviZ's means,
+      standard deviations, R-hat and intervals are those of numbers.
     - ``sample_stats``: with z the latents in unconstrained space, ``lp``, the log joint :math:`\log
       p(x, z)`, Jacobian included; for a guide with a density ``log_q``, :math:`\log q(z)`, and
       ``log_weight``, their difference, one for each element of plates that enclose every site.
       ``MCMC``: its extra fields that are arrays (``potential_energy`` becomes ``lp``, or
       ``lp_minibatch`` of a minibatch).
-    - ``log_likelihood``: :math:`\log p(x_n \mid z)` of every datum, without plate scale.
+    - ``log_likelihood``: :math:`\log p(x_n \mid z)` of every datum that no mask leaves out, without
+      plate scale, with the places of these data as coordinates where there are masks (for LOO,
+      which fails where a row has the same value in all draws).
       ``numpyro.factor`` terms belong to ``lp`` only; an :class:`InferenceWarning` says where LOO
       would leave out a factor that looks like a likelihood.
     - ``posterior_predictive``: the observed sites drawn anew at the same arguments.
@@ -141,7 +233,8 @@ def to_arviz(
 
     The LOO to quote for a variational fit is
     ``az.loo_approximate_posterior(dt, log_p=dt.sample_stats.lp, log_q=dt.sample_stats.log_q)``. A
-    name may not hold a ``/``, and a group of more than 1 GB is refused.
+    ``/`` in a name becomes a ``:``, in ``coords`` and ``dims`` too (:func:`site_names` has the
+    model's names), and a group of more than 1 GB is refused.
 
     :param obj: an ``SVI``, an ``MCMC`` that has run, or an engine.
     :param result: for an ``SVI`` or an engine: what ``run`` returned, the state of the ``SVI``, a
@@ -200,14 +293,29 @@ def to_arviz(
         posterior_predictive=posterior_predictive,
     )
     out = evaluate(key_draws, num_samples)
+    circular = [name for name in out["latent"] if is_circle(proto.trace[name]["fn"].support)]
+    for name in circular:
+        x = out["latent"][name]
+        out["latent"][name] = unroll(x, middle_of(x.reshape(-1, *x.shape[2:])))
+    if circular:
+        attributes["circular"] = circular
+    densities = [out["stats"][name] for name in ("lp",) if name in out["stats"]]
+    if densities := [*densities, *out.get("log_likelihood", {}).values()]:
+        _warn_of_lost_draws(densities)
     named = {name: dims_of(proto.trace[name]) for name in known}
     if proto.units is not None:
         named = {"log_weight": list(proto.units.plates), **named}
+    named |= user_dims
+    log_lik, dims_kept, places = _without_masked(
+        out.get("log_likelihood", {}), out["counted"], named
+    )
     groups = {
         "posterior": {**out["latent"], **out["deterministic"]},
         "sample_stats": {**stats, **out["stats"]},
-        "log_likelihood": out.get("log_likelihood", {}),
+        "log_likelihood": log_lik,
         "posterior_predictive": out.get("posterior_predictive", {}),
         "observed_data": out["observed"],
     }
-    return _tree(groups, attributes, {**named, **user_dims}, coords)
+    kept = {n: np.asarray((coords or {}).get(n, range(i[-1] + 1)))[i] for n, i in places.items()}
+    special = {"log_likelihood": (dims_kept, kept)}
+    return _tree(groups, attributes, named, coords, special)

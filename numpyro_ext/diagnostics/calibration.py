@@ -7,7 +7,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from numpyro_ext._checks import check_choice
-from numpyro_ext.diagnostics._fit import FitRequest, is_fit
+from numpyro_ext.diagnostics._fit import FitRequest, is_fit, refuse_arguments
 from numpyro_ext.diagnostics._predicted import Predicted, predictions_of_fit
 
 LEVELS = tuple(i / 10 for i in range(1, 10))
@@ -92,7 +92,12 @@ def regression_calibration(
     if not grid.size or not ((grid > 0) & (grid < 1)).all():
         raise ValueError(f"levels is {levels!r}; it must hold probabilities between 0 and 1.")
     if is_fit(y):
+        if any(x is not None for x in (samples, pit, loc, scale)):
+            raise ValueError(
+                "y is a fit, which predicts by itself; leave out samples=, pit=, loc=."
+            )
         return calibration_of(predictions_of_fit(FitRequest(y, result, **of_a_fit)), grid, kind)
+    refuse_arguments("y", **of_a_fit)
     if sum(x is not None for x in (samples, pit, scale)) != 1 or (loc is None) != (scale is None):
         raise ValueError("give exactly one of samples=, pit=, or loc= with scale=.")
     if pit is not None:
@@ -100,8 +105,8 @@ def regression_calibration(
     else:
         observed = np.asarray(y, np.float64)
         u, sharpness = _pit_of_arrays(observed, samples, loc, scale)
-    if not ((u >= 0) & (u <= 1)).all():
-        raise ValueError("the pit must hold probabilities in [0, 1] and no NaN.")
+    if not u.size or not ((u >= 0) & (u <= 1)).all():
+        raise ValueError("the pit must hold probabilities in [0, 1], at least one, and no NaN.")
     return _calibration(np.ravel(u), sharpness, grid, kind)
 
 
@@ -127,8 +132,8 @@ def _pit_of_arrays(y: np.ndarray, samples: Any, loc: Any, scale: Any) -> tuple[n
         u = np.mean((x < y) + 0.5 * (x == y) + 0.0 * (x + y), 0)  # a comparison hides NaN
         return u, float(np.mean(x.var(0)))
     m, s = (np.broadcast_to(np.asarray(x, np.float64), y.shape) for x in (loc, scale))
-    if not (s > 0).all():
-        raise ValueError("scale must be positive.")
+    if not (np.isfinite(m) & np.isfinite(s) & (s > 0)).all():
+        raise ValueError("loc must be finite, and scale finite and positive.")
     return ndtr((y - m) / s), float(np.mean(s**2))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import entr
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.diagnostics._fit import FitRequest, is_fit
+from numpyro_ext.diagnostics._fit import FitRequest, is_fit, refuse_arguments
 from numpyro_ext.diagnostics._predicted import Predicted, labels_of, predictions_of_fit
 
 
@@ -182,6 +182,7 @@ def predictive_uncertainty(
     if is_fit(probs):
         predicted = predictions_of_fit(FitRequest(probs, result, **of_a_fit), labelled=False)
         return uncertainty_of(classes_of(predicted)[0])
+    refuse_arguments("probs", result=result, **of_a_fit)
     p = _checked(probs)
     if p.ndim < 3:
         raise ValueError(f"probs has shape {p.shape}; it must be (S, N, C), draws first.")
@@ -200,6 +201,7 @@ def probs_and_labels(probs: Any, labels: Any, **of_a_fit: Any) -> tuple[np.ndarr
     if is_fit(probs):
         p, y = classes_of(predictions_of_fit(FitRequest(probs, labels, **of_a_fit)))
         return p.mean(0), y
+    refuse_arguments("probs", **of_a_fit)
     p, y = _checked(probs), np.asarray(labels)
     if p.ndim not in (2, 3):
         raise ValueError(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
+from numpyro_ext._model.circles import circular_sites, cut_by_draws, unrolled
 from numpyro_ext._model.operations import count_operations
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, model_info
@@ -24,6 +25,7 @@ from numpyro_ext.diagnostics._evaluate import (
     prototype,
 )
 from numpyro_ext.diagnostics._fit import Fit, Numbers, chains_of, mcmc_stats
+from numpyro_ext.diagnostics.full_data import minibatch_plates
 
 
 def potential_of(
@@ -72,7 +74,7 @@ class FitContext:
 
     @cached_property
     def kind(self) -> Literal["chains", "guide", "particles"]:
-        if self.fit.attributes["inference_method"] == "particles":
+        if self.fit.attributes["inference_method"] in ("particles", "ensemble"):
             return "particles"
         return "chains" if isinstance(self.obj, MCMC) else "guide"
 
@@ -82,10 +84,27 @@ class FitContext:
         return self.fit.attributes["inference_method"] == "sgmcmc"
 
     @property
+    def is_ensemble(self) -> bool:
+        """True for particles that are independent draws at every time, which are all judged."""
+        return self.fit.attributes["inference_method"] == "ensemble"
+
+    @property
     def title(self) -> str:
         chains, length = next(iter(self.draws.values())).shape[:2]
-        is_set = self.kind == "particles"
+        if self.is_ensemble:
+            chains, length = self.fit.num_chains, length // self.fit.num_chains
+        is_set = self.kind == "particles" and not self.is_ensemble
         return self.fit.title(f"{length} particles" if is_set else f"{chains} x {length:,} draws")
+
+    @cached_property
+    def noise_problem(self) -> str | None:
+        """What a loss does wrong on minibatches, and what to do; None if it does nothing wrong."""
+        ask = getattr(getattr(self.obj, "loss", None), "noise_problem", None)
+        if ask is None:
+            return None
+        plates = minibatch_plates(self.obj.model, self.fit.args, self.fit.kwargs)
+        units = () if self.proto.units is None else self.proto.units.plates
+        return ask({plate: rows for plate, rows in plates.items() if plate not in units})
 
     # The kernel of chains.
 
@@ -135,8 +154,13 @@ class FitContext:
 
     @cached_property
     def info(self) -> ModelInfo:
-        """The parts of the model that are static on all data."""
-        return model_info(self.proto.trace, sums=True)
+        """The parts of the model that are static on all data, with each circle cut where the draws
+        are not."""
+        info = model_info(self.proto.trace, sums=True)
+        if not circular_sites(info):
+            return info
+        drawn = self.evaluated["latent"] if self.kind == "guide" else self._drawn_before
+        return cut_by_draws(info, drawn)
 
     @cached_property
     def evaluate(self) -> Evaluate:
@@ -148,29 +172,43 @@ class FitContext:
 
     @cached_property
     def draws(self) -> Numbers:
-        """Values of all sites; particles are the draws of one chain."""
+        """Values of all sites, angles within pi of the middle of their circle; particles are the
+        draws of one chain."""
+        if self.kind == "guide":
+            return {**self.latent, **self.evaluated["deterministic"]}
+        return unrolled(self._drawn_before, self.info)
+
+    @cached_property
+    def _drawn_before(self) -> Numbers:
+        """The draws of a fit that has them, as they are."""
         if self.kind == "particles":
-            return {name: np.asarray(x)[None] for name, x in self.first.items()}
-        if self.kind == "chains":
-            return chains_of(self.fit)
-        return {**self.latent, **self.evaluated["deterministic"]}
+            return {name: np.asarray(x)[None] for name, x in self._last_draws.items()}
+        return chains_of(self.fit)
 
     @property
     def latent(self) -> Numbers:
         """Values of the latent sites of a guide."""
-        return self.evaluated["latent"]
+        return unrolled(self.evaluated["latent"], self.info)
 
     @cached_property
     def first(self) -> Sites:
-        """The draws ``{site: (m, *site)}`` of the first restart, or the particles."""
+        """The draws ``{site: (m, *site)}`` of the first restart, or the particles, those of the
+        last time first."""
         if self.kind == "guide":
             return {name: x[0] for name, x in self.latent.items()}
+        return unrolled(self._last_draws, self.info)
+
+    @cached_property
+    def _last_draws(self) -> dict[str, Any]:
+        """The draws of the first entry, of an ensemble its last ones."""
         draws = self.fit.draws[0]
         if not isinstance(self.obj, MCMC):
             return draws
-        # The chains of an ensemble are the particles, and its last draw is the answer.
-        length = len(next(iter(draws.values()))) // self.fit.num_chains
-        return {name: x[length - 1 :: length] for name, x in draws.items()}
+        # The chains are the particles, and their last draw is the answer.
+        by_time = {name: np.swapaxes(x, 0, 1)[::-1] for name, x in chains_of(self.fit).items()}
+        if self.is_ensemble:
+            return {name: x.reshape(-1, *x.shape[2:]) for name, x in by_time.items()}
+        return {name: x[0] for name, x in by_time.items()}
 
     @cached_property
     def stats(self) -> Numbers:
@@ -198,16 +236,11 @@ class FitContext:
         return summable and not any(support.is_discrete for support in supports)
 
     @cached_property
-    def gradient_cost(self) -> float | None:
-        """How many numbers a gradient on all data computes; None if it has no reverse mode."""
+    def gradient_cost(self) -> float:
+        """How many numbers a gradient on all data computes."""
 
         def gradient(params: Params, x: Array) -> tuple[Array, Array]:
             return potential_of(self.fit, self.info, params).value_and_grad_flat(x, {})
 
         x = jax.ShapeDtypeStruct((self.info.size,), jnp.result_type(float))
-        try:
-            return max(count_operations(gradient, self.fit.params[0], x), 1.0)
-        except ValueError as error:
-            if "Reverse-mode" not in str(error):
-                raise
-            return None
+        return max(count_operations(gradient, self.fit.params[0], x), 1.0)

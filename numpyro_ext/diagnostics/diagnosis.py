@@ -5,6 +5,7 @@ from typing import Any
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.operations import progress_bar
+from numpyro_ext._model.read import refuse_scaled, scaled_latents
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.diagnostics._fit import check_key, fit_of
 from numpyro_ext.diagnostics._target import target_of
@@ -13,9 +14,16 @@ from numpyro_ext.diagnostics.checks.chains import (
     are_at_modes,
     divergences,
     problems_of_chains,
+    problems_of_ensemble,
     temperature,
 )
-from numpyro_ext.diagnostics.checks.draws import enough_particles, finite, has_moves, varying
+from numpyro_ext.diagnostics.checks.draws import (
+    enough_particles,
+    finite,
+    has_moves,
+    imprecise_sites,
+    varying,
+)
 from numpyro_ext.diagnostics.checks.losses import local_inference, losses
 from numpyro_ext.diagnostics.checks.modes import draws_at_modes, searched
 from numpyro_ext.diagnostics.checks.moves import moves
@@ -31,6 +39,9 @@ def problems(context: FitContext) -> list[Row]:
     sentences = [*context.problems]
     if context.kind == "chains":
         sentences += problems_of_chains(context)
+    sentences += problems_of_ensemble(context)
+    if not any("single precision" in sentence for sentence in sentences):
+        sentences += imprecise_sites(context)
     if not sentences:
         return []
     return [Row("problems", len(sentences), None, "0", False, " ".join(sentences))]
@@ -39,7 +50,7 @@ def problems(context: FitContext) -> list[Row]:
 CHECKS = {
     "chains": [finite, varying, problems, divergences, temperature, agreement, moves],
     "guide": [finite, varying, problems, local_inference, agreement, weights, moves],
-    "particles": [finite, problems, enough_particles, moves],
+    "particles": [finite, problems, enough_particles, agreement, moves],
 }
 """Each check is a function of a context that gives lines, in the order of the table. A new one is
 such a function, and an entry here."""
@@ -49,9 +60,10 @@ def missing_modes(context: FitContext, others: Sequence[Row]) -> list[Row]:
     """The line of the shares of the modes that the start, or else a search here, has found."""
     by_mode = draws_at_modes(context)
     if by_mode is not None:
-        # Chains that agree have visited what modes there are with the right shares.
+        # Chains that agree have the right shares of the modes that they have visited.
         agree = context.kind == "chains" and not are_at_modes(context)
-        return [] if agree and by_mode.row.ok is not None else [by_mode.row]
+        known = by_mode.row.ok is not None and (by_mode.row.ok or by_mode.all_visited)
+        return [] if agree and known else [by_mode.row]
     if context.kind != "guide" or context.num_moves == 0 or not has_moves(context):
         return []
     fine = all(row.ok is not False for row in others)
@@ -137,6 +149,8 @@ def diagnose(
     fit = fit_of(obj, result, model_args, model_kwargs)
     fit, problems = target_of(fit, obj, proxy, rng_key)
     context = FitContext(obj, fit, result, rng_key, num_samples, num_moves, problems)
+    drawn = set(scaled_latents(context.proto.trace)) & set(context.proto.latents)
+    refuse_scaled(drawn, "diagnose")
     with progress_bar(len(CHECKS[context.kind]), "diagnosing") as answered:
         rows = rows_of(context, answered)
     return Diagnosis(context.title, shorten(rows), plot_data_of(context))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._model.circles import cut_by_draws
 from numpyro_ext._model.read import model_info
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.diagnostics._evaluate import default_block_size, prototype
@@ -41,6 +42,7 @@ def _points_and_score(fit: Fit) -> tuple[Array, Array]:
     """The draws of a fit in unconstrained space, and there minus the gradient of the potential."""
     trace = prototype(fit, random.key(0)).trace
     info = model_info(trace, sums=True)
+    info = cut_by_draws(info, fit.draws[0])
 
     def run(fit: Fit, params: Params, draws: Sites) -> tuple[Array, Array]:
         potential = potential_of(fit, info, params)

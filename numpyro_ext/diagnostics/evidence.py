@@ -107,6 +107,8 @@ def evidence_bounds(
     if np.any(np.isnan(lw) | np.isposinf(lw)):
         raise ValueError("log_weights holds nan or inf; the fit may have diverged.")
     orders = tuple(float(alpha) for alpha in alphas)
+    if not np.all(np.isfinite(orders)):
+        raise ValueError(f"alphas is {orders}; every order must be a finite number.")
     with np.errstate(invalid="ignore"):  # of units in which no draw has a density
         bounds = [_bound(lw, 1 - alpha) for alpha in orders]
         log_evidence, log_evidence_se = _bound(lw, 1.0)

@@ -15,6 +15,7 @@ from numpyro.ops.provenance import eval_provenance
 from scipy.special import logsumexp
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._model.exact import exact_log_prob
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.read import base_distribution, is_delta, latent_sites, sample_sites
 from numpyro_ext._model.units import Layout, find_layout
@@ -185,7 +186,7 @@ def _compile(fit: Fit, rng_key: Array) -> Callable[..., Iterator[Any]]:
         key_guide, key_model = keys
         if draw is not None:
             trace = model_trace_of(fit, params, draw, key_model)
-            return layout.sum_sites(sample_sites(trace), local=True)
+            return layout.sum_sites(sample_sites(trace), local=True, log_prob=exact_log_prob)
         guide_trace = guide_trace_of(fit, params, key_guide)
         drawn = _values(guide_trace)
         # A Delta is computed from these, and its rounding may differ from run to run.
@@ -193,7 +194,10 @@ def _compile(fit: Fit, rng_key: Array) -> Callable[..., Iterator[Any]]:
 
         def log_densities(values: Sites, trace: Trace) -> tuple[Array, Array]:
             traces = model_trace_of(fit, params, values, key_model), trace
-            log_p, log_q = (layout.sum_sites(sample_sites(t), local=True) for t in traces)
+            log_p, log_q = (
+                layout.sum_sites(sample_sites(t), local=True, log_prob=exact_log_prob)
+                for t in traces
+            )
             return log_p, log_q
 
         def densities_at(z: Any) -> tuple[Array, Array]:

@@ -6,7 +6,12 @@ TEMPERATURE = 0.1
 """Relative error of a temperature or of an implied variance that is still fine."""
 DIVERGING = 0.01
 """Share of the transitions of a stochastic-gradient kernel that may be refused."""
+SHORTENED = 0.05
+"""Share of the gradients of an ensemble that may be too long for its step."""
 RHAT = 1.01
+RHAT_OF_ENSEMBLE = 1.5
+"""The limit of many chains, of which one draw of each has the posterior's spread: there the first
+and the last draw of a chain have a correlation of about a hundredth, whatever it began at."""
 ESS, ESS_EACH = 400, 100
 """The limit of the effective sample size, and the limit per chain where this is less."""
 

@@ -136,6 +136,11 @@ def plot_diagnosis(
     ['means', 'sds', 'weights', 'losses', 'y', 'x']
     >>> axes["means"].figure.savefig("diagnosis.png")                     # doctest: +SKIP
     """
+    if not isinstance(diagnosis, Diagnosis):
+        raise TypeError(
+            f"diagnosis is a {type(diagnosis).__name__}; pass what diagnose returned, as in"
+            " plot_diagnosis(diagnose(svi, result, model_args=(x, y)))."
+        )
     drawn = _panels(diagnosis, coords or {})
     if not drawn:
         raise ValueError("this diagnosis has nothing to draw; diagnose the fit itself.")

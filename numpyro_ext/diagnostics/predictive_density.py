@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_ext._checks import check_choice, check_nonnegative
-from numpyro_ext.diagnostics._fit import FitRequest, is_fit
+from numpyro_ext.diagnostics._fit import FitRequest, is_fit, refuse_arguments
 from numpyro_ext.diagnostics.held_out import log_mean_exp, log_weights_of
 
 
@@ -65,6 +65,8 @@ def log_predictive_density(
         matrix = log_weights_of(asked)
         matrix = matrix.reshape(len(matrix), -1)
     else:
+        of_a_fit = {"result": result, "model_args": model_args, "model_kwargs": model_kwargs}
+        refuse_arguments("log_lik", **of_a_fit)
         matrix = _matrix(log_lik)
     if kind == "pointwise":
         return float(np.mean(log_mean_exp(matrix)))

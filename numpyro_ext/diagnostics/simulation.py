@@ -3,17 +3,27 @@
 from collections.abc import Collection
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
+import warnings
 
 import jax
 from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
+from numpyro.distributions import constraints
 from numpyro.handlers import condition, seed
 
-from numpyro_ext._checks import check_count
+from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.checks import check_observed
+from numpyro_ext._model.exact import exact_draws
 from numpyro_ext._model.handlers import every_row, unobserved, valid_plates
-from numpyro_ext._model.read import is_data, latent_sites, sample_sites, shape_trace, trace_of
+from numpyro_ext._model.read import (
+    elementwise,
+    is_data,
+    latent_sites,
+    sample_sites,
+    shape_trace,
+    trace_of,
+)
 from numpyro_ext._typing import Model, Sites, Trace
 from numpyro_ext.diagnostics._fit import check_arguments, check_key
 from numpyro_ext.diagnostics.simulation_fits import Fit
@@ -21,6 +31,12 @@ from numpyro_ext.diagnostics.table import in_columns
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+_ROUNDED = 0.01
+"""The share of simulations with a rounded draw of the prior from which their ranks are off."""
+_CORRELATED = 0.2
+"""The correlation of neighbours among the draws of a fit up to which nothing is said."""
 
 
 class SBCResult(NamedTuple):
@@ -141,14 +157,23 @@ def simulation_based_calibration(
     for name, x in simulated[0].items():
         if not np.all(np.isfinite(jax.device_get(x))):
             raise ValueError(f"draws of the prior of latent site '{name}' are not finite.")
+        ends = simulator.ends.get(name, ())
+        rounded = float(np.mean([np.isin(each, ends).any() for each in np.asarray(x)]))
+        if name in names and rounded > _ROUNDED:
+            raise ValueError(
+                f"draws of the prior of latent site '{name}' are rounded to an end of its support"
+                f" in {rounded:.0%} of the simulations, where they have no density; simulate with"
+                " numpyro.enable_x64(), take larger concentrations, or sample its logarithm."
+            )
     # Of a new-style key or a legacy one.
     rng = np.random.default_rng(jax.device_get(random.bits(key_ranks, (4,))))
-    fits: list[dict[str, tuple[np.ndarray, np.ndarray]]] = []
+    fits: list[dict[str, tuple[np.ndarray, ...]]] = []
     for i, key in enumerate(random.split(key_fits, num_simulations)):
         truth, data = jax.tree.map(lambda x: x[i], simulated)  # noqa: B023 - used at once
         draws = fit(key, observed, (data, *args), kwargs)
         fits.append({name: _ranked(name, draws, truth[name], L, rng) for name in names})
     ranks = {name: np.stack([each[name][0] for each in fits]) for name in names}
+    _warn_of_correlation({name: np.mean([each[name][2] for each in fits], 0) for name in names}, L)
     varies = {name: np.any([each[name][1] for each in fits], 0) for name in names}
     pit = {name: (x + rng.uniform(size=x.shape)) / (L + 1) for name, x in ranks.items()}
     p_values = {name: np.where(varies[name], _p_values(pit[name]), np.nan) for name in names}
@@ -163,8 +188,9 @@ def simulation_based_calibration(
 
 def _ranked(
     name: str, draws: Any, truth: Any, L: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """The ranks of true values among L draws, ties broken at random; and whether these vary."""
+) -> tuple[np.ndarray, ...]:
+    """The ranks of true values among L draws, ties broken at random; whether these vary; and their
+    correlation from one to the next, nearly unbiased for independent draws."""
     x, y = np.asarray(jax.device_get(draws[name])), np.asarray(truth)
     if x.shape[1:] != y.shape or x.ndim == 0 or len(x) < L:
         raise ValueError(
@@ -177,7 +203,24 @@ def _ranked(
         )
     x = x[(np.arange(1, L + 1) * len(x)) // L - 1]
     ties = np.sum(x == y, 0)
-    return np.sum(x < y, 0) + rng.integers(0, ties + 1), ties < L
+    z = x - np.mean(x, 0, dtype=np.float64)
+    variance, rounding = np.sum(z**2, 0), L * (1e-6 * np.max(np.abs(x), 0)) ** 2
+    moved = variance > rounding
+    lag = np.sum(z[1:] * z[:-1], 0) / np.where(moved, variance, 1.0) + 1 / L
+    return np.sum(x < y, 0) + rng.integers(0, ties + 1), ties < L, np.where(moved, lag, 0.0)
+
+
+def _warn_of_correlation(sites: dict[str, np.ndarray], L: int) -> None:
+    """A warning where the draws of the fits are not nearly independent."""
+    worst = {name: float(np.max(x, initial=0)) for name, x in sites.items()}
+    name = max(worst, key=lambda name: worst[name])
+    if worst[name] > _CORRELATED:
+        message = (
+            f"the {L} draws of each fit are correlated ({worst[name]:.2f} from one to the next at"
+            f" site '{name}'), so that their ranks are heaped at both ends as if q were too narrow;"
+            " run longer chains, or take fewer num_samples."
+        )
+        warnings.warn(InferenceWarning(message), stacklevel=3)
 
 
 def _p_values(pit: np.ndarray) -> np.ndarray:
@@ -246,19 +289,30 @@ class _Simulator:
         self.discrete = [s["name"] for s in latents if s["fn"].support.is_discrete]
         self._given = {name for name in self.data if trace[name]["is_observed"]}
         self._model = model
+        self.ends = {site["name"]: _ends(site["fn"].support) for site in latents}
 
     def model(self, data: Sites, *args: Any, **kwargs: Any) -> Any:
         return _observed(self._model, data)(*args, **kwargs)
 
     def draw(self, rng_key: Array) -> tuple[Sites, Sites]:
         """Latent sites and data, which may be traced; NaN stays where the data have it."""
-        trace = trace_of(seed(unobserved(self._whole), rng_key), self._args, self._kwargs)
+        trace = trace_of(
+            exact_draws(seed(unobserved(self._whole), rng_key)), self._args, self._kwargs
+        )
         data = {name: trace[name]["value"] for name in self.data}
         for name in self._given:
             observed = jnp.asarray(trace[name]["infer"]["obs"])
             if observed.dtype.kind == data[name].dtype.kind == "f":
                 data[name] = jnp.where(jnp.isnan(observed), jnp.nan, data[name])
         return {name: trace[name]["value"] for name in self.latents}, data
+
+
+def _ends(support: Any) -> list[float]:
+    """The ends of a support of numbers; none that is computed from other sites."""
+    if support is constraints.simplex:
+        return [0.0]
+    ends = (getattr(elementwise(support), f"{end}_bound", None) for end in ("lower", "upper"))
+    return [end for end in ends if isinstance(end, int | float)]
 
 
 def _refuse(trace: Trace) -> None:

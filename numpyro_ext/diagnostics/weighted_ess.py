@@ -53,8 +53,12 @@ def weighted_ess(x: Any, weights: Any = None, num_batches: int | None = None) ->
     if w.shape not in ((T,), x.shape):
         raise ValueError(f"weights has shape {w.shape}; it must be ({T},) or {x.shape}.")
     w = np.broadcast_to(w, x.shape)
-    if not np.all(np.isfinite(x)) or not np.all((w >= 0) & np.isfinite(w)):
-        raise ValueError("x holds nan or inf, or a weight is not a number of at least 0.")
+    good = np.all(np.isfinite(x)) and np.all((w >= 0) & np.isfinite(w))
+    if not good or not np.all(np.any(w > 0, axis=-1)):
+        raise ValueError(
+            "x holds nan or inf, or a weight is not a number of at least 0, or all weights of a"
+            " chain are 0."
+        )
     B = int(np.sqrt(T)) if num_batches is None else check_count("num_batches", num_batches, 2)
     each = [_of_chain(*chain, B) for chain in zip(np.atleast_2d(x), np.atleast_2d(w), strict=True)]
     return np.asarray(sum(each))

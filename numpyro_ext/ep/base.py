@@ -2,17 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 import warnings
 
 import jax
 from jax import Array, lax, random
+from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from numpyro_ext._checks import InferenceWarning, check_choice, check_count, summary
+from numpyro_ext._checks import InferenceWarning, check_choice, check_count, check_positive, summary
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.posterior_as_prior import posterior_as_prior
@@ -21,6 +23,7 @@ from numpyro_ext.ep.factors import EPPlan, FactorTable, find_table
 from numpyro_ext.ep.guide import guide_of, has_sites, start_guide
 from numpyro_ext.ep.normal import moments_of, plus
 from numpyro_ext.ep.projection import Projection
+from numpyro_ext.ep.quadrature import Quadrature
 from numpyro_ext.ep.reading import ModelReading, Prior, Reader, read_prior
 from numpyro_ext.ep.state import (
     EPRunResult,
@@ -83,6 +86,15 @@ class Engine(ABC):
     @abstractmethod
     def get_params(self, state: Any) -> Params: ...
 
+    def restore(self, saved: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Set up the guide and the plan on these arguments, without a step, as for
+        :func:`numpyro_ext.saving.load`."""
+        self.begin(random.key(0), None, args, kwargs)
+
+    def saved(self) -> dict[str, Any]:
+        """What runs have found beside their results, for :func:`numpyro_ext.saving.save`."""
+        return {}
+
     def warn(self, first: Any, state: Any, num_steps: int) -> None:  # noqa: B027
         """Warn of an unreliable result, after a run that began at the state ``first``."""
 
@@ -138,7 +150,12 @@ class EPEngine(Engine):
             # The model has the numbers; a day would otherwise hold all days before it.
             self.prior, self.forgetting_factor = None, 1.0
         check_choice("family", self.family, ("full", "diagonal"))
-        check_count("max_rank", self.max_rank, minimum=0)
+        if check_count("max_rank", self.max_rank, minimum=0) > Quadrature.max_rank:
+            raise ValueError(
+                f"max_rank is {self.max_rank}; quadrature takes at most {Quadrature.max_rank}"
+                " directions. Use projection=ImportanceSampling() for factors of a larger rank."
+            )
+        check_positive("tol", getattr(self, "tol", 1.0))
         self._forget()
 
     def _forget(self) -> None:
@@ -147,12 +164,26 @@ class EPEngine(Engine):
         self._plan: EPPlan | None = None
         self._shapes: Any = None
         self._times: Array | None = None
+        self._is_restored = False
         self._reader = Reader(self.model, self.data_plate)
+
+    def saved(self) -> dict[str, Any]:
+        return {"needs_rows": self.guide.needs_rows, "locs": self.guide.locs}
+
+    def restore(self, saved: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
+        if saved["needs_rows"] or saved["locs"] is None:
+            super().restore(saved, args, kwargs)
+            return
+        # What has to be read for a step is read once there is one.
+        start_guide(self.guide, saved["locs"], [], args, kwargs)
+        self._is_restored = True
 
     def __getstate__(self) -> dict[str, Any]:
         fresh = object.__new__(type(self))
         vars(fresh).update(vars(self))
         fresh._forget()  # what reads the model holds closures
+        if self.guide.prototype_trace is not None and not self.guide.needs_rows:
+            fresh.guide = self.guide.without_fit()
         return vars(fresh)
 
     @abstractmethod
@@ -188,6 +219,20 @@ class EPEngine(Engine):
         self.guide.take_fit(reading.factors, projection, self._reader.leading, args, kwargs)
         damping = 1.0 if self.damping is None else float(self.damping)
         return start_state(self._plan, table, prior, damping, key_state)
+
+    @property
+    def plan(self) -> EPPlan:
+        """What :meth:`init` has read."""
+        if self._plan is None:
+            raise ValueError(
+                f"this {type(self).__name__} has not read its model; call init with the model's"
+                " arguments first."
+            )
+        return self._plan
+
+    def arrays_of(self, args: tuple, kwargs: dict[str, Any] | None = None) -> list[Array]:
+        """The arrays among arguments of the model, with which a step computes."""
+        return self._reader.split(args, kwargs or {})[1]
 
     def update(self, state: EPState, *args: Any, **kwargs: Any) -> tuple[EPState, Array]:
         """One step: the next state, and the loss. A pure function, once ``init`` was called.
@@ -260,21 +305,19 @@ class EPEngine(Engine):
         self, rng_key: Array, init_state: EPState | None, args: tuple, kwargs: dict[str, Any]
     ) -> tuple[EPPlan, EPState, list[Array]]:
         state = self.init(rng_key, *args, **kwargs)
-        assert self._plan is not None
         if init_state is not None:
             _, state, _ = self._for_call(init_state, args, kwargs)
-        return self._plan, state, self._reader.split(args, kwargs)[1]
+        return self.plan, state, self.arrays_of(args, kwargs)
 
     def _for_call(
         self, state: EPState, args: tuple, kwargs: dict[str, Any]
     ) -> tuple[EPPlan, EPState, list[Array]]:
         """The plan, the state with the prior of a call, and the arrays among its arguments."""
-        plan = self._plan
-        if plan is None:
-            raise ValueError(
-                f"this {type(self).__name__} has not read its model; call init with the model's"
-                " arguments first."
-            )
+        if self._plan is None and self._is_restored:
+            traced = isinstance(jnp.zeros(()), Tracer)  # as where a loop is compiled
+            with jax.ensure_compile_time_eval() if traced else nullcontext():
+                self.init(random.key(0), *args, **kwargs)
+        plan = self.plan
         arguments, arrays = self._reader.split(args, kwargs)
         if not self._reader.serves(plan.reading, arguments, arrays):
             raise ValueError(

@@ -1,16 +1,20 @@
 """Expectation propagation on data in parts."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jax import Array
+from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._checks import check_choice, check_count
+from numpyro_ext._checks import check_choice, check_count, check_positive, if_given
 from numpyro_ext._model.factors import Factors
-from numpyro_ext.ep.ep import EP
+from numpyro_ext.ep.elsewhere import Elsewhere
+from numpyro_ext.ep.ep import EP, step_by_updates
 from numpyro_ext.ep.shared_sites import Parts, SharedConfig, SharedSitesEngine
+from numpyro_ext.ep.state import EPState, outcome_of
 from numpyro_ext.ep.stochastic import RandomRowsEngine
 
 
@@ -54,7 +58,22 @@ class DistributedEP(_InParts, EP):
     have ``ImportanceSampling()``, or ``projection=NUTSProjection()``, which has no evidence and
     leaves noise in the sites, so that the residual stays above ``tol``.
 
+    **Parts that others hold.** With an ``executor`` each part is opened by a worker, which keeps it
+    and is sent q and the part's site, in natural parameters; it answers with the new site, of as
+    many numbers. A run is then given no arguments, and its answer is the same up to rounding. The
+    guide draws the sites outside the plate of the data.
+
+    :param partition: the number J of parts, contiguous and of nearly one size, or an integer vector
+        with the label 0, ..., J - 1 of each row. With an ``executor`` a list of functions without
+        arguments, one for each part, that return the model's arguments there.
     :param str schedule: ``"parallel"``, all parts from one q, or ``"serial"``.
+    :param executor: any ``concurrent.futures.Executor``, as a ``ProcessPoolExecutor``,
+        ``Client.get_executor()`` of ``dask.distributed``, or those of MPI and Ray; a list of them
+        has the parts in turn, so that each part stays with the workers of one.
+    :param float patience: seconds after which a step goes on with the parts that have answered; the
+        site of a part that is late changes in the step in which it answers. None waits for all.
+    :param str lost: ``"raise"``, by which a part that fails ends the run, with its number, or
+        ``"keep"``, by which its last site stays and the run warns.
 
     **Reference:** Gelman et al., *Expectation propagation as a way of life* (JMLR 2020), algorithm
     1.
@@ -67,9 +86,91 @@ class DistributedEP(_InParts, EP):
     """
 
     schedule: str = "parallel"
+    executor: Executor | Sequence[Executor] | None = None
+    patience: float | None = None
+    lost: str = "raise"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._elsewhere: Elsewhere | None = None
+        check_choice("lost", self.lost, ("raise", "keep"))
+        if_given(check_positive, "patience", self.patience)
+        if self.executor is None:
+            return
+        if self.schedule != "parallel":
+            raise ValueError(
+                f"schedule is {self.schedule!r}; with an executor all parts are computed from one"
+                " q, which is schedule='parallel'."
+            )
+        if not isinstance(self.partition, list | tuple) or not self.partition:
+            raise TypeError(
+                f"partition is {type(self.partition).__name__}; with an executor it must be a list"
+                " with a function for each part, which returns the model's arguments there."
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_elsewhere": None}
 
     def rows_of(self, factors: Factors) -> Array:
         return jnp.asarray(self.rows_of_parts(factors.size)[0])
+
+    def init(self, rng_key: Array, *args: Any, **kwargs: Any) -> EPState:
+        if self.executor is None:
+            return super().init(rng_key, *args, **kwargs)
+        if args or kwargs:
+            raise TypeError(
+                "the workers have the rows; call run(rng_key, num_steps) without arguments of the"
+                " model."
+            )
+        of_part = replace(self, partition=1, executor=None)
+        executors = self.executor if isinstance(self.executor, Sequence) else [self.executor]
+        parts = Elsewhere(
+            *(of_part, self.partition, executors, rng_key, self.patience, self.lost == "keep")
+        )
+        first, state = parts.begin(random.split(rng_key)[1])
+        self._elsewhere = parts
+        self.guide.start_without_rows(first.locs, first.local, first.arguments)
+        return state
+
+    def restore(self, saved: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
+        if self.executor is None:
+            super().restore(saved, args, kwargs)
+        else:
+            self.begin(random.key(0), None, args, kwargs)
+
+    def begin(
+        self, rng_key: Array, init_state: EPState | None, args: tuple, kwargs: dict[str, Any]
+    ) -> Any:
+        if self.executor is None:
+            return super().begin(rng_key, init_state, args, kwargs)
+        state = self.init(rng_key, *args, **kwargs)
+        return self._for_call(state if init_state is None else init_state, (), {})
+
+    def _for_call(self, state: EPState, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if self.executor is None:
+            return super()._for_call(state, args, kwargs)
+        parts = self._elsewhere
+        if parts is None:
+            raise ValueError("this DistributedEP has not opened its parts; call init first.")
+        if (n := len(state.table.groups[0].index)) != len(parts.sources):
+            raise ValueError(f"the state has {n} parts, and this engine {len(parts.sources)}.")
+        return parts, state, []
+
+    def sweep(self, plan: Any, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
+        if self.executor is None:
+            return super().sweep(plan, state, arrays)
+        return step_by_updates(float(self.tol), self.damping is None, state, plan.updates(state))
+
+    def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
+        if self.executor is None:
+            return super().log_evidence(state, *args, **kwargs)
+        parts, state, _ = self._for_call(state, args, kwargs)
+        return outcome_of(state, parts.updates(state))[1]
+
+    def warn(self, first: EPState, state: EPState, num_steps: int) -> None:
+        if self._elsewhere is not None:
+            self._elsewhere.warn()
+        super().warn(first, state, num_steps)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

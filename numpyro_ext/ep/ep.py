@@ -35,6 +35,7 @@ from numpyro_ext.ep.state import (
     keys_of,
     mix,
     next_state,
+    outcome_of,
     site_update,
     total_of,
 )
@@ -139,9 +140,20 @@ def parallel_sweep(
     plan: EPPlan, tol: float, adaptive: bool, state: EPState, arrays: list[Array]
 ) -> tuple[EPState, Array]:
     """All factors from one q, where d follows the residual if ``adaptive``: state and loss."""
-    total = state.total
-    updates, change, log_z, residual = from_one_q(plan, state, arrays)
-    d = state.damping
+    return damped_step(tol, adaptive, state, *from_one_q(plan, state, arrays))
+
+
+def damped_step(
+    tol: float,
+    adaptive: bool,
+    state: EPState,
+    updates: list[Update],
+    change: Site,
+    log_z: Array,
+    residual: Array,
+) -> tuple[EPState, Array]:
+    """The next state, and the loss, by the updates of all factors from one q."""
+    total, d = state.total, state.damping
     if adaptive:
         grown = (residual > state.report.residual) | ~jnp.isfinite(residual)
         d = jnp.where(grown, jnp.maximum(d / 2, _LEAST), jnp.minimum(1.1 * d, 1.0))
@@ -155,6 +167,14 @@ def parallel_sweep(
     sites = mix(used, state.sites, tuple(v.site for v in updates))
     result = SweepResult(sites, updates, log_z, residual, good=used > 0)
     return next_state(state._replace(damping=d), result, tol), -log_z
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def step_by_updates(
+    tol: float, adaptive: bool, state: EPState, updates: list[Update]
+) -> tuple[EPState, Array]:
+    """The step of :func:`parallel_sweep` by updates that were computed elsewhere."""
+    return damped_step(tol, adaptive, state, updates, *outcome_of(state, updates))
 
 
 def _one_by_one(

@@ -5,6 +5,7 @@ r"""NumPyro's normal guides, with the local sites of the model.
 where z_n are the latent sites inside the plate of the data, which an engine integrates out.
 """
 
+import copy
 from typing import Any
 
 import jax
@@ -12,17 +13,19 @@ from jax import Array, lax, random
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
+import numpy as np
 import numpyro
+from numpyro.distributions.distribution import validation_enabled
 from numpyro.handlers import block, seed, substitute
 from numpyro.infer import init_to_median, init_to_uniform
-from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMultivariateNormal
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 
 from numpyro_ext._model.arguments import indexed, is_same, is_traced
 from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.implicit import Implicit, Stated
 from numpyro_ext._model.operations import map_blocks
-from numpyro_ext._model.potential import Program
+from numpyro_ext._model.potential import Program, supports_of
 from numpyro_ext._model.read import (
     Site,
     call_and_trace,
@@ -32,7 +35,7 @@ from numpyro_ext._model.read import (
     sample_sites,
     shape_trace,
 )
-from numpyro_ext._numpyro import StartGiven, site_of_log_det
+from numpyro_ext._numpyro import OnSupports, StartGiven, constrain_latent, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.ep import integral
 from numpyro_ext.ep.factors import marginal, num_points
@@ -42,7 +45,7 @@ _DRAWS = 64  # draws of a posterior that are computed at a time
 _POINTS = 2**14  # places of rows at which a row is evaluated at a time, for one draw
 
 
-class _NormalOfEngine(AutoContinuous):
+class _NormalOfEngine(OnSupports):
     """A guide of the sites outside the plate of the data, which draws those inside given the others
     and the data of their row."""
 
@@ -52,6 +55,10 @@ class _NormalOfEngine(AutoContinuous):
     arguments: tuple[tuple, dict[str, Any]] | None = None  # of the last fit, unless traced
     leading: tuple = ()  # arguments of the factors that come before the model's
     several: bool = False  # whether there were fits to other arguments before
+    without_rows: bool = False  # whether the arguments were elsewhere
+
+    def supports_at(self, z: Sites, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return supports_of(self, args, kwargs, z)
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         return None if self.locs is None else (random.key(0), self.locs)
@@ -69,6 +76,39 @@ class _NormalOfEngine(AutoContinuous):
             self.several |= traced or not is_same(self.arguments, (args, kwargs))
         self.factors, self.projection, self.leading = factors, projection, leading
         self.arguments = self.arguments if traced else (args, kwargs)
+
+    def start_without_rows(self, locs: Sites, local: list[str], shapes: tuple) -> None:
+        """Set up the guide where no rows are, on NaN in their shapes; it then draws the latent
+        sites outside of their plate alone."""
+
+        def stand_in(x: Any) -> Any:
+            if not isinstance(x, jax.ShapeDtypeStruct):
+                return x
+            value = jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 0
+            return np.broadcast_to(np.asarray(value, x.dtype), x.shape)
+
+        with validation_enabled(False):
+            start_guide(self, locs, local, jax.tree.map(stand_in, shapes), {})
+        self.without_rows = True
+
+    @property
+    def integrated(self) -> list[str]:
+        """The latent sites inside the plate of the rows, which have no parameters."""
+        return [] if self.factors is None else list(self.factors.axes)
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether draws depend on rows: in sites inside their plate, or deterministic ones."""
+        trace = self.prototype_trace or {}
+        kinds = {site["type"] for site in trace.values()}
+        return "deterministic" in kinds or bool(self.integrated)
+
+    def without_fit(self) -> Any:
+        """The guide without the factors of the last fit, which hold closures."""
+        other = copy.copy(self)
+        for name in ("factors", "projection", "arguments", "leading", "several"):
+            vars(other).pop(name, None)
+        return other
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
         if self.factors is None or not self.factors.axes:
@@ -110,10 +150,10 @@ class _NormalOfEngine(AutoContinuous):
                     " sample_posterior(rng_key, params, *args), whose rows are drawn."
                 )
             args, kwargs = self.arguments or ((), {})
-        if self.factors is None:
-            return super().sample_posterior(rng_key, params, sample_shape=sample_shape)
         key_global, key_local = random.split(rng_key)
         latent = self.get_posterior(params).sample(key_global, sample_shape)
+        if self.factors is None:
+            return self._outside(constrain_latent(self, latent, params))
         flat = latent.reshape(-1, latent.shape[-1])
 
         def draw(xs: tuple[Array, Array]) -> Sites:
@@ -165,7 +205,10 @@ class _NormalOfEngine(AutoContinuous):
         return self._outside(super().quantiles(params, quantiles))
 
     def _outside(self, values: dict[str, Array]) -> dict[str, Array]:
-        """The values of sites outside the plate of the data, where there are local ones."""
+        """The values of sites outside the plate of the data, where there are local ones, and of
+        latent sites alone where the guide has seen no rows."""
+        if self.without_rows:
+            return {name: values[name] for name in self.locs or {}}
         if self.factors is None or not self.factors.axes:
             return values
         return {name: values[name] for name in self.factors.info.latents}

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 import numpy as np
 
+from numpyro_ext._checks import check_count
 from numpyro_ext.ep.projection import (
     LogFactor,
     Projected,
@@ -66,6 +67,9 @@ class Quadrature(Projection):
 
     num_points: int = 91
     max_rank: ClassVar[int] = 3
+
+    def __post_init__(self) -> None:
+        check_count("num_points", self.num_points, 11)
 
     def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Projected:
         e, log_w, log_f, g = self._at_nodes(f, r)

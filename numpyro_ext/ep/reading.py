@@ -17,6 +17,7 @@ import numpy as np
 from numpyro.handlers import block
 
 from numpyro_ext._model.arguments import Arguments, is_traced, split_arguments
+from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.density import log_prob, scaled
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.handlers import every_row
@@ -98,7 +99,8 @@ def fingerprint(model: Model, arguments: Arguments, arrays: list[Any]) -> str:
     """A hash of a model's operations, and of the numbers that it reads from outside."""
 
     def run(arrays: list[Any], rng_key: Array) -> Any:
-        program = Program(every_row(default_key(model)), *arguments.whole(arrays))
+        checked = valid_data(every_row(default_key(model)))
+        program = Program(checked, *arguments.whole(arrays))
         with block():
             trace = program.trace(rng_key=rng_key)
         sites = {x["name"]: (x["value"], scaled(x, log_prob(x))) for x in sample_sites(trace)}

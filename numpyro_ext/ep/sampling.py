@@ -13,6 +13,7 @@ from jax.scipy.stats import norm
 import numpy as np
 from numpyro.infer.hmc import hmc
 
+from numpyro_ext._checks import check_count, check_positive, check_share
 from numpyro_ext.ep.projection import (
     LogFactor,
     Projected,
@@ -66,6 +67,11 @@ class ImportanceSampling(Projection):
 
     needs_key = True
     takes_local = True
+
+    def __post_init__(self) -> None:
+        check_count("num_samples", self.num_samples, 2)
+        check_positive("min_ess", self.min_ess)
+        check_share("min_ess", self.min_ess)
 
     def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Projected:
         points = self._normal_points(rng_key, r + local)
@@ -153,6 +159,10 @@ class NUTSProjection(Projection):
     needs_key = True
     has_normaliser = False
     takes_local = True
+
+    def __post_init__(self) -> None:
+        check_count("num_warmup", self.num_warmup)
+        check_count("num_samples", self.num_samples, 2)
 
     def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Projected:
         S = self.num_samples

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_nonnegative, check_rate
+from numpyro_ext._model.circles import recut
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.ep.base import EPEngine
@@ -118,7 +119,7 @@ class TaylorSites(NamedTuple):
 
 
 def sites_of_proxy(proxy: TaylorProxy, factors: Factors, diagonal: bool) -> TaylorSites:
-    assert proxy.hessian is not None
+    assert isinstance(proxy.hessian, Array)
     info, shapes = factors.info, dict(proxy.shapes)
     if (proxy.plate, proxy.size, shapes) != (factors.plate, factors.size, dict(info.shapes)):
         raise ValueError(
@@ -126,8 +127,16 @@ def sites_of_proxy(proxy: TaylorProxy, factors: Factors, diagonal: bool) -> Tayl
             " and the arguments of this run."
         )
     order = np.asarray(info.ravel(proxy.unravel(jnp.arange(info.size))))
-    c = proxy.location[order]
-    gradient, hessian = proxy.grad[order], proxy.hessian[np.ix_(order, order)]
+    c, g, H = proxy.location, proxy.grad, proxy.hessian
+    if proxy.circles is not None:  # the factors have them cut at pi
+
+        def log_lik(x: Array) -> Array:
+            v = recut(x, None, proxy.circles) - proxy.location
+            return proxy.grad @ v + v @ H @ v / 2
+
+        c = recut(proxy.location, proxy.circles, None)
+        g, H = jax.grad(log_lik)(c), jax.hessian(log_lik)(c)
+    c, gradient, hessian = c[order], g[order], H[np.ix_(order, order)]
     whole = jnp.eye(len(c), dtype=c.dtype)
     derivatives = gradient / proxy.size, hessian / proxy.size
     return TaylorSites(c, _taylor(whole, c, *derivatives, diagonal))

@@ -319,18 +319,23 @@ def from_one_q(
     plan: EPPlan, state: EPState, arrays: list[Array]
 ) -> tuple[list[Update], Site, Array, Array]:
     """All factors from one q: their updates, the change of q, the evidence and the residual."""
-    factors, table, total = plan.reading.factors_of(arrays), state.table, state.total
-    q = moments_of(total)
+    factors, table, q = plan.reading.factors_of(arrays), state.table, moments_of(state.total)
     # The same draws in every sweep, so that there is a fixed point.
     keys = random.split(state.rng_key, len(plan.specs))
     updates = [
         update_group(factors, spec, q, group, site, key)
         for spec, group, site, key in zip(plan.specs, table.groups, state.sites, keys, strict=True)
     ]
+    return updates, *outcome_of(state, updates)
+
+
+def outcome_of(state: EPState, updates: list[Update]) -> tuple[Site, Array, Array]:
+    """The change of q by the updates of all factors, the evidence and the residual."""
+    table, total = state.table, state.total
     log_z = table.constant + log_partition(total) + sum(jnp.sum(v.log_z) for v in updates)
     change = change_of(table, [v.site for v in updates], state.sites)
-    residual = distance(q, moments_of(plus(total, change)), change)
-    return updates, change, log_z, residual
+    residual = distance(moments_of(total), moments_of(plus(total, change)), change)
+    return change, log_z, residual
 
 
 @partial(jax.jit, static_argnums=0)

@@ -26,7 +26,7 @@ from numpyro_ext.ep.shared_sites import (
     shared_step,
     sites_of_proxy,
 )
-from numpyro_ext.ep.state import EPState
+from numpyro_ext.ep.state import EPState, is_positive
 
 _LOOKED_AT = 256  # rows from which the rank of all is read
 _CHUNK = 256  # steps of one compiled call
@@ -218,14 +218,21 @@ class StochasticEP(RandomRowsEngine):
         super().__post_init__()
         check_count("batch_size", self.batch_size)
         proxy = check_proxy(self.proxy)
-        if proxy is not None and proxy.hessian is None:
+        if proxy is not None and not isinstance(proxy.hessian, Array):
             raise ValueError(
-                "the proxy is one of degree 1; make it by taylor_proxy(model, *args, degree=2)."
+                "the proxy has no Hessian as a matrix; make it by taylor_proxy(model, *args,"
+                " degree=2), of at most 512 latent numbers."
             )
 
     def init(self, rng_key: Array, *args: Any, **kwargs: Any) -> EPState:
         self._check_data(args, kwargs)
-        return super().init(rng_key, *args, **kwargs)
+        state = super().init(rng_key, *args, **kwargs)
+        if self.proxy is not None and not is_traced(state) and not is_positive(state.total):
+            raise ValueError(
+                "the proxy and the prior make no normal distribution, so its center is far from a"
+                " mode; leave proxy out, or make it with center=(guide, params) of a fitted guide."
+            )
+        return state
 
     def update(
         self, state: EPState, *args: Any, indices: Any = None, **kwargs: Any

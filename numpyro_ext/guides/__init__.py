@@ -26,6 +26,7 @@ from numpyro_ext.guides.realnvp import AutoRealNVPNormal
 from numpyro_ext.guides.reverse import with_reverse
 from numpyro_ext.guides.semi_implicit import AutoSemiImplicit
 from numpyro_ext.guides.spline import AutoSplineNormal
+from numpyro_ext.guides.structured import AutoStructuredNormal
 from numpyro_ext.guides.transitions import Langevin, NNSampler
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "AutoRealNVPNormal",
     "AutoSemiImplicit",
     "AutoSplineNormal",
+    "AutoStructuredNormal",
     "CouplingFlowNormal",
     "FlowGuide",
     "Implicit",

@@ -18,10 +18,18 @@ from numpyro.infer.autoguide import AutoGuide, AutoNormal
 
 from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.handlers import every_row, first_rows, valid_plates
-from numpyro_ext._model.read import continuous_latents, frames, shape_trace, trace_of
+from numpyro_ext._model.read import (
+    continuous_latents,
+    frames,
+    moving_supports,
+    shape_trace,
+    trace_of,
+)
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Model, Params, Shape, Sites
 from numpyro_ext.guides.base import check_model, check_params, draws_of
+
+_FIXED = "sample it on a fixed support, and shift and scale it in the model"
 
 
 class LocalSite(NamedTuple):
@@ -126,8 +134,14 @@ class AmortizedGuide(AutoGuide):
         with block(), jax.ensure_compile_time_eval():
             trace = trace_of(substitute(seeded, substitute_fn=init_to_uniform), args, kwargs)
         latents = continuous_latents(trace)
+        moving = moving_supports(self.model, args, kwargs, trace)
         for name, site in latents.items():
             if self.plate in frames(site):
+                if name in moving:
+                    raise ValueError(
+                        f"the support of latent site '{name}' depends on another latent site;"
+                        f" {_FIXED}."
+                    )
                 self.local[name] = self._local_site(name, site)
         if not self.local:
             plates = [name for name, site in trace.items() if site["type"] == "plate"]
@@ -150,8 +164,7 @@ class AmortizedGuide(AutoGuide):
         fn, value = site["fn"], site["value"]
         if any(jnp.ndim(bound) for bound in jax.tree.leaves(fn.support)):
             raise ValueError(
-                f"the support of latent site '{name}' differs between rows or entries; sample it on"
-                " a fixed support, and shift and scale it in the model."
+                f"the support of latent site '{name}' differs between rows or entries; {_FIXED}."
             )
         axis = jnp.ndim(value) - fn.event_dim + frames(site)[self.plate]
         shape = jax.eval_shape(biject_to(fn.support).inv, value).shape

@@ -11,6 +11,7 @@ from numpyro.distributions import Normal, biject_to
 from numpyro.handlers import block, substitute
 
 from numpyro_ext._checks import check_count, if_given
+from numpyro_ext._model.potential import supports_of
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext._typing import Params, Shape, Sites
 from numpyro_ext.guides.base import AutoWithoutDensity, inverse_fixed_map, with_fixed_map
@@ -103,9 +104,9 @@ class AutoAuxiliary(AutoWithoutDensity):
         latent sites of the model."""
         self.check_fitted(params)
         names = [f"_{self.prefix}_aux__{i}" for i in range(self.num_layers)]
-        trace: Any = self.prototype_trace
-        supports = {name: trace[name]["fn"].support for name in self.latent_sites}
-        z = [jnp.ravel(biject_to(supports[n]).inv(latents[n])) for n in supports]
+        with block(), self.on_cuts(params):
+            supports = supports_of(self, args, kwargs, values=latents)
+            z = [jnp.ravel(biject_to(supports[n]).inv(latents[n])) for n in self.latent_sites]
         with block(), substitute(data=params):
             return self._reverse(jnp.concatenate(z), [aux[name] for name in names])
 

@@ -2,15 +2,16 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 import math
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
@@ -22,24 +23,57 @@ from numpyro.distributions.transforms import (
 )
 from numpyro.handlers import block, seed, substitute
 from numpyro.infer.initialization import init_to_uniform
+from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import OwnArgumentsFirst, check_count, check_positive
+from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.arrow import Arrow
 from numpyro_ext._model.checks import read_global
+from numpyro_ext._model.circular_guide import CircularGuide
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.masked import record_filled
 from numpyro_ext._model.mode_search import is_searched, modes_or_warning
-from numpyro_ext._model.modes import SEARCH, InitFrom, Mode, Modes, check_sites, given_modes
-from numpyro_ext._model.read import ModelInfo, call_and_trace
+from numpyro_ext._model.modes import (
+    DENSE_UP_TO,
+    SEARCH,
+    InitFrom,
+    Mode,
+    Modes,
+    check_sites,
+    given_modes,
+)
+from numpyro_ext._model.operations import run_once
+from numpyro_ext._model.potential import supports_of
+from numpyro_ext._model.read import ModelInfo, call_and_trace, is_only_recorded, transforms_of
 from numpyro_ext._model.start import guide_start
-from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Model, Params, Shape, Sites
+from numpyro_ext.transforms import VectorTransform
 
 NUM_QUANTILE_DRAWS = 10_000
 
 
+class _drawn_by_programs(Messenger):
+    """Each draw through transforms in one program, for a guide that is called for the first time,
+    where every operation of a flow would be compiled by itself. ``seed`` gives the same keys."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        given = msg["value"] is not None or msg["kwargs"].get("rng_key") is not None
+        if msg["type"] != "sample" or given or not transforms_of(msg["fn"]):
+            return
+        rng_key: Any = numpyro.prng_key()
+        msg["kwargs"]["rng_key"] = rng_key
+
+        def draw(rng_key: Array) -> Any:
+            kwargs = msg["kwargs"] | {"rng_key": rng_key, "sample_intermediates": True}
+            return msg["fn"](*msg["args"], **kwargs)
+
+        if rng_key is not None:
+            msg["value"], msg["intermediates"] = run_once(draw, rng_key)
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
-class AutoJoint(ContinuousGuide):
+class AutoJoint(CircularGuide):
     """Base of the guides over all latent sites together, as one vector in unconstrained space.
 
     A subclass writes ``latent_distribution()``, the distribution of the ``(latent_dim,)`` vector,
@@ -51,6 +85,9 @@ class AutoJoint(ContinuousGuide):
     :param float init_scale: the initial standard deviation of every unconstrained coordinate.
     :param str prefix: the first part of the names of the guide's own sites.
     :param init_loc_fn: a per-site initialization function, for ``loc``.
+    :param bool forward_mode_differentiation: as of NumPyro's guides. Starts and modes are found in
+        forward mode in any case where a primitive, such as ``while_loop``, has no derivative in
+        reverse; the steps of an ``SVI`` take the argument of this name of its ``run``.
     """
 
     __signature__ = OwnArgumentsFirst()
@@ -59,14 +96,25 @@ class AutoJoint(ContinuousGuide):
     init_scale: float = 0.1
     prefix: str = "auto"
     init_loc_fn: Callable[..., Any] = init_to_uniform
+    forward_mode_differentiation: bool = False
 
     def __post_init__(self) -> None:
         check_model(type(self), self.model)
         check_positive("init_scale", self.init_scale)
-        super().__init__(self.model, prefix=self.prefix, init_loc_fn=self.init_loc_fn)
+        super().__init__(
+            self.model,
+            prefix=self.prefix,
+            init_loc_fn=self.init_loc_fn,
+            forward_mode_differentiation=self.forward_mode_differentiation,
+        )
+
+    def supports_at(self, z: Sites, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return supports_of(self, args, kwargs, z)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        values = super().__call__(*args, **kwargs)
+        once = self.prototype_trace is None and is_only_recorded()
+        with _drawn_by_programs() if once else nullcontext():
+            values = super().__call__(*args, **kwargs)
         record_filled(f"_{self.prefix}", self, values, args, kwargs)
         return values
 
@@ -75,11 +123,11 @@ class AutoJoint(ContinuousGuide):
         because = f"{type(self).__name__} is one distribution over all latents together"
         return read_global(self.model, args, kwargs, because=because)
 
-    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
+    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites]:
         return guide_start(self, self.read(*args, **kwargs), args, kwargs)
 
     def get_base_dist(self) -> dist.Distribution:
-        return dist.Normal(jnp.zeros(self.latent_dim), 1).to_event(1)
+        return dist.Normal(jnp.zeros(self.latent_dim), 1, validate_args=False).to_event(1)
 
     def get_transform(self, params: Params) -> Transform:
         self.check_fitted(params)
@@ -103,7 +151,7 @@ class AutoJoint(ContinuousGuide):
     ) -> Array:
         """Latent vectors from ``sample_vector``, without a trace of their sites."""
         self.check_fitted(params)
-        with block():
+        with block(), self.on_cuts(params):
             fn: Any = substitute(seed(self.sample_vector, rng_key), params)
             z, trace = call_and_trace(fn, (sample_shape, args, kwargs or {}), {})
         check_params(params, [n for n, site in trace.items() if site["type"] == "param"], self)
@@ -154,7 +202,8 @@ class AutoAtModes(AutoJoint):
     by :func:`~numpyro_ext.optim.find_modes`. Its last layer is the fixed map :math:`z = c + A x` of
     the heaviest one, with the parameters ``{prefix}_center`` and ``{prefix}_root``, which have no
     gradient. What is trained lies inside, where the posterior is near N(0, I), so that a learning
-    rate means the same for every model. Mask it where there is weight decay.
+    rate means the same for every model. Mask it where there is weight decay. The angles
+    opposite of the cuts of latent circles are ``{prefix}_cut``, without a gradient too.
 
     It begins at N(init_loc, init_scale^2 I) instead, as NumPyro's guides do, if ``init_loc_fn`` or
     ``init_scale`` is given or ``init_from`` is None; for models of more than 512 latent dimensions
@@ -168,6 +217,8 @@ class AutoAtModes(AutoJoint):
 
     num_searches, num_modes = 4, 1
     """The number of searches, and of modes at which the guide can begin."""
+    most_searched: ClassVar[int | None] = DENSE_UP_TO
+    """The latent numbers up to which the guide searches."""
     start_arguments = ("init_loc_fn", "init_scale")
     """Arguments that say where NumPyro's start is, so that giving one of them means no search."""
 
@@ -197,6 +248,27 @@ class AutoAtModes(AutoJoint):
         if self.is_mapped:
             check_params(params, [f"{self.prefix}_center", f"{self.prefix}_root"], self)
 
+    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites]:
+        """The heaviest mode, where there is to be a map of it; elsewhere NumPyro's start."""
+        info, modes = self.read(*args, **kwargs), self.modes_given
+        most = self.most_searched
+        searches = self.searches and is_searched(info.size, info.params, bool(info.mutable), most)
+        center: Any = numpyro.param(f"{self.prefix}_center") if searches else None
+        if searches and center is None:
+            modes = self.modes()
+        info = self.cut(info, args, kwargs, modes)
+        if modes is None and (center is None or is_traced(center)):
+            return guide_start(self, info, args, kwargs)
+        rng_key: Any = numpyro.prng_key()
+        at: Any = center if modes is None else modes.heaviest.center
+        return rng_key, info.unravel(np.asarray(at))
+
+    def start_circles(self) -> Array | None:
+        modes = self.modes() if self.is_mapped else None
+        if modes is None:
+            return None
+        return jnp.zeros(self.latent_dim) if modes.circles is None else modes.circles
+
     @property
     def is_mapped(self) -> bool:
         if self.modes_given is not None:
@@ -204,7 +276,7 @@ class AutoAtModes(AutoJoint):
         trace: Any = self.prototype_trace
         params = (name for name, site in trace.items() if site["type"] == "param")
         mutable = any(site["type"] == "mutable" for site in trace.values())
-        return self.searches and is_searched(self.latent_dim, params, mutable)
+        return self.searches and is_searched(self.latent_dim, params, mutable, self.most_searched)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self.called_with(args, kwargs):
@@ -228,7 +300,7 @@ class AutoAtModes(AutoJoint):
         self.start_modes = self.find_modes()
         return self.start_modes
 
-    def known_map(self) -> tuple[Array, Array] | None:
+    def known_map(self) -> tuple[Array, Any] | None:
         """The fixed map that is among the parameters already; None where there is none yet."""
         names = [f"{self.prefix}_{name}" for name in ("center", "root", "loc")]
         center, root, loc = (numpyro.param(name) for name in names)
@@ -241,7 +313,7 @@ class AutoAtModes(AutoJoint):
             )
         return None
 
-    def new_map(self, center: Array, root: Array) -> tuple[Array, Array]:
+    def new_map(self, center: Array, root: Any) -> tuple[Array, Any]:
         """Register the fixed map as parameters."""
         center, root = (
             jnp.asarray(numpyro.param(f"{self.prefix}_{name}", value))
@@ -261,15 +333,17 @@ class AutoAtModes(AutoJoint):
         if fixed is None:
             modes = self.modes()
             if modes is None:
-                (loc, scale), x, A = usual, jnp.zeros(d), jnp.eye(d)
+                (loc, scale), x, A = usual, jnp.zeros(d), jnp.ones(d)
+                A = jnp.eye(d) if d <= DENSE_UP_TO else A
             else:
                 mode = modes.heaviest
                 x, A = mode.center, self.units(mode)
             fixed = self.new_map(x, A)
         return loc, scale, [fixed_map(*fixed)], mode
 
-    def units(self, mode: Mode) -> Array:
-        return mode.factor
+    def units(self, mode: Mode) -> Any:
+        arrow = isinstance(mode.factor, Arrow)
+        return jnp.asarray(mode.conditional_sds) if arrow else mode.factor
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -300,8 +374,26 @@ class AutoWithoutDensity(AutoAtModes):
         return self.latent_distribution()  # raises
 
 
-def fixed_map(center: Array, root: Array) -> Transform:
+class ArrowAffine(VectorTransform):
+    """The map :math:`c + A x` of an :class:`Arrow` A."""
+
+    arrays = ("center", "factor")
+
+    def __init__(self, center: Array, factor: Arrow) -> None:
+        self.center, self.factor = center, factor
+
+    def call_with_intermediates(self, x: Array) -> tuple[Array, Array]:
+        y = self.center + jnp.vectorize(self.factor.push, signature="(n)->(n)")(x)
+        return y, jnp.broadcast_to(jnp.sum(self.factor.log_diagonal()), x.shape[:-1])
+
+    def _inverse(self, y: Array) -> Array:
+        return jnp.vectorize(self.factor.solve, signature="(n)->(n)")(y - self.center)
+
+
+def fixed_map(center: Array, root: Any) -> Transform:
     """The map :math:`c + A x`."""
+    if isinstance(root, Arrow):
+        return ArrowAffine(center, root)
     if root.ndim == center.ndim:
         return IndependentTransform(AffineTransform(center, root), 1)
     return LowerCholeskyAffine(center, root)

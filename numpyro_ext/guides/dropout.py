@@ -111,7 +111,7 @@ class AutoDropout(StartGiven):
         self.arguments: tuple[tuple, dict[str, Any]] = (), {}
         super().__init__(self.model, prefix=self.prefix, init_loc_fn=self.init_loc_fn)
 
-    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
+    def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites]:
         self.arguments = args, kwargs
         because = "AutoDropout is one distribution over all latents together"
         info = read_global(self.model, args, kwargs, because=because)

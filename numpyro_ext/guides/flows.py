@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from jax import Array
@@ -23,6 +24,8 @@ from numpyro.distributions.transforms import (
 )
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext.guides.base import AutoAtModes
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
@@ -58,9 +61,26 @@ class _Quieter(VectorTransform):
         return jnp.where(below, d**-0.5, 1.0).astype(x.dtype)
 
 
+@cache
+def _factor_and_numbers() -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
+    whole = ComposeTransform([_Quieter(), biject_to(constraints.scaled_unit_lower_cholesky)])
+    options = quick_options()
+    return jit_on_data(lambda x: whole(x), options), jit_on_data(lambda y: whole.inv(y), options)
+
+
+class _InOneProgram(ComposeTransform):
+    """The map of :class:`RowsOfFactor`, where ``SVI`` calls it outside of a program."""
+
+    def __call__(self, x: Array) -> Any:
+        return super().__call__(x) if is_traced(x) else _factor_and_numbers()[0](x)
+
+    def _inverse(self, y: Array) -> Any:
+        return super()._inverse(y) if is_traced(y) else _factor_and_numbers()[1](y)
+
+
 @biject_to.register(RowsOfFactor)
 def _rows_of_factor(_: RowsOfFactor) -> Transform:
-    return ComposeTransform([_Quieter(), biject_to(constraints.scaled_unit_lower_cholesky)])
+    return _InOneProgram([_Quieter(), biject_to(constraints.scaled_unit_lower_cholesky)])
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

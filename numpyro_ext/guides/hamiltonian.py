@@ -189,7 +189,8 @@ class AutoHVI(AutoWithoutDensity):
         if drawn_names(self.model, args, kwargs) != set(self.latent_sites):
             # To predict, the model is called without its data: the posterior is given the others.
             args, kwargs = self.prepared
-        info, trace = read_model(self.model, args, kwargs), cast(Trace, self.prototype_trace)
+        info = self.in_cuts(read_model(self.model, args, kwargs))
+        trace = cast(Trace, self.prototype_trace)
         theta: dict[str, Any] = {}
         for name in info.params:
             constraint = trace[name]["kwargs"].get("constraint", constraints.real)

@@ -145,7 +145,7 @@ class AutoImplicit(AutoWithoutDensity):
                     "the transitions need the model's arguments, which had no values in the guide's"
                     " first call; give them to sample_posterior, or call svi.init outside jax.jit."
                 )
-        info = self.read(*args, **kwargs)
+        info = self.in_cuts(self.read(*args, **kwargs))
         params = lax.stop_gradient(params_in_scope(self.model, args, kwargs))
         potential = Potential(refuse_mutable(self.model), info, params, args, kwargs)
         by_step, step = transition.begin(self.prefix, d)

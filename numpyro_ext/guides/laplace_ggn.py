@@ -284,6 +284,12 @@ class AutoLaplaceGGN(AutoJoint):
         because = "for which there is no curvature of one network"
         model = refuse_noise(refuse_mutable(self.model), because)
         # With parameters, because modules of Flax draw their first ones by numpyro.prng_key.
+        for plate, (size, batch) in self.read(*args, **kwargs).given.items():
+            raise ValueError(
+                f"the curvature is that of all rows, and the guide was given {batch} of the {size}"
+                f" in the plate '{plate}'; call svi.init with all of them, and svi.update with"
+                " batches, or pass them to sample_posterior."
+            )
         trace: Any = self.prototype_trace
         params = self._model_params({name: site["value"] for name, site in trace.items()})
         outputs = Outputs(model, args, kwargs, params=params)

@@ -1,7 +1,7 @@
 """The networks inside guides: stax pairs that start at zero, each with its weights in a vector."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache, partial
 from itertools import pairwise
 import math
 from typing import Any
@@ -16,9 +16,12 @@ import numpy as np
 import numpyro
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._networks import ModulePair, Network, Pair
 
 
+@lru_cache
 def mlp(hidden_dims: Sequence[int], out_dim: int) -> Pair:
     """A multilayer perceptron (ELU) that starts at zero: its last layer is zero, the others not."""
     layers: list[Any] = []
@@ -38,6 +41,7 @@ def scaled_by_width(dense: Pair) -> Pair:
     return init_fn, apply
 
 
+@lru_cache
 def masked_mlp(dim: int, hidden_dims: Sequence[int]) -> Pair:
     """An MLP to ``2 dim`` numbers, entry i of each half from inputs before i; it starts at zero."""
     own = np.arange(1, dim + 1)
@@ -60,6 +64,7 @@ def _masked_dense(mask: np.ndarray, **inits: Any) -> Pair:
     return init_fn, apply
 
 
+@lru_cache
 def conditional_mlp(hidden_dims: Sequence[int], in_dim: int, out_dim: int, slope: float) -> Pair:
     r"""Mean and log-scale of ``out_dim`` numbers given ``in_dim``, a linear layer plus an
     :func:`mlp`, which starts at the mean :math:`c x_i` and the scale :math:`\sqrt{1 - c^2}`, c
@@ -119,16 +124,32 @@ def flat_module(
         kwargs = {}
     init_fn, apply_fn = pair
 
-    def init(rng_key: Array) -> Any:
-        return init_fn(rng_key, (1, *row_shape), **kwargs)[1]
-
-    shapes = jax.eval_shape(init, random.key(0))
+    start_of = _start_of if isinstance(init_fn, Hashable) else _start_of.__wrapped__
+    shapes, draw = start_of(init_fn, (1, *row_shape), *kwargs.items())
     leaves, structure = jax.tree.flatten(shapes)
-    flat = random_param(name, lambda key: ravel_pytree(init(key))[0])
+    flat = random_param(name, draw)
     ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves], dtype=int)
     parts = zip(jnp.split(flat, ends)[:-1], leaves, strict=True)
     weights = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in parts]
     return partial(apply_fn, jax.tree.unflatten(structure, weights))
+
+
+@lru_cache
+def _start_of(
+    init_fn: Callable[..., Any], shape: tuple[int, ...], *options: tuple[str, Any]
+) -> tuple[Any, Callable[[Array], Array]]:
+    """The shapes of a network's weights, and a function of a key that draws them in one vector, by
+    one program for all networks alike."""
+
+    def init(rng_key: Array) -> Any:
+        return init_fn(rng_key, shape, **dict(options))[1]
+
+    def draw(rng_key: Array) -> Array:
+        return ravel_pytree(init(rng_key))[0]
+
+    program = jit_on_data(draw, quick_options())
+    shapes = jax.eval_shape(init, random.key(0))
+    return shapes, lambda rng_key: (draw if is_traced(rng_key) else program)(rng_key)
 
 
 def check_widths(hidden_dims: Any) -> tuple[int, ...]:

@@ -105,13 +105,14 @@ class AutoSemiImplicit(AutoWithoutDensity):
     def __call__(self, *args: Any, **kwargs: Any) -> Sites:
         self.set_up(*args, **kwargs)
         result, trace = {}, cast(Trace, self.prototype_trace)
-        with self.called_with(args, kwargs):
+        with self.called_with(args, kwargs), self.on_cuts():
             vector = self.sample_vector((), args, kwargs)
-        for name, u in self.unpack(vector).items():
-            fn = trace[name]["fn"]
-            value = biject_to(fn.support)(u)
-            site = SemiImplicitDraw(value, event_dim=fn.event_dim, support=fn.support)
-            result[name] = numpyro.sample(name, site)
+            z = self.unpack(vector)
+            supports = self.supports_at(z, args, kwargs)
+            for name, u in z.items():
+                value, event_dim = biject_to(supports[name])(u), trace[name]["fn"].event_dim
+                site = SemiImplicitDraw(value, event_dim=event_dim, support=supports[name])
+                result[name] = numpyro.sample(name, site)
         return result
 
     def sample_mixing(

@@ -32,20 +32,23 @@ from numpyro_ext._checks import (
     check_positive,
     summary,
 )
-from numpyro_ext._model.arguments import is_same, is_traced
+from numpyro_ext._model.arguments import digest, is_same, is_traced
 from numpyro_ext._model.checks import check_rows, read_global
+from numpyro_ext._model.circles import circles_of, with_circles
 from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.minibatch import draw_indices, start_plates
+from numpyro_ext._model.mode_search import place_cuts, recut_sites
 from numpyro_ext._model.modes import Mode, Modes, check_sites
-from numpyro_ext._model.operations import jit_on_data, quick_options
+from numpyro_ext._model.operations import jit_on_data, linearized, quick_options
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.read import ModelInfo, check_site_table, refuse_scaled
 from numpyro_ext._model.sharding import check_sharding, spread_arrays
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._numpyro import ResumableKernel
 from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
 from numpyro_ext.mcmc.gradients import MinibatchGradient
+from numpyro_ext.mcmc.heat import warn_if_hot
 from numpyro_ext.mcmc.order import warn_if_sorted
 from numpyro_ext.mcmc.settings import NO_LOCAL_SITES, Found, Settings, settings_for
 
@@ -68,6 +71,8 @@ _SHARED_FIELDS = {
     "step_scale": "factor on the step size: 1, halved at each divergence in warmup.",
     "settings": "``kernel.settings``, None where the step size was given; not an array, so that"
     " ``MCMC`` compiles the chain again for others.",
+    "heat": "sum of the ratios by which a hot chain is known, over up to 50 draws; infinite once it"
+    " was said.",
     "best": "lowest potential estimate of the warmup so far, and the flat vector where it was.",
 }
 _KEY_FIELD = {"rng_key": "random number generator key of the next transition."}
@@ -152,8 +157,9 @@ class GradFn:
     def with_hvp(self, z: Array, v: Array) -> tuple[Estimate, Array]:
         """The estimate at ``z``, and the product of its Jacobian (the Hessian of U) with ``v``."""
         function = partial(self._estimate, self.rng_key, self.idx)
-        _, hvp, estimate = jax.jvp(function, (z,), (v,), has_aux=True)
-        return estimate, hvp
+        forward = self.chain.potential.has_curvature
+        _, estimate, along = linearized(function, z, forward=forward)
+        return estimate, along(v)
 
     def independent(self, rng_key: Array, z: Array) -> Estimate:
         """The estimate at ``z`` from a batch of its own, independent of the transition's."""
@@ -270,6 +276,7 @@ class GradientChain(Chain):
             plates=counters,
             step_scale=jnp.ones((), flat.dtype),
             settings=kernel.settings,
+            heat=jnp.zeros((), flat.dtype),
             best=(jnp.asarray(U, flat.dtype), flat),
             **kernel.init_state(key_fields, flat),
             rng_key=rng_key,
@@ -345,6 +352,7 @@ class GradientChain(Chain):
         }
 
     def finish(self, state: Any) -> Any:
+        state = warn_if_hot(self.kernel, state)
         if self.potential.takes_minibatches:
             return state
         U = self.potential(self.kernel.unflatten(state.z), {})
@@ -367,6 +375,18 @@ _COLLECTED = (
     "accept_prob",
 )
 """The fields that ``MCMC`` collects without being asked."""
+
+
+_FOUND_IN_RUNS = (
+    "settings",
+    "circles",
+    "chains_at",
+    "num_adapt",
+    "_search_result",
+    "_params",
+    "_key_params",
+)
+"""The attributes of a kernel that its runs have set, beside what it reads in its model."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -401,6 +421,7 @@ class ModelKernel(ResumableKernel):
         self._arguments: tuple[tuple, dict[str, Any]] | None = None
         self._potential: Potential | None = None
         self._key_params: Array | None = None
+        self.circles: Array | None = getattr(self.whitening, "circles", None)
         # Between the flat vector of the sites and the coordinates of a step.
         self.coordinates = self.given_whitening or IdentityCoordinates()
         if self.finds_settings and type(self).choose is ModelKernel.choose:
@@ -538,7 +559,7 @@ class ModelKernel(ResumableKernel):
                 potential = self.potential(model_args, kwargs)
                 self._find_settings(potential, None, resumes, num_chains)
             return None
-        self._read_arguments(first_key, model_args, kwargs)
+        self._read_arguments(first_key, model_args, kwargs, resumes)
         info = self.info
         model = given_rows(self.model, info.given)
         check_rows(model, model_args, kwargs, self.init_strategy, bounded=info.bounded)
@@ -546,6 +567,7 @@ class ModelKernel(ResumableKernel):
         if init_params is not None:
             chains = () if single else (num_chains,)
             init_params = info.check_unconstrained("init_params", init_params, chains)
+            init_params = recut_sites(init_params, with_circles(info, None), info)
         potential = self.potential(model_args, kwargs)
         if self.finds_settings:
             first = init_params
@@ -572,12 +594,19 @@ class ModelKernel(ResumableKernel):
                 " (mcmc.post_warmup_state = None)."
             )
 
-    def _read_arguments(self, key: Array, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _read_arguments(
+        self, key: Array, args: tuple, kwargs: dict[str, Any], resumes: bool
+    ) -> None:
         """Read the model on the arguments of a new run, and draw its parameters."""
         if not isinstance(key, Tracer):
             # What is compiled for one chain or run serves the next, and holds its parameters.
             key = self._key_params = key if self._key_params is None else self._key_params
+        keeps_cuts = resumes or self.whitening is not None or self.has_read(args, kwargs)
         self._info, self._params = self._read(key, args, kwargs)
+        if not keeps_cuts:
+            cut_at_pi = with_circles(self._info, None)
+            self._info = place_cuts(self.model, cut_at_pi, self._params, args, kwargs)
+            self.circles = circles_of(self._info)
         self._arguments = args, kwargs
         self._potential = self._potential_on(self._info, self._params, args, kwargs)
 
@@ -643,7 +672,9 @@ class ModelKernel(ResumableKernel):
 
     def _read_sites(self, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
         options: dict[str, Any] = {"init_strategy": self.init_strategy, "sums": True}
-        return read_global(self.model, args, kwargs, because=NO_LOCAL_SITES, **options)
+        info = read_global(self.model, args, kwargs, because=NO_LOCAL_SITES, **options)
+        refuse_scaled(set(info.scaled) - set(info.summed), type(self).__name__)
+        return with_circles(info, self.circles)
 
     def _read(
         self, rng_key: Array | None, args: tuple, kwargs: dict[str, Any]
@@ -660,6 +691,31 @@ class ModelKernel(ResumableKernel):
             return draw_params(key, self.model, info, *whole(spread), init_strategy=strategy)
 
         return info, draw(key, spread)
+
+    def saved(self) -> dict[str, Any]:
+        """What the kernel has found in its runs, for :func:`numpyro_ext.saving.save`."""
+        sites = None if self._info is None else self._info.site_table
+        sums = digest(self._arguments) if self.keeps_sums and self._arguments else None
+        return {"sites": sites, "sums_of": sums, **{n: vars(self)[n] for n in _FOUND_IN_RUNS}}
+
+    def restore(self, saved: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
+        """Take what :meth:`saved` gave, of another kernel that was made alike."""
+        if saved["sums_of"] not in (None, digest((args, kwargs))):
+            raise ValueError(
+                "the chain in the file has sums over all rows of other data; give load the"
+                " arguments of its run."
+            )
+        self.circles = saved["circles"]
+        self._info = self._read_sites(args, kwargs)
+        if saved["sites"] is not None:
+            check_site_table(saved["sites"], self._info.site_table)
+        vars(self).update({name: saved[name] for name in _FOUND_IN_RUNS})
+        self._arguments = args, kwargs
+        self._potential = self._potential_on(self._info, self._params, args, kwargs)
+        if self.settings is not None:
+            self.coordinates = self.settings.whitening or IdentityCoordinates()
+        self._check_whitening()
+        self.setup(self._potential)
 
     def __repr__(self) -> str:
         return summary(self, defaults=False)
@@ -712,7 +768,7 @@ class SGMCMCKernel(ModelKernel):
         of the model's arguments are sharded; every device then takes its share of the batch. Use
         ``MCMC(..., jit_model_args=True)``.
     :param bool forward_mode_differentiation: whether to differentiate the potential in forward
-        mode, as models with a ``while_loop`` require.
+        mode, as is done in any case for models with a ``while_loop``.
     """
 
     max_bias: float = 0.05
@@ -866,11 +922,13 @@ def first_states(
             return state
         failures.append((state, *seen))
     state, drawn, idx, grad = failures[0]
-    potential.check_start(state.z, idx, state.potential_energy, grad)
+    instead = "init_strategy=find_modes(model, *args), of numpyro_ext.optim, or init_params"
+    check = partial(potential.check_start, give=instead)
+    check(state.z, idx, state.potential_energy, grad)
     if drawn is not None:  # the search looks at the first rows
         rows = {
             name: jnp.broadcast_to(jnp.arange(size), (*jnp.shape(drawn), size))
             for name, (_, size) in potential.plates.items()
         }
-        potential.check_start(state.z, rows, drawn)
+        check(state.z, rows, drawn)
     return state

@@ -41,6 +41,31 @@ def _divergence(fn: VectorFn, x: Array) -> Array:
     return jnp.trace(jacobian, axis1=1, axis2=2)
 
 
+def check_values(what: str, fn: VectorFn, x: Array, ranks: tuple[int, ...], kind: str = "") -> None:
+    """An error unless ``fn`` maps the ``(m,)`` vector x to finite numbers of an allowed rank and
+    the length m, which are of this ``kind``: a matrix, or its diagonal."""
+    value, shapes = np.asarray(fn(x), float), [x.shape * rank for rank in ranks]
+    if value.shape not in shapes:
+        allowed = " or ".join(map(str, shapes))
+        raise ValueError(
+            f"{what} returns shape {value.shape} for a vector of {len(x)} numbers; it must be"
+            f" {allowed}."
+        )
+    skew, right = kind == "skew-symmetric", bool(np.all(np.isfinite(value)))
+    if right and value.ndim == 2:
+        right = np.allclose(value, -value.T if skew else value.T)
+    if right and kind and not skew:
+        scales = np.linalg.eigvalsh(value) if value.ndim == 2 else value
+        # Rounding may make an eigenvalue of 0 a little negative.
+        least = -1e-5 * np.max(np.abs(value)) if kind == "positive semidefinite" else 0.0
+        right = bool(np.all(scales > 0 if kind == "positive definite" else scales >= least))
+    if not right:
+        raise ValueError(
+            f"{what} is not {kind or 'finite'} at the initial point, where it is"
+            f" {np.array2string(value, precision=3, threshold=9)}."
+        )
+
+
 class ExpandedMean:
     r"""Metric for :class:`SGRLD` in which positive sites move as numbers :math:`\theta`, with noise
     of variance :math:`\propto \theta`, and the others by plain :class:`SGLD`.

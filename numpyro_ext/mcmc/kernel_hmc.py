@@ -11,7 +11,7 @@ from numpyro_ext._checks import check_count
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._typing import Sites
 from numpyro_ext.mcmc.base import Chain, ModelKernel, Schedule, documented_tuple
-from numpyro_ext.mcmc.geometry import VectorFn
+from numpyro_ext.mcmc.geometry import VectorFn, check_values
 
 KernelHMCState = documented_tuple(
     "KernelHMCState",
@@ -103,6 +103,9 @@ class KernelHMC(ModelKernel):
             )
         super().setup(potential)
         self.fitted = self._fit_score(potential)
+        if self.training_samples is None:
+            center = jnp.zeros(self.info.size)
+            check_values("score", self.score, self.coordinates.to_z(center), (1,))
 
     def _fit_score(self, potential: Potential) -> VectorFn:
         """f in the coordinates of the kernel."""

@@ -6,12 +6,11 @@ from typing import Any
 import jax
 from jax import Array, random
 import jax.numpy as jnp
-import numpy as np
 
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext.mcmc.base import GradFn, Schedule, SGMCMCKernel, Transition, kernel_state
-from numpyro_ext.mcmc.geometry import VectorFn, recipe_correction
+from numpyro_ext.mcmc.geometry import VectorFn, check_values, recipe_correction
 
 RecipeKernelState = kernel_state(
     "RecipeKernelState",
@@ -84,20 +83,13 @@ class RecipeKernel(SGMCMCKernel):
             first = jax.tree.map(
                 lambda x: x if jnp.ndim(state.i) == 0 else x[0], (state.z, state.r)
             )
-            self._check_matrices(jnp.concatenate([self.flatten(first[0]), first[1]]))
+            x = jnp.concatenate([self.flatten(first[0]), first[1]])
+            check_values("diffusion", self.diffusion, x, (0, 1, 2), "positive semidefinite")
+            if self.curl is not None:
+                check_values("curl", self.curl, x, (2,), "skew-symmetric")
+            if callable(self.correction):
+                check_values("correction", self.correction, x, (1,))
         return state
-
-    def _check_matrices(self, x: Array) -> None:
-        """An error where D is not positive semidefinite, or Q not skew-symmetric, at x."""
-        D = np.asarray(self.diffusion(x), float)
-        scales = np.linalg.eigvalsh(D) if D.ndim == 2 else D
-        # Rounding may make an eigenvalue of 0 a little negative.
-        if not np.allclose(D, D.T) or np.any(scales < -1e-5 * np.max(np.abs(D))):
-            raise ValueError("diffusion is not positive semidefinite at the initial point.")
-        if self.curl is not None:
-            Q = np.asarray(self.curl(x), float)
-            if not np.allclose(Q, -Q.T):
-                raise ValueError("curl is not skew-symmetric at the initial point; it must be.")
 
     def step(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array

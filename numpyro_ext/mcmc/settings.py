@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 import warnings
@@ -154,7 +155,8 @@ class Found:
         whitening = self.modes.whitening
         if potential.info.size != whitening.size or _batches(potential) != self.batches:
             return False
-        now = _gradients(potential, whitening)
+        # By a program of its own: a kept one holds the data that a closure had when it was made.
+        now = _gradients(copy(potential), whitening)
         finite = np.isfinite(self.gradients)
         moved = np.where(finite, now - self.gradients, 0)
         size = np.mean(np.where(finite, self.gradients, 0) ** 2)
@@ -234,7 +236,8 @@ def _find(
         modes = search_modes(key_normal, kernel.model, potential, start, kernel.init_strategy)
         spent = modes.row_gradients
     elif modes is None:
-        normal = Mode(known.center.astype(float), known.factor.astype(float))
+        center, factor = known.center.astype(float), known.factor.astype(float)
+        normal = Mode(center, factor, circles=known.circles)
         normal = NormalMeasure(key_normal, potential)(normal)
         modes = Modes((normal,), info.shapes, problems=normal.problems)
     assert modes is not None
@@ -360,6 +363,8 @@ def _noises(
 def _stiffest(modes: tuple[Mode, ...]) -> float:
     """The largest curvature at any of the modes, in coordinates of the first one."""
     first, *others = modes
+    if not others:
+        return max(first.stiffness, 1.0)
     root = np.asarray(first.factor, np.float64)
 
     def scale(mode: Mode) -> float:

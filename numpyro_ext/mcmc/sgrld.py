@@ -3,16 +3,18 @@
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from jax import Array, random
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 import numpy as np
 
 from numpyro_ext._checks import check_choice
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.modes import Mode
 from numpyro_ext._model.potential import Potential
 from numpyro_ext.mcmc.base import GradFn, SGMCMCKernel, Transition
-from numpyro_ext.mcmc.geometry import ExpandedMean, VectorFn, recipe_correction
+from numpyro_ext.mcmc.geometry import ExpandedMean, VectorFn, check_values, recipe_correction
 from numpyro_ext.mcmc.laws import choose_linear
 from numpyro_ext.mcmc.settings import Settings
 from numpyro_ext.mcmc.sgld import SGLDState, implied_variance_ratio
@@ -68,12 +70,30 @@ class SGRLD(SGMCMCKernel):
         super().__post_init__()
         if not callable(self.correction):
             check_choice("correction", self.correction, ("autodiff",))
+        elif isinstance(self.metric, ExpandedMean):
+            raise ValueError(
+                "correction is given with an ExpandedMean metric, which needs none; leave it out."
+            )
         self._mask: np.ndarray | None = None
 
     def setup(self, potential: Potential) -> None:
         super().setup(potential)
         if isinstance(self.metric, ExpandedMean):
             self._mask = self.metric.mask(self.info)
+
+    def init(self, *args: Any, **kwargs: Any) -> Any:
+        state = super().init(*args, **kwargs)
+        if state is not None and not is_traced(state):
+            z = state.z if jnp.ndim(state.i) == 0 else jax.tree.map(lambda x: x[0], state.z)
+            self._check_functions(self.flatten(z))
+        return state
+
+    def _check_functions(self, z: Array) -> None:
+        if isinstance(self.metric, ExpandedMean):
+            return
+        check_values("metric", self.metric, z, (1, 2), "positive definite")
+        if callable(self.correction):
+            check_values("correction", self.correction, z, (1,))
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         return {"implied_variance_ratio": jnp.ones((), z.dtype)}
@@ -85,9 +105,11 @@ class SGRLD(SGMCMCKernel):
             mask = self.metric.mask(self.info)
             A = np.where(mask, np.exp(-np.where(mask, x, 0)), 1.0)
         else:
+            self._check_functions(x)
             G = np.asarray(self.metric(x), float)
             A = 1 / G if G.ndim == 1 else np.linalg.inv(G)
-        A, root = (np.diag(x) if x.ndim == 1 else x for x in (A, np.asarray(normal.factor, float)))
+        root = normal.factor if isinstance(normal.factor, Array) else jnp.asarray(normal.sds)
+        A, root = (np.diag(x) if x.ndim == 1 else x for x in (A, np.asarray(root, float)))
         # The diffusion of z as one of the whitened coordinates.
         D = np.linalg.solve(root, np.linalg.solve(root, A).T).T
         return choose_linear(D, noise, self.max_bias)

@@ -49,6 +49,7 @@ class AuxiliaryELBO(Objective):
     ) -> None:
         self.importance_weighted = importance_weighted
         self.linear = self.minus_elbo = not importance_weighted
+        self.takes_powers = importance_weighted
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:

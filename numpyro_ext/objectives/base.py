@@ -11,7 +11,7 @@ split(rng_key, K)``, ``model_key, guide_key = split(keys[k])``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, update_wrapper
 import inspect
 import math
@@ -60,6 +60,7 @@ from numpyro_ext._model.read import (
     transforms_of,
     value_before,
 )
+from numpyro_ext._model.reading import mark_of
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._model.units import (
     Layout,
@@ -67,6 +68,7 @@ from numpyro_ext._model.units import (
     drawn_sites,
     find_layout,
     weightless_dropped,
+    with_copies,
 )
 from numpyro_ext._numpyro import without_rsample_stop_gradient
 from numpyro_ext._typing import Model, Params, Sites, Trace
@@ -96,6 +98,9 @@ class Objective(ELBO, ABC):
       parameter of the model is an error.
     * ``per_datum = False``: whether the units are the elements of the plates around all *observed*
       sites, and latent sites outside are global. If not, the plates are those around every site.
+    * ``takes_powers = False``: whether the weights of a unit are taken to a power. If so, a
+      ``numpyro.handlers.scale`` around all sites of a unit counts it so many times, as a plate
+      does, one around observed sites alone stays inside, and another is an error.
     * ``without_log_q``: what to use instead where log q cannot be evaluated at a given value.
 
     :param int num_particles: number of particles K.
@@ -122,7 +127,10 @@ class Objective(ELBO, ABC):
     proxy: TaylorProxy | None = None
     upper_bound: bool = False
     per_datum: bool = False
+    takes_powers: bool = False
     without_log_q: str = 'gradient="standard"'
+    _reading: tuple[Any, Any] = (None, None)
+    """The mark of the last programs and data, and their layout."""
 
     def __init__(
         self,
@@ -138,6 +146,9 @@ class Objective(ELBO, ABC):
     def __repr__(self) -> str:
         return summary(self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: x for name, x in vars(self).items() if name != "_reading"}
+
     @abstractmethod
     def estimate(self, draws: "Draws") -> tuple[Array, State]:
         """The loss and the mutable state, a pure function of the draws.
@@ -145,6 +156,20 @@ class Objective(ELBO, ABC):
         :return: the loss to be minimised, a scalar, and the mutable sites that the particles leave,
             with a leading axis of particles; :meth:`Draws.each` returns them.
         """
+
+    def noise_problem(self, plates: Mapping[str, Sequence[int]]) -> str | None:
+        """What is wrong with minibatches of ``{plate: (size, batch)}``, whose rows share latent
+        sites, and what to do; None if nothing is."""
+        if self.linear or self.per_datum or self.proxy is not None or not plates:
+            return None
+        plate, (size, batch) = next(iter(plates.items()))
+        takes_one = "proxy" in inspect.signature(type(self)).parameters
+        by_proxy = "give it proxy=taylor_proxy(model, *args), or " if takes_one else ""
+        return (
+            f"{type(self).__name__} takes the noise of a minibatch ({batch} of {size} rows of the"
+            f" plate '{plate}') for uncertainty of latent sites that all rows share, and the guide"
+            f" becomes too wide; {by_proxy}use BBAlphaELBO, VRELBO(1.), or no subsample_size"
+        )
 
     def noise_power(self, step: Array | None) -> Any:
         """The power of the weights in the loss, or 0, for which a proxy corrects its noise."""
@@ -201,11 +226,18 @@ class Draws:
         self._model = seed_plates(model, plate_key)
         self._guide = seed_plates(guide, plate_key)
         self.guide, self.args, self.kwargs = guide, args, kwargs
-        set_up(guide, args, kwargs)
-        self.layout = cast(Layout, shapes_on_plates(self._read))
+        # Whether the programs are fit for each other, and the data for them, is looked at once.
+        mark, layout = objective._reading
+        is_read = mark is not None and mark == self._mark(model)
+        if not is_read:
+            set_up(guide, args, kwargs)
+            layout = cast(Layout, shapes_on_plates(self._read))
+        self.layout: Layout = layout
         if self.layout.masked:
             self._model = seed_plates(masks_filled(model), plate_key)
-        self._check_data(model)
+        if not is_read:
+            self._check_data(model)
+            objective._reading = self._mark(model), layout
         self.step = params.get(STEP, {"step": 0})["step"] if STEP in self.layout.mutable else None
         self.proxy = None
         if self.layout.subsampled:
@@ -217,6 +249,15 @@ class Draws:
                 plate_key, self.layout.subsampled, (args, kwargs)
             )
             self._model.idx = self._guide.idx = idx
+        self._copies: Array | None = None
+        if self.layout.copied:
+            guide_trace = self.guide_trace(self.keys[0])
+            traces = {**guide_trace, **self.model_trace(self.keys[0], guide_trace)}
+            self._copies = self.layout.copies(traces)
+
+    def _mark(self, model: Model) -> Any:
+        options = {name: x for name, x in vars(self.objective).items() if name != "_reading"}
+        return mark_of(self.params, model, self.guide, self.args, self.kwargs, options)
 
     def each(self, fn: Callable[["Particle"], Any], **options: Any) -> tuple[Any, State]:
         """``fn`` of all particles, stacked, and their state; ``options`` go to :meth:`particle`."""
@@ -236,7 +277,9 @@ class Draws:
         return map_over(how, fn, *xs) if len(xs) == 1 else map_over(how, lambda x: fn(*x), xs)
 
     def total(self, x: Array) -> Array:
-        """The sum over units, scaled from the minibatch to all data."""
+        """The sum over units, scaled from the minibatch to all data, and by their copies."""
+        if self._copies is not None:
+            x = jnp.where(self._copies == 0, 0.0, self._copies * x)
         return self.layout.scale * jnp.sum(x)
 
     def particle(
@@ -351,6 +394,14 @@ class Draws:
         check_traces(model_trace, guide_trace, objective.per_datum, "; use VRELBO(1.)")
         layout = find_layout(model_trace, guide_trace, objective.per_datum, ", or use VRELBO")
         _refuse(objective, layout, model_trace, guide_trace)
+        if objective.takes_powers:
+            name = type(objective).__name__
+            layout = with_copies(name, layout, model_trace, guide_trace)
+            if layout.copied and objective.proxy is not None:
+                raise ValueError(
+                    f"{name}: a proxy takes no numpyro.handlers.scale around the whole model; drop"
+                    " the proxy, or the scale."
+                )
         return layout
 
     def log_q(self, site: Site) -> Array:
@@ -424,7 +475,8 @@ class Particle:
     def _log_p(self, *, local: bool) -> Array:
         trace, proxy = self.model_trace, self._draws.proxy
         if proxy is None or not local:
-            log_p = self._draws.layout.sum_sites(sample_sites(trace), local=local)
+            layout = self._draws.layout
+            log_p = layout.sum_sites(map(layout.without_copies, sample_sites(trace)), local=local)
         else:
             rows = {n: site["value"] for n, site in trace.items() if site["type"] == "plate"}
             with valid_plates():
@@ -432,8 +484,9 @@ class Particle:
         return log_p + (self._zeros if local else self._zero).astype(log_p.dtype)
 
     def _log_q(self, sites: Iterable[Site], *, local: bool) -> Array:
-        sites = (site for site in sites if site["type"] == "sample")
-        return self._draws.layout.sum_sites(sites, local=local, log_prob=self._draws.log_q)
+        layout = self._draws.layout
+        sites = (layout.without_copies(site) for site in sites if site["type"] == "sample")
+        return layout.sum_sites(sites, local=local, log_prob=self._draws.log_q)
 
 
 def refuse_hidden_gradient(draws: Draws, key: Array, drawn: Trace) -> None:
@@ -519,23 +572,9 @@ def _refuse(objective: Objective, layout: Layout, model_trace: Trace, guide_trac
         )
     if objective.proxy is not None:
         objective.proxy.check(name, layout, model_trace)
-    if not (objective.linear or objective.per_datum or objective.proxy is not None):
-        _warn_of_noise(objective, layout)
-
-
-def _warn_of_noise(objective: Objective, layout: Layout) -> None:
-    """A warning of a minibatch of rows that share latent sites."""
-    name = type(objective).__name__
-    takes_one = "proxy" in inspect.signature(type(objective)).parameters
-    by_proxy = "give it proxy=taylor_proxy(model, *args), or " if takes_one else ""
-    for plate, size, batch in layout.subsampled:
-        if plate not in layout.plates:
-            message = (
-                f"{name} takes the noise of a minibatch ({batch} of {size} rows of the plate"
-                f" '{plate}') for uncertainty of latent sites that all rows share, and the guide"
-                f" becomes too wide; {by_proxy}use BBAlphaELBO, VRELBO(1.), or no subsample_size."
-            )
-            warnings.warn(InferenceWarning(message), stacklevel=3)
+    shared = {plate: rows for plate, *rows in layout.subsampled if plate not in layout.plates}
+    if (problem := objective.noise_problem(shared)) is not None:
+        warnings.warn(InferenceWarning(f"{problem}."), stacklevel=3)
 
 
 def check_alpha(alpha: Any, *, finite: bool = False) -> Any:

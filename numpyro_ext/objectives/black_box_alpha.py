@@ -33,7 +33,7 @@ class BBAlphaELBO(Objective):
     where :math:`\ell_{k,m}` is the log likelihood of one datum; latents of a datum add :math:`\log
     p(z_m|\theta) - \log q(z_m)` to it. The loss :math:`-\hat L` is unbiased in the minibatch, for
     global and local latents alike. A row whose observed sites are all masked does not count in N;
-    under ``numpyro.handlers.scale`` a row is one factor, its likelihood to that power.
+    under ``numpyro.handlers.scale`` a row is there so many times.
 
     ``approximate_kl=True`` (Li and Gal) takes the tied factor out of the power,
 
@@ -95,7 +95,8 @@ class BBAlphaELBO(Objective):
         refuse_count(self, alpha, num_particles)
         self.alpha = check_alpha(alpha, finite=True)
         self.approximate_kl = approximate_kl
-        self.linear = approximate_kl or (isinstance(self.alpha, float) and self.alpha == 0)
+        self.takes_powers = not (isinstance(self.alpha, float) and self.alpha == 0)
+        self.linear = approximate_kl or not self.takes_powers
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:

@@ -40,7 +40,7 @@ class ChiUpperBound(Objective):
     True
     """
 
-    upper_bound = True
+    upper_bound = takes_powers = True
 
     def __init__(
         self,

@@ -130,6 +130,7 @@ class FDivergence(Objective):
     True
     """
 
+    takes_powers = True
     without_log_q = 'VRELBO, or ThermodynamicELBO with gradient="pathwise"'
 
     def __init__(

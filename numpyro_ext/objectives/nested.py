@@ -81,6 +81,7 @@ class NestedVRELBO(Objective):
     ) -> None:
         refuse_count(self, alpha, num_particles)
         self.alpha = check_alpha(alpha)
+        self.takes_powers = not (isinstance(self.alpha, float) and self.alpha == 1)
         self.num_inner = check_count("num_inner", num_inner)
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 

@@ -194,6 +194,7 @@ class VRELBO(Objective):
         refuse_count(self, alpha, num_particles)
         self.alpha = check_alpha(alpha, finite=gradient == "dreg")
         self.linear = self.minus_elbo = isinstance(self.alpha, float) and self.alpha == 1
+        self.takes_powers = not self.linear
         if gradient is None and not self.linear:
             gradient = "standard"
         elif gradient is not None:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from numpyro.distributions import biject_to
 from numpyro.ops.provenance import eval_provenance
 
+from numpyro_ext._model.circles import is_circle
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.read import (
     Site,
@@ -154,9 +155,11 @@ class Samples:
     def log_p_of(self, particle: Particle, z: Array) -> Array:
         """``(*units)``, log p* of a particle with vectors ``z``, minus log q where it is kept."""
         log_q: Sites = dict.fromkeys(self.structure.uncounted, jnp.zeros(()))
-        for name, u in self.group.split(z).items():
+        parts = self.group.split(z)
+        transforms = self._transforms(particle.guide_trace, parts)
+        for name, u in parts.items():
             site = particle.guide_trace[name]
-            log_det = _transform(site).log_abs_det_jacobian(u, site["value"])
+            log_det = transforms[name].log_abs_det_jacobian(u, site["value"])
             batch = jnp.ndim(site["value"]) - site["fn"].event_dim
             log_q[name] = -jnp.sum(log_det, tuple(range(batch, log_det.ndim)))
 
@@ -171,8 +174,21 @@ class Samples:
     def particle(self, key: Array, z: Array, params: Params | None = None) -> Particle:
         """The particle of this key with other vectors; the other sites are drawn as before."""
         trace = self._draws.guide_trace(key, params)  # the bounds of a support may be drawn
-        values = {name: _transform(trace[name])(u) for name, u in self.group.split(z).items()}
+        parts = self.group.split(z)
+        transforms = self._transforms(trace, parts)
+        values = {name: transforms[name](u) for name, u in parts.items()}
         return self._draws.particle(key, params=params, values=values)
+
+    def _transforms(self, trace: Trace, parts: Sites) -> dict[str, Any]:
+        """The maps of the sites, with bounds at ``parts``, the unconstrained values of these sites,
+        where they are sites of the model and bounds depend on them."""
+        draws, supports = self._draws, {name: trace[name]["fn"].support for name in parts}
+        supports_at = getattr(draws.guide, "supports_at", None)
+        if supports_at is not None and set(parts) == set(getattr(draws.guide, "latent_sites", ())):
+            moved = supports_at(parts, draws.args, draws.kwargs)
+            # Where a circle is cut is a parameter, which is in the trace.
+            supports = {n: x if is_circle(x) else moved[n] for n, x in supports.items()}
+        return {name: biject_to(supports[name]) for name in parts}
 
     def log_p(self, key: Array, z: Array, params: Params | None = None) -> Array:
         """``(*units)``, log p* at any vectors ``z``, with the parameters ``draws.params`` if None;

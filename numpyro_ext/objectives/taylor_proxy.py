@@ -57,7 +57,8 @@ def taylor_proxy(
         most 300 gradients of all rows; or the result of ``find_modes``, of which it is the heaviest
         one; or a dict of constrained values of all latent sites; or a pair ``(guide, params)`` for
         the mean of a guide.
-    :param int degree: 2, or 1 for the expansion without Hessians. Above 512 dimensions it is 1.
+    :param int degree: 2, or 1 for the expansion without Hessians. Above 512
+        dimensions it is 1, except for a hierarchy of which each row sees one effect of each factor.
     :param jax.random.key rng_key: the key of the search, ``jax.random.key(0)`` if None.
     :return: the proxy, a pytree that pickles.
 

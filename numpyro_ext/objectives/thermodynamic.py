@@ -8,7 +8,7 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._checks import check_choice, check_count, check_several
+from numpyro_ext._checks import check_choice, check_count, check_positive, check_several
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 
@@ -85,13 +85,16 @@ class ThermodynamicELBO(Objective):
         if gradient == "covariance":
             why = 'one has no covariance; gradient="pathwise" takes it'
             check_several("num_particles", num_particles, why)
+        check_positive("beta_min", beta_min)
         self.betas = _partition(num_partitions, beta_min) if betas is None else np.asarray(betas)
-        if not (self.betas[0] == 0 and self.betas[-1] == 1 and np.all(np.diff(self.betas) > 0)):
+        is_path = self.betas.ndim == 1 and self.betas.size > 1 and np.all(np.diff(self.betas) > 0)
+        if not (is_path and self.betas[0] == 0 and self.betas[-1] == 1):
             raise ValueError(f"the betas are {self.betas}; they must increase from 0 to 1.")
         self.num_partitions = len(self.betas) - 1
         self.bound = bound
         self.gradient = gradient
         self.upper_bound = bound == "upper"
+        self.takes_powers = self.upper_bound or self.num_partitions > 1
         self.can_infer_discrete = gradient == "covariance"
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 

@@ -90,6 +90,7 @@ class VIMCO(Objective):
         check_several("num_particles", num_particles, why)
         refuse_count(self, alpha, num_particles)
         self.alpha = check_alpha(alpha, finite=True)
+        self.takes_powers = not (isinstance(self.alpha, float) and self.alpha == 1)
         self.baseline = baseline
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 

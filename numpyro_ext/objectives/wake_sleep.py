@@ -76,6 +76,7 @@ class ReweightedWakeSleep(Objective):
     """
 
     can_infer_discrete = True
+    takes_powers = True
     without_log_q = "VIMCO"
 
     def __init__(

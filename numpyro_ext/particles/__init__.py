@@ -7,6 +7,7 @@ from numpyro_ext.particles.ensemble import ParVI, ParVIState
 from numpyro_ext.particles.gfsd import GFSD
 from numpyro_ext.particles.gfsf import GFSF
 from numpyro_ext.particles.guide import AutoParticles
+from numpyro_ext.particles.langevin import EnsembleLangevin, EnsembleLangevinState
 from numpyro_ext.particles.regularized_svgd import RegularizedSVGD
 from numpyro_ext.particles.riemannian_svgd import RiemannianSVGD
 from numpyro_ext.particles.stein_newton import SteinNewton
@@ -17,6 +18,8 @@ from numpyro_ext.particles.svgd import SVGD
 __all__ = [
     "AutoParticles",
     "Blob",
+    "EnsembleLangevin",
+    "EnsembleLangevinState",
     "GFSD",
     "GFSF",
     "PSGHMC",

@@ -1,5 +1,6 @@
 """The start of the particles: at the modes, enough of them, and no two at one point."""
 
+from typing import Any, ClassVar
 import warnings
 
 import jax
@@ -21,6 +22,9 @@ _PER_DIMENSION = 2  # particles of a mode, with which a field has the right spre
 class BeginsAtModes:
     """What the guide and the kernel of particles share: where the particles begin."""
 
+    start_argument: ClassVar[str]
+    """The argument that says where particles begin without modes."""
+
     def choose_start(self, init_from: InitFrom, *, own: bool) -> None:
         # `own` says whether another argument says where they begin; the modes at which they
         # began, once they have, are `start_modes`.
@@ -33,16 +37,17 @@ class BeginsAtModes:
         if self.given_modes is not None:
             check_sites(self.given_modes, info)
         elif self.searches and is_searched(info.size, info.params, bool(info.mutable)):
-            who = "the particles begin"
-            self.start_modes = modes_or_warning(model, *potential.arguments, who=who)
+            how: Any = {"who": "the particles begin", "start": self.start_argument}
+            self.start_modes = modes_or_warning(model, *potential.arguments, **how)
         return self.start_modes
 
 
 def draw_at_modes(
-    rng_key: Array, modes: Modes, num: int, potential: Potential
+    rng_key: Array, modes: Modes, num: int, potential: Potential, least: int = _PER_DIMENSION
 ) -> tuple[Float[Array, "m d"], Float[Array, "m K"]]:
-    """A draw at one of the modes, by their shares, for each particle, and at which; what is not
-    finite on the first rows lies a tenth as far from its mode."""
+    """A draw at one of the modes, by their shares, for each particle, and at which, unless there
+    are fewer than ``least`` for a mode and dimension; what is not finite on the first rows lies a
+    tenth as far from its mode."""
     which = modes.apportion(num)
 
     def draw(rng_key: Array) -> Array:
@@ -53,7 +58,7 @@ def draw_at_modes(
         return jnp.where(finite[:, None], x, near)
 
     K = len(modes.modes)
-    several = num >= _PER_DIMENSION * K * modes.size
+    several = num >= least * K * modes.size
     groups = which[:, None] == np.arange(K) if several else np.ones((num, 1))
     return run_once(draw, rng_key), jnp.asarray(groups, float)
 
@@ -78,7 +83,8 @@ def warn_of_few_particles(m: int, d: int) -> None:
     if 1 < m < _PER_DIMENSION * d:
         warnings.warn(
             f"{m} particles for {d} latent dimensions: their spread is smaller than the posterior's"
-            f" with every field where d > m / 2; give {2 * d} particles, or use their means alone.",
+            f" with every field where d > m / 2; give {2 * d} particles, or take ParVI(model)"
+            " without a field, whose particles are draws.",
             InferenceWarning,
             stacklevel=3,
         )

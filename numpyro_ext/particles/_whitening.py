@@ -13,19 +13,73 @@ from numpyro_ext.scores._points import matmul
 _APART = 100.0  # times the root of the dimension, in units of a group's spread
 
 
+class _Identity(NamedTuple):
+    def times(self, u: Array) -> Array:
+        return u
+
+    times_transposed = solve = times
+
+
+class _Triangular(NamedTuple):
+    root: Float[Array, "d d"]
+
+    def times(self, u: Array) -> Array:
+        return matmul(u, self.root)
+
+    def times_transposed(self, u: Array) -> Array:
+        return matmul(u, self.root.T)
+
+    def solve(self, u: Array) -> Array:
+        return solve_triangular(self.root, u.T, lower=True).T
+
+
+class _LowRank(NamedTuple):
+    r"""A root of :math:`\lambda (I + W^\top W)`, where :math:`\lambda = d / (m + d)`."""
+
+    # Of I + W^T W it is I + W^T (I + R)^-1 W with the lower triangular R of R R^T = I + W W^T, and
+    # the transpose of its inverse is I - W^T R^-T (I + R)^-1 W, as in Andrews' square-root filter.
+    W: Float[Array, "m d"]
+    R: Float[Array, "m m"]
+
+    @classmethod
+    def of(cls, u: Float[Array, "m d"]) -> "_LowRank":
+        m, d = u.shape
+        W = u / d**0.5  # so that lambda W^T W is u^T u / (m + d)
+        one = jnp.eye(m, dtype=u.dtype)
+        return cls(W, jnp.linalg.cholesky(one + matmul(W, W.T)))
+
+    @property
+    def a(self) -> float:
+        m, d = self.W.shape
+        return (d / (m + d)) ** 0.5
+
+    def times(self, u: Array) -> Array:
+        return self.a * (u + matmul(self._divided(matmul(u, self.W.T), trans=1), self.W))
+
+    def times_transposed(self, u: Array) -> Array:
+        return self.a * (u + matmul(self._divided(matmul(u, self.W.T), trans=0), self.W))
+
+    def solve(self, u: Array) -> Array:
+        v = solve_triangular(self.R, matmul(self.W, u.T), lower=True).T
+        return (u - matmul(self._divided(v, trans=1), self.W)) / self.a
+
+    def _divided(self, v: Array, trans: int) -> Array:
+        """``v @ inv(I + R)``, or with ``trans=0`` ``v @ inv(I + R).T``."""
+        one = jnp.eye(len(self.R), dtype=v.dtype)
+        return solve_triangular(one + self.R, v.T, lower=True, trans=trans).T
+
+
 class CovarianceWhitening(NamedTuple):
     r"""The map :math:`y = (x - \bar x) L^{-\top}` with the L of :class:`ParticleField`, for d > m
     by a root in O(m^2 d); a coordinate in which all particles agree keeps its own unit."""
 
     mean: Float[Array, " d"]
     scale: Float[Array, " d"]  # L is scale[:, None] * root with a root of the correlations
-    times_root: Callable[[Array], Array]  # u @ root, for rows u
-    times_root_transposed: Callable[[Array], Array]  # u @ root.T
-    solve_root: Callable[[Array], Array]  # u @ inv(root).T
+    root: _Identity | _Triangular | _LowRank
 
     @classmethod
     def from_particles(cls, x: Float[Array, "m d"], where: Any = None) -> "CovarianceWhitening":
-        """The map that the particles define, or more than d of them: ``where``, ``(m,)``."""
+        """The map that the particles define, or some of them: ``where``, ``(m,)``."""
         m, d = x.shape
         here = True if where is None else where[:, None]
         # From one of them, because the mean of equal numbers is not quite this number.
@@ -38,52 +92,69 @@ class CovarianceWhitening(NamedTuple):
             u, m = jnp.where(here, u, 0), jnp.sum(where)
         elif d > m:
             # A coordinate without spread has the shrunk variance lambda instead of 1.
-            scale = jnp.where(sd > 0, scale, ((d + m) / d) ** 0.5)
-            times, solve = _low_rank_root(u)
-            return cls(mean, scale, times, times, solve)
+            return cls(mean, jnp.where(sd > 0, scale, ((d + m) / d) ** 0.5), _LowRank.of(u))
         shrunk = jnp.fill_diagonal(matmul(u.T, u) / (m + d), 1.0, inplace=False)
-        root = jnp.linalg.cholesky(shrunk)
-        return cls(
-            mean,
-            scale,
-            lambda u: matmul(u, root),
-            lambda u: matmul(u, root.T),
-            lambda u: solve_triangular(root, u.T, lower=True).T,
-        )
+        return cls(mean, scale, _Triangular(jnp.linalg.cholesky(shrunk)))
+
+    @classmethod
+    def from_normal(cls, center: Array, factor: Array) -> "CovarianceWhitening":
+        """The map of a normal of the given mean and triangular root, or its diagonal ``(d,)``."""
+        if factor.ndim == 1:
+            return cls(center, factor, _Identity())
+        return cls(center, jnp.ones_like(center), _Triangular(factor))
+
+    def at_most(self, scale: Array) -> "CovarianceWhitening":
+        """The map in which no coordinate is wider than this."""
+        return self._replace(scale=jnp.minimum(self.scale, scale))
 
     def points(self, x: Array) -> Float[Array, "m d"]:
-        return self.solve_root((x - self.mean) / self.scale)
+        return self.root.solve((x - self.mean) / self.scale)
 
     def gradients(self, g: Array) -> Float[Array, "m d"]:
-        return self.times_root(g * self.scale)
+        return self.root.times(g * self.scale)
 
     def velocities(self, v: Array) -> Float[Array, "m d"]:
-        return self.times_root_transposed(v) * self.scale
+        return self.root.times_transposed(v) * self.scale
 
     def speed(self, v: Array) -> Float[Array, " m"]:
         """Root mean square over the coordinates of each velocity, in units of the spread."""
-        return jnp.sqrt(jnp.mean(self.solve_root(v / self.scale) ** 2, axis=1))
+        return jnp.sqrt(jnp.mean(self.root.solve(v / self.scale) ** 2, axis=1))
 
 
 class PerModeWhitening(NamedTuple):
     """The map of each particle that its own group defines, so that groups do not see each other;
-    one of at most d particles, which has no covariance, rests."""
+    one of a group with fewer than ``least`` particles has no covariance, and rests."""
 
     groups: Bool[Array, "m K"]  # true where a particle belongs to a group
+    rests: Bool[Array, "m 1"]
     units: tuple[CovarianceWhitening, ...]
 
     @classmethod
     def from_particles(
-        cls, x: Float[Array, "m d"], groups: Float[Array, "m K"]
+        cls,
+        x: Float[Array, "n d"],
+        groups: Float[Array, "n K"],
+        movers: Float[Array, "m K"] | None = None,
+        *,
+        least: int,
     ) -> "PerModeWhitening":
-        """The maps that the particles of each group define, which is where a row is largest."""
-        groups = jnp.argmax(groups, axis=1)[:, None] == jnp.arange(groups.shape[1])
+        """The maps that the particles of each group define, for the ``movers`` of these groups, the
+        particles themselves by default; a row is largest at its group."""
+        K = groups.shape[1]
+        defining = jnp.argmax(groups, axis=1)[:, None] == jnp.arange(K)
         # For few particles the map of all stands in, which keeps unused numbers finite.
-        few = jnp.sum(groups, axis=0) <= x.shape[1]
-        return cls(
-            groups,
-            tuple(CovarianceWhitening.from_particles(x, g) for g in jnp.where(few, True, groups).T),
+        few = jnp.sum(defining, axis=0) < least
+        units = tuple(
+            CovarianceWhitening.from_particles(x, group)
+            for group in jnp.where(few, True, defining).T
         )
+        if movers is not None:
+            defining = jnp.argmax(movers, axis=1)[:, None] == jnp.arange(K)
+        return cls(defining, jnp.any(defining & few, axis=1, keepdims=True), units)
+
+    def at_most(self, scale: Array) -> "PerModeWhitening":
+        """The maps in which no coordinate is wider than this."""
+        return self._replace(units=tuple(units.at_most(scale) for units in self.units))
 
     def points(self, x: Array) -> Float[Array, "m d"]:
         return self._each(lambda units: units.points(x))
@@ -92,12 +163,11 @@ class PerModeWhitening(NamedTuple):
         return self._each(lambda units: units.gradients(g))
 
     def velocities(self, v: Array) -> Float[Array, "m d"]:
-        # At most 1 in units of the group, because a step is in units of the spread of all.
-        speed = jnp.sqrt(jnp.mean(v**2, axis=1, keepdims=True))
-        few = jnp.sum(self.groups, axis=0) <= v.shape[1]
-        rests = jnp.any(self.groups & few, axis=1, keepdims=True)
-        v = jnp.where(rests, 0, v / jnp.maximum(1.0, speed))
-        return self._each(lambda units: units.velocities(v))
+        return self._each(lambda units: units.velocities(jnp.where(self.rests, 0, v)))
+
+    def slowed(self, v: Array) -> Float[Array, "m d"]:
+        """At most 1 in units of the group, because a step is in units of the spread of all."""
+        return v / jnp.maximum(1.0, jnp.sqrt(jnp.mean(v**2, axis=1, keepdims=True)))
 
     def apart(self, y: Array) -> Float[Array, "m d"]:
         """The particles in the new coordinates, with the groups apart."""
@@ -107,22 +177,3 @@ class PerModeWhitening(NamedTuple):
     def _each(self, fn: Callable[[CovarianceWhitening], Array]) -> Array:
         parts = [fn(units) for units in self.units]
         return jnp.select([here[:, None] for here in self.groups.T], parts)
-
-
-def _low_rank_root(
-    u: Float[Array, "m d"],
-) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
-    r"""The symmetric root of :math:`\lambda I + u^\top u / (m + d)`, and its inverse, on rows."""
-    # a I + u^T f(u u^T) u, with f = (b - a) / e = 1 / (a + b) of the eigenvalues e, and for the
-    # inverse -1 / (a b (a + b)), where a^2 = lambda and b^2 = lambda + e.
-    m, d = u.shape
-    u = u / (m + d) ** 0.5
-    e, vectors = jnp.linalg.eigh(matmul(u, u.T))
-    a = (d / (m + d)) ** 0.5
-    b = jnp.sqrt(a**2 + jnp.maximum(e, 0.0))
-    more = matmul(vectors / (a + b), vectors.T)
-    less = matmul(vectors / (a * b * (a + b)), vectors.T)
-    return (
-        lambda rows: a * rows + matmul(matmul(matmul(rows, u.T), more), u),
-        lambda rows: rows / a - matmul(matmul(matmul(rows, u.T), less), u),
-    )

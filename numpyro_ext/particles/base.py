@@ -27,10 +27,12 @@ from numpyro_ext._checks import (
     summary,
 )
 from numpyro_ext._model.checks import read_global
+from numpyro_ext._model.circles import with_circles
 from numpyro_ext._model.handlers import refuse_mutable
 from numpyro_ext._model.losses import finite_step, reported
+from numpyro_ext._model.operations import in_either_mode
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.read import ModelInfo, refuse_scaled
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Float, Model, Params, Sites
@@ -227,6 +229,8 @@ class ParticleField(ELBO, ABC):
         if isinstance(units, PerModeWhitening):
             y = units.apart(y)
         v = self.resolved_velocity(kernel, y, g)
+        if isinstance(units, PerModeWhitening):
+            v = units.slowed(v)
         return v if units is None else units.velocities(v), length
 
     def _units(
@@ -240,7 +244,7 @@ class ParticleField(ELBO, ABC):
         # A linear kernel grows with the distance of the groups.
         if groups is None or groups.shape[1] < 2 or isinstance(self.kernel, Linear):
             return CovarianceWhitening.from_particles(x)
-        return PerModeWhitening.from_particles(x, groups)
+        return PerModeWhitening.from_particles(x, groups, least=x.shape[1] + 1)
 
     def bandwidth(self, x: Array, groups: Array | None = None) -> Float[Array, ""]:
         """The bandwidth of the first step from the particles ``x``."""
@@ -311,6 +315,7 @@ class ParticleField(ELBO, ABC):
         info = guide.info_on(model, args, kwargs) if hasattr(guide, "info_on") else None
         if info is None:
             info = read_for_particles(substitute(model, data=params), args, kwargs)
+        info = with_circles(info, params.get(f"{getattr(guide, 'prefix', 'auto')}_cut"))
         unpack = _unpacking(guide, info, z)
         potential = Potential(model, info, params, args, kwargs)
         # The rows of the minibatch, drawn once for all particles.
@@ -328,8 +333,16 @@ class ParticleField(ELBO, ABC):
             return -potential(unpack(x), idx)
 
         # In one evaluation, of the particles and of the model's parameters.
-        log_p, vjp = jax.vjp(jax.vmap(log_prob, in_axes=(0, None)), x, model_params)
-        g, grads = vjp(jnp.ones_like(log_p))
+        def scores(forward: bool) -> tuple[Array, Array, Any]:
+            if forward:
+                each = jax.vmap(jax.jacfwd(log_prob, (0, 1)), (0, None))
+                g, grads = each(x, model_params)
+                grads = jax.tree.map(lambda grad: jnp.sum(grad, 0), grads)
+                return jax.vmap(log_prob, (0, None))(x, model_params), g, grads
+            log_p, vjp = jax.vjp(jax.vmap(log_prob, (0, None)), x, model_params)
+            return log_p, *vjp(jnp.ones_like(log_p))
+
+        log_p, g, grads = in_either_mode(scores)
         model_grads = [g for g in jax.tree.leaves(grads) if g.dtype != jax.dtypes.float0]
         hessian = None
         if self.needs_hessian:
@@ -358,7 +371,9 @@ class ParticleField(ELBO, ABC):
 def read_for_particles(model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
     """The static facts of a model whose latent sites are global; an error for another model."""
     because = "a particle holds one value of it while the rows change at every step"
-    return read_global(refuse_mutable(model), args, kwargs, because=because, sums=True)
+    info = read_global(refuse_mutable(model), args, kwargs, because=because, sums=True)
+    refuse_scaled(set(info.scaled) - set(info.summed), "a particle")
+    return info
 
 
 def _unpacking(guide: Any, info: ModelInfo, z: Array) -> Callable[[Array], Sites]:

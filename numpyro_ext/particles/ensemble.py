@@ -3,7 +3,7 @@
 from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import jax
 from jax import Array, lax, random
@@ -17,8 +17,11 @@ from numpyro.util import is_prng_key
 import optax
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._model.circles import circles_of, with_circles
+from numpyro_ext._model.mode_search import place_cuts, recut_sites
 from numpyro_ext._model.modes import SEARCH, InitFrom
 from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import SiteTable, check_site_table
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.particles._start import (
@@ -30,6 +33,7 @@ from numpyro_ext.particles._start import (
 from numpyro_ext.particles.base import ParticleField, find_lost, read_for_particles, report_lost
 from numpyro_ext.particles.blob import Blob
 from numpyro_ext.particles.dynamics import PSGHMC
+from numpyro_ext.particles.langevin import EnsembleLangevin
 from numpyro_ext.particles.regularized_svgd import RegularizedSVGD
 from numpyro_ext.particles.step import ParticleStepState, particle_step, start_sds
 
@@ -55,11 +59,16 @@ A :func:`~collections.namedtuple` with these entries, m being the number of part
 """
 
 
-class ParVI(BeginsAtModes, MCMCKernel):
-    r"""Particle-based variational inference as an ensemble kernel: the chains are the particles.
+_FOUND_IN_RUNS = ("params", "start_modes", "num_steps", "sites", "circles", "_key_params")
+"""The attributes of a kernel that its runs have set."""
 
-    One step moves all m particles :math:`x \in R^{m \times d}` (unconstrained, Jacobian included,
-    in the order in which the model samples its sites) along the field,
+
+class ParVI(BeginsAtModes, MCMCKernel):
+    r"""Particles as an ensemble kernel: the chains are the particles, which move together.
+
+    By default m particles :math:`x \in R^{m \times d}` (unconstrained, Jacobian included, in the
+    order in which the model samples its sites) make the steps of :class:`EnsembleLangevin`, and are
+    draws of the posterior. With a field they are moved along it,
 
     .. math::
         x \leftarrow x + \text{optimiser}\left( V(x, \gamma_i \nabla \log p(x) / T) \right),
@@ -68,23 +77,27 @@ class ParVI(BeginsAtModes, MCMCKernel):
     ``subsample_size`` gives one minibatch per step, the same for all particles. The particles begin
     at the modes of the posterior, as in :class:`AutoParticles`.
 
-    It runs under ``MCMC(..., chain_method="vectorized", num_chains=m)``. Warmup steps are ordinary
-    steps, so put the iterations into ``num_warmup`` (500 to start with) and take ``num_samples=1``:
-    ``get_samples()`` are the m particles, and :func:`print_particles` prints their summary. With
-    the default step the particles are at rest after the warmup.
+    It runs under ``MCMC(..., chain_method="vectorized", num_chains=m)``. Take some hundred
+    particles, ``steps_per_sample=10``, ``num_warmup=100`` and ``num_samples=50`` to start with:
+    ``get_samples()`` are the particles at 50 times. Along a field the warmup steps are ordinary
+    steps, so put all of them into ``num_warmup`` (500 to start with) and take ``num_samples=1``: at
+    the default step the particles are at rest after the warmup. :func:`print_particles` prints a
+    summary.
 
-    **Bias.** It is the field's. The draws of one chain are the path of an optimisation, not a
-    Markov chain: R-hat and effective sample size mean nothing here, and ``diagnose`` says whether
-    the particles have converged. Lost particles are those of :class:`ParticleField`; ``diverging``
-    shows them, and all of them after a step that is not finite itself.
+    **Bias.** As for the dynamics or the field. Draws by :class:`EnsembleLangevin` have an R-hat and
+    an effective sample size; along a field those of one chain are the path of an optimisation, for
+    which these mean nothing. ``diagnose`` judges both. Lost particles are those of
+    :class:`ParticleField`; ``diverging`` shows them, and all of them after a step that is not
+    finite itself.
 
     :param model: a NumPyro model with continuous latents. For a potential energy write one that
         samples from ``dist.ImproperUniform`` and adds ``numpyro.factor("U", -potential_fn(z))``.
-    :param field: a field such as ``SVGD()``; defaults to ``RegularizedSVGD()``, and to ``Blob()``
-        with a :class:`PSGHMC`.
-    :param optim: an optax transformation, of parameters of shape ``(m, d)``, or a :class:`PSGHMC`,
-        whose momenta are kept in ``optim_state``; defaults to :func:`particle_step` over all warmup
-        steps. Only functions such as ``functools.partial(optax.adam, 0.1)`` can be pickled.
+    :param field: a field such as ``RegularizedSVGD()``, which an optax transformation has by
+        default; ``Blob()`` with a :class:`PSGHMC`, and none with an :class:`EnsembleLangevin`.
+    :param optim: an :class:`EnsembleLangevin`, the default without a field; a :class:`PSGHMC`; or
+        an optax transformation, of parameters of shape ``(m, d)``, by default
+        :func:`particle_step` over all warmup steps. Momenta are kept in ``optim_state``. Only
+        functions such as ``functools.partial(optax.adam, 0.1)`` can be pickled.
     :param init_from: as for :class:`AutoParticles`. There is no search where ``init_strategy`` is
         given.
     :param init_strategy: one of NumPyro's strategies for another start, used with a key for each
@@ -96,7 +109,8 @@ class ParVI(BeginsAtModes, MCMCKernel):
 
     >>> def model():
     ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
-    >>> mcmc = MCMC(ParVI(model, init_from=None), num_warmup=300, num_samples=1, num_chains=100,
+    >>> kernel = ParVI(model, RegularizedSVGD(), init_from=None)
+    >>> mcmc = MCMC(kernel, num_warmup=300, num_samples=1, num_chains=100,
     ...             chain_method="vectorized", progress_bar=False)
     >>> mcmc.run(jax.random.key(0))
     >>> w = mcmc.get_samples()["w"]
@@ -104,7 +118,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
     (True, True)
     """
 
-    inference_method: ClassVar[str] = "particles"
+    start_argument = "init_strategy"
 
     def __init__(
         self,
@@ -113,6 +127,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
         optim: optax.GradientTransformation
         | Callable[[], optax.GradientTransformation]
         | PSGHMC
+        | EnsembleLangevin
         | None = None,
         *,
         init_from: InitFrom = SEARCH,
@@ -120,7 +135,11 @@ class ParVI(BeginsAtModes, MCMCKernel):
         steps_per_sample: int = 1,
         sharding: NamedSharding | None = None,
     ) -> None:
-        if field is None:
+        if field is None and optim is None:
+            optim = EnsembleLangevin()
+        if isinstance(optim, EnsembleLangevin):
+            field = optim.check_field(field)
+        elif field is None:
             field = Blob() if isinstance(optim, PSGHMC) else RegularizedSVGD()
         if isinstance(optim, PSGHMC):
             optim.check_field(field)
@@ -134,6 +153,23 @@ class ParVI(BeginsAtModes, MCMCKernel):
         self.params: Params = {}
         self._key_params: Array | None = None
         self.num_steps = 0
+        self.circles: Array | None = None
+        self.sites: SiteTable = []
+
+    @property
+    def draws_independently(self) -> bool:
+        """True if the particles are draws that are independent but for what preconditions them."""
+        return isinstance(self.optim, EnsembleLangevin)
+
+    @property
+    def inference_method(self) -> str:
+        return "ensemble" if self.draws_independently else "particles"
+
+    @property
+    def method(self) -> str:
+        """The name of what moves the particles."""
+        moving = self.optim if self.draws_independently else self.field
+        return type(moving).__name__
 
     @property
     def sample_field(self) -> str:
@@ -149,12 +185,22 @@ class ParVI(BeginsAtModes, MCMCKernel):
 
     def get_diagnostics_str(self, state: ParVIState) -> str:
         # Shapes only: a number from the state would wait for the device at every update of the bar.
-        return f"{type(self.field).__name__}, {state.diverging.size} particles"
+        return f"{self.method}, {state.diverging.size} particles"
 
     def postprocess_fn(
         self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
     ) -> Callable[..., Any]:
         return self._potential(model_args, model_kwargs or {}).postprocess()
+
+    def saved(self) -> dict[str, Any]:
+        """What the kernel has found in its runs, for :func:`numpyro_ext.saving.save`."""
+        return {name: vars(self)[name] for name in _FOUND_IN_RUNS}
+
+    def restore(self, saved: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
+        """Take what :meth:`saved` gave, of another kernel that was made alike."""
+        vars(self).update({name: saved[name] for name in _FOUND_IN_RUNS})
+        self.sites = self._potential(args, kwargs).info.site_table
+        check_site_table(saved["sites"], self.sites)
 
     def init(
         self,
@@ -181,15 +227,17 @@ class ParVI(BeginsAtModes, MCMCKernel):
         z, potential = self._spread(z), self._by_proxy(args, kwargs)
         x = jax.vmap(potential.info.ravel)(z)
         check_distinct(x, "use init_strategy=init_to_uniform, or init_params that differ.")
-        warn_of_few_particles(*x.shape)
+        if not self.draws_independently:
+            warn_of_few_particles(*x.shape)
         energy, grad, idx = jax.jit(partial(_evaluate, potential))(key_minibatch, x)
         rows = {name: jnp.tile(i, (num_particles, 1)) for name, i in idx.items()}
-        potential.check_start(z, rows, energy, jax.vmap(potential.info.unravel)(grad))
+        check = partial(potential.check_start, give="init_from=find_modes(model, *args)")
+        check(z, rows, energy, jax.vmap(potential.info.unravel)(grad))
         return ParVIState(
             i=jnp.zeros((), int),
             z=z,
             modes=modes,
-            optim_state=self._init_optim(key_optim, x, at_modes=modes is not None),
+            optim_state=self._init_optim(key_optim, x, modes),
             potential_energy=energy,
             z_grad=-grad,
             bandwidth=jnp.tile(self.field.bandwidth(x, modes), num_particles),
@@ -236,11 +284,15 @@ class ParVI(BeginsAtModes, MCMCKernel):
             return z
         return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, self.sharding), z)
 
-    def _init_optim(self, rng_key: Array, x: Array, *, at_modes: bool) -> Any:
+    def _init_optim(self, rng_key: Array, x: Array, groups: Array | None) -> Any:
         if isinstance(self.optim, PSGHMC):
             return self.optim.init(rng_key, x)
+        if isinstance(self.optim, EnsembleLangevin):
+            return self.optim.init(
+                rng_key, x, self.start_modes if groups is not None else None, groups
+            )
         state: Any = self._transformation().init(x)
-        if at_modes and isinstance(state, ParticleStepState):
+        if groups is not None and isinstance(state, ParticleStepState):
             return state._replace(start_sds=start_sds(x))
         return state
 
@@ -255,6 +307,12 @@ class ParVI(BeginsAtModes, MCMCKernel):
             r = state.optim_state
             new_x, new_r = self.optim.step(seen_x, r[seen], g, self.field)
             return jnp.where(stays, x, new_x), jnp.where(stays, r, new_r), state.bandwidth[0]
+        if isinstance(self.optim, EnsembleLangevin):
+            progress = jnp.where(state.i < self.num_steps, state.i / max(self.num_steps, 1), 1.0)
+            old = state.optim_state
+            new_x, new = self.optim.step(seen_x, old, g, progress, modes)
+            new = new._replace(momenta=jnp.where(stays, old.momenta, new.momenta))
+            return jnp.where(stays, x, new_x), new, state.bandwidth[0]
         v, bandwidth = self.field.velocity_and_bandwidth(
             seen_x, g, bandwidth=state.bandwidth[0], groups=modes
         )
@@ -268,25 +326,36 @@ class ParVI(BeginsAtModes, MCMCKernel):
         self, rng_key: Array, num_particles: int, init_params: Any, args: tuple, kwargs: dict
     ) -> tuple[Sites, Array | None]:
         info = read_for_particles(self.model, args, kwargs)
-        rest = self.model, info, args, kwargs
+        self.sites = info.site_table
         how: dict[str, Any] = {"init_strategy": self.init_strategy}
         keys = random.split(rng_key, num_particles)
         key = keys[0] if init_params is None else rng_key
         if not isinstance(key, Tracer):
             # What is compiled for one run serves the next, and holds its parameters.
             key = self._key_params = key if self._key_params is None else self._key_params
-        self.params = draw_params(key, *rest, **how)
-        if init_params is not None:
-            return info.check_unconstrained("init_params", init_params, (num_particles,)), None
-        model, potential = substitute(self.model, data=self.params), self._potential(args, kwargs)
-        modes = self.find_modes(model, potential)
+        self.params = draw_params(key, self.model, info, args, kwargs, **how)
+        modes, self.circles = None, None
+        if init_params is None:
+            model = substitute(self.model, data=self.params)
+            modes = self.find_modes(model, self._potential(args, kwargs))
         if modes is not None:
-            x, groups = draw_at_modes(rng_key, modes, num_particles, potential)
+            self.circles = modes.circles
+            potential = self._potential(args, kwargs)
+            # Draws need no more particles at a mode than a covariance does.
+            least = {"least": 0} if self.draws_independently else {}
+            x, groups = draw_at_modes(rng_key, modes, num_particles, potential, **least)
             return jax.vmap(info.unravel)(x), groups
-        return draw_start(keys, *rest, **how, validate_grad=True)[0], None
+        cut_at_pi, info = info, place_cuts(self.model, info, self.params, args, kwargs)
+        self.circles = circles_of(info)
+        if init_params is not None:
+            z = info.check_unconstrained("init_params", init_params, (num_particles,))
+            return recut_sites(z, cut_at_pi, info), None
+        z, *_ = draw_start(keys, self.model, info, args, kwargs, **how, validate_grad=True)
+        return z, None
 
     def _potential(self, args: tuple, kwargs: dict[str, Any]) -> Potential:
         info = read_for_particles(substitute(self.model, data=self.params), args, kwargs)
+        info = with_circles(info, self.circles)
         return Potential(self.model, info, self.params, args, kwargs)
 
     def _by_proxy(self, args: tuple, kwargs: dict[str, Any]) -> Potential:

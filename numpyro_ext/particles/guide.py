@@ -14,6 +14,7 @@ from numpyro.primitives import mutable
 
 from numpyro_ext._checks import check_count, check_nonnegative
 from numpyro_ext._model.arguments import is_same, is_traced
+from numpyro_ext._model.circular_guide import CircularGuide
 from numpyro_ext._model.enumeration import without_summed
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._model.modes import SEARCH, InitFrom
@@ -21,7 +22,6 @@ from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import draw_params, draw_start
-from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Float, Model, Params, Sites, Trace
 from numpyro_ext.particles._start import (
     BeginsAtModes,
@@ -45,7 +45,7 @@ class _OneOfThem(Implicit):
         )
 
 
-class AutoParticles(BeginsAtModes, ContinuousGuide):
+class AutoParticles(BeginsAtModes, CircularGuide):
     r"""m equally weighted points in unconstrained space, moved by a loss like ``RegularizedSVGD``.
 
     Its parameter ``{prefix}_particles`` has the shape ``(m, d)``, where d is the number of
@@ -93,6 +93,8 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
     True
     """
 
+    start_argument = "init_loc_fn"
+
     def __init__(
         self,
         model: Model,
@@ -122,7 +124,7 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
     def param_name(self) -> str:
         return f"{self.prefix}_particles"
 
-    def prepare(self, *args: Any, **kwargs: Any) -> tuple[Array, Array | None, Sites]:
+    def prepare(self, *args: Any, **kwargs: Any) -> tuple[Any, Array | None, Sites]:
         """The particles at the start, at which mode each of them is, and the first one's sites."""
         info = read_for_particles(self.model, args, kwargs)
         self.seen = None if is_traced((args, kwargs)) else (info, (args, kwargs))
@@ -130,6 +132,8 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
         if self.summed:
             self.left_out = frozenset(info.deterministic)
         m = self.num_particles
+        if self.known_start is not None:  # its particles are among the parameters
+            return None, None, self.known_start
         warn_of_few_particles(m, info.size)
         # Without the block the model's own sites would be recorded in the guide's trace.
         with handlers.block():
@@ -137,10 +141,12 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
             modes = self.find_modes(self.model, potential)
             key = _key()
             if modes is not None:
+                info = self.cut(info, args, kwargs, modes)
                 params = draw_params(random.fold_in(key, 0), self.model, info, args, kwargs)
                 potential = Potential(self.model, info, params, args, kwargs)
                 x, groups = draw_at_modes(random.fold_in(key, 1), modes, m, potential)
                 return x, groups, info.unravel(x[0])
+            info = self.cut(info, args, kwargs)
 
         def draw(rng_key: Array) -> tuple[Array, Sites, Any]:
             _, key_init, key_noise = random.split(rng_key, 3)
@@ -161,7 +167,10 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
 
         with handlers.block():
             x, first, (params, *start) = run_once(draw, key)
-            Potential(self.model, info, params, args, kwargs).check_start(*start)
+            potential = Potential(self.model, info, params, args, kwargs)
+            potential.check_start(
+                *start, give="init_from=find_modes(model, *args), or another init_loc_fn"
+            )
         return x, None, first
 
     def info_on(self, model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo | None:
@@ -175,8 +184,12 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
         return {**super().__getstate__(), "seen": None}
 
     @property
+    def first_param(self) -> str:
+        return self.param_name
+
+    @property
     def seen_model(self) -> Model:
-        return without_summed(self.model) if self.summed else self.model
+        return self.cut_model(without_summed(self.model) if self.summed else self.model)
 
     def constrain(self, *args: Any, **kwargs: Any) -> Sites:
         sites = super().constrain(*args, **kwargs)
@@ -199,6 +212,7 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
             x, groups, _ = self.prepared if is_new else self.prepare(*args, **kwargs)
         else:  # with modes of their own, if any
             groups = jnp.ones((self.num_particles, 0)) if self.at_modes else None
+        params = self.cut_params()  # before the particles, of which it asks whether they are new
         x = jnp.asarray(numpyro.param(self.param_name, x))
         if x.shape != (self.num_particles, self.latent_dim):
             shape = self.num_particles, self.latent_dim
@@ -210,7 +224,7 @@ class AutoParticles(BeginsAtModes, ContinuousGuide):
             mutable(f"{self.prefix}_step", jnp.zeros((), int))
 
         def one_of(rng_key: Array, x: Array) -> Sites:
-            return self.constrain(x[random.randint(rng_key, (), 0, self.num_particles)], {})
+            return self.constrain(x[random.randint(rng_key, (), 0, self.num_particles)], params)
 
         values = run_once(one_of, _key(), x)
         result, trace = {}, cast(Trace, self.prototype_trace)

@@ -131,6 +131,11 @@ class SVAEGuide:
     def run(self, terms: Callable[..., GlobalTerms], /, *args: Any, **kwargs: Any) -> GuideRun:
         """One run, with the gradients that ``terms(families, natural, prior)`` gives the global
         factors: ordinary ones in a call of the guide, natural ones in :class:`SVAEELBO`."""
+        if not args:
+            raise ValueError(
+                "the data are the first positional argument of the model and the guide, and there"
+                f" are the keywords {sorted(kwargs)} alone."
+            )
         y = self._checked(args[0])
         name = f"{self.prefix}_natural"
         natural: Any = numpyro.param(name, self._init_natural) if self.prior else {}

@@ -11,12 +11,18 @@ import numpyro
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+import optax
 import pytest
 
 from numpyro_ext._model import read
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
+from numpyro_ext.diagnostics import diagnose
+from numpyro_ext.ep import EP
 from numpyro_ext.mcmc import SGHMC
+from numpyro_ext.particles import SVGD, AutoParticles
 
 Y = jnp.array([1.3, -0.9, 0.2, 2.2, 3.1, -1.4])
 SHARES = jnp.array([0.5, 0.2, 0.3])
@@ -101,6 +107,64 @@ def test_the_potential_is_that_of_the_sums_by_hand(case, tol):
     )(z)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=tol(2e-5, 1e-11), atol=tol(2e-5, 1e-11))
+
+
+def kinds(y, s=1.0, of_data=1.0, batch=None, by_hand=False):
+    """Rows of two kinds under a scale of their own, and the data under another."""
+    loc = numpyro.sample("loc", dist.Normal(0.5, 2.0))
+    of = dist.Normal(loc + jnp.array([0.0, 2.5]), 1.0)
+    with numpyro.plate("rows", len(y), subsample_size=batch) as i, handlers.scale(scale=s):
+        if by_hand:
+            log_k = dist.Bernoulli(0.35).log_prob(jnp.arange(2))
+            numpyro.factor("y", logsumexp(log_k + of_data * of.log_prob(y[i][:, None]), -1))
+            return
+        k = numpyro.sample("k", dist.Bernoulli(0.35))
+        with handlers.scale(scale=of_data):
+            numpyro.sample("y", dist.Normal(loc + 2.5 * k, 1.0), obs=y[i])
+
+
+@pytest.mark.parametrize(
+    "s", [pytest.param(3.0, marks=pytest.mark.slow), jnp.array([1.0, 2.0, 1.0, 4.0, 1.0, 1.0])]
+)
+def test_a_scale_around_whole_rows_is_outside_of_their_sums(s, tol):
+    pytest.importorskip("funsor")
+    z, idx = {"loc": jnp.array(0.4)}, jnp.array([4, 1, 3])
+    for kwargs, rows in (
+        ({"s": s}, {}),
+        ({"s": 3.0, "batch": 3}, {"rows": idx}),
+        ({"of_data": 3.0}, {}),
+    ):
+        ours = Potential(kinds, read_model(kinds, (Y,), kwargs, sums=True), {}, (Y,), kwargs)
+        by_hand = {**kwargs, "by_hand": True}
+        theirs = Potential(kinds, read_model(kinds, (Y,), by_hand), {}, (Y,), by_hand)
+        np.testing.assert_allclose(ours(z, rows), theirs(z, rows), rtol=tol(1e-5, 1e-12))
+    mixed = {"s": 3.0, "of_data": 2.0}
+    ours = Potential(kinds, read_model(kinds, (Y,), mixed, sums=True), {}, (Y,), mixed)
+    with pytest.raises(ValueError, match="latent site 'k' is under a"):
+        ours(z, {})
+
+
+def test_a_scale_of_the_latent_site_of_a_row_is_refused():
+    """A chain, a particle and a factor have one value of it, and not one for each copy."""
+
+    def model(y):
+        loc = numpyro.sample("loc", dist.Normal(0.0, 2.0))
+        with numpyro.plate("rows", len(y)), handlers.scale(scale=10.0):
+            z = numpyro.sample("z", dist.Normal(loc, 1.0))
+            numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    particles = SVI(model, AutoParticles(model, num_particles=2), optax.adam(0.1), SVGD())
+    guide = AutoNormal(model)
+    svi, key = SVI(model, guide, optax.adam(0.1), Trace_ELBO()), random.key(0)
+    params = svi.get_params(svi.init(key, Y))
+    for who, run in {
+        "SGHMC": lambda: SGHMC(model, 1e-3).init(key, 0, None, (Y,), {}),
+        "a particle": lambda: particles.init(key, Y),
+        "EP": lambda: EP(model).run(key, 1, Y),
+        "diagnose": lambda: diagnose(svi, params, model_args=(Y,), num_moves=0),
+    }.items():
+        with pytest.raises(ValueError, match=rf"'z' of each row is under .* {who} cannot take"):
+            run()
 
 
 def test_a_sum_over_all_rows_of_a_minibatch_is_refused():

@@ -12,6 +12,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.util import potential_energy
 import pytest
 
+from numpyro_ext._model.masked import Filled
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import to_arviz
@@ -83,6 +84,25 @@ def test_entries_that_nothing_reads_are_standard_normal(case, tol):
     for found in (eager(z, args), compiled(z, args)):  # masks may be traced
         for a, b in zip(jax.tree.leaves(found), expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=tol(2e-5, 1e-11), atol=tol(2e-5, 1e-11))
+
+
+@pytest.mark.parametrize("where", [True, False])
+def test_entries_are_filled_only_where_nothing_reads_them(where):
+    """A number that a traced program alone knows. Masked entries are N(0, 1) or have no density."""
+    base = dist.Normal(3.0, 0.1).expand([4]).mask(jnp.array([True, False, False, True]))
+    x, key = jnp.array([3.1, 0.5, -1.0, 2.9]), random.key(0)
+
+    @jax.jit
+    def filled(where):
+        fn = Filled(base, where)
+        return fn.log_prob(x), fn.sample(key)
+
+    log_p, draw = filled(where)
+    inside = dist.Normal(3.0, 0.1).log_prob(x) * jnp.array([1, 0, 0, 1])
+    outside = dist.Normal().log_prob(x) * jnp.array([0, 1, 1, 0])
+    np.testing.assert_allclose(log_p, inside + where * outside, rtol=1e-5)
+    far = jnp.abs(draw - 3.0) > 0.6  # six standard deviations; 3 of N(0, 1) is within 0.6 of 3
+    np.testing.assert_array_equal(far, [False, where, where, False])
 
 
 def test_entries_that_are_read_stay_flat():

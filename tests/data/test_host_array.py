@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.data import HostArray, _mapped
+from numpyro_ext._checks import InferenceWarning
+from numpyro_ext.data import Batches, HostArray, _mapped
 
 N = 40
 X = np.random.default_rng(0).normal(size=(N, 3)) * [1.0, 10.0, 0.1] + [0.0, 5.0, 0.0]
@@ -233,6 +234,9 @@ def test_what_is_wrong_with_a_read(tmp_path):
         large = np.array([1, 2**40])
         with pytest.raises(ValueError, match="has 1099511627776, too large for int32"):
             HostArray(large)[np.arange(2)]
+        with pytest.raises(ValueError, match=r"has 1e\+39, too large for float32"):
+            HostArray(np.array([1.0, 1e39]))[np.arange(2)]
+        assert np.isinf(HostArray(np.array([1.0, np.inf]))[1])
     mapped = HostArray(memmap(X, tmp_path))
     os.truncate(tmp_path / "x.npy", 500)
     with pytest.raises(RuntimeError, match=r"rows 1 to 3 of the file .*x\.npy could not be read"):
@@ -246,6 +250,37 @@ def test_what_is_wrong_with_a_read(tmp_path):
 
     with pytest.raises(Exception, match=r"Broken of 40 rows could not be read: .* a bad sector"):
         jax.block_until_ready(jax.jit(lambda i: HostArray(Broken(Y))[i])(jnp.array([9])))
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", ">u2"])
+def test_bytes_in_the_other_order_are_read_alike(dtype, tmp_path):
+    y = Y.astype(dtype)
+    for x in (HostArray(y), HostArray(memmap(y, tmp_path)), HostArray(Items(y))):
+        for taken in (x[INDEX], jax.jit(lambda i, x=x: x[i])(INDEX)):
+            np.testing.assert_array_equal(taken, Y[INDEX])
+            assert taken.dtype == x.dtype
+
+
+def test_chunks_that_nobody_has_written_are_counted(tmp_path):
+    """They are read as zeros."""
+    h5py = pytest.importorskip("h5py")
+    file = h5py.File(tmp_path / "x.h5", "w")
+    chunked = file.create_dataset("x", (40, 3), chunks=(10, 3), dtype="f4")
+    chunked[:20] = 1.0
+    with pytest.warns(InferenceWarning, match="2 of the 4 chunks of .* have not been written"):
+        HostArray(chunked)
+    with pytest.warns(InferenceWarning, match="1 of the 1 chunks"):
+        HostArray(file.create_dataset("y", (40,), dtype="f4"))
+    chunked[20:] = 0.0
+    HostArray(chunked)  # warnings are errors here
+
+
+def test_chunks_of_zarr_that_nobody_has_written_are_counted(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    z = zarr.create_array(store=str(tmp_path / "x.zarr"), shape=(40,), chunks=(7,), dtype="f4")
+    z[:14] = 1.0
+    with pytest.warns(InferenceWarning, match="4 of the 6 chunks of .* are read as 0"):
+        HostArray(z)
 
 
 def test_what_is_wrong_with_a_source():
@@ -264,6 +299,57 @@ def test_what_is_wrong_with_a_source():
     pa = pytest.importorskip("pyarrow")
     with pytest.raises(ValueError, match="1 missing values; fill them"):
         HostArray(pa.array([1.0, None]))
+
+
+class Counted:
+    """A source that counts its reads."""
+
+    shape, dtype = X.shape, X.dtype
+
+    def __init__(self):
+        self.reads = 0
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return X[index]
+
+
+LOOPS = {
+    "scan": lambda at, key: jax.lax.scan(lambda s, i: (s + at(key, i), None), 0.0, jnp.arange(5))[
+        0
+    ],
+    "fori_loop": lambda at, key: jax.lax.fori_loop(0, 5, lambda i, s: s + at(key, i), 0.0),
+    "cond": lambda at, key: sum(
+        jax.lax.cond(
+            i < jnp.argmax(random.bits(key, (1,))) + 5, lambda i=i: at(key, i), lambda: 0.0
+        )
+        for i in range(8)
+    ),
+    "vmap in scan": lambda at, key: jax.lax.scan(
+        lambda s, i: (s + jax.vmap(lambda k: at(k, i))(random.split(key, 3)).sum(), None),
+        0.0,
+        jnp.arange(5),
+    )[0],
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_reads_once_a_step(loop):
+    """Five steps, of three chains too; a branch that is not taken reads nothing."""
+    rows = Counted()
+    x = HostArray(rows)
+    batches = Batches(list(np.arange(N, dtype=np.float32).reshape(10, 4)), N)
+
+    def at(key, i):
+        index = random.randint(random.fold_in(key, i), (4,), 0, N)
+        return x[index].sum() + batches[index].sum()
+
+    run = jax.jit(lambda key: LOOPS[loop](at, key))
+    jax.block_until_ready(run(random.key(0)))
+    rows.reads, before = 0, len(batches._kept)
+    jax.block_until_ready(run(random.key(1)))
+    assert rows.reads == 5
+    assert len(batches._kept) - before == (15 if "vmap" in loop else 5)
 
 
 def test_rows_are_the_same_in_loops_and_of_several_chains():

@@ -21,7 +21,7 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.data import Batches
 from numpyro_ext.guides import AutoRealNVPNormal
-from numpyro_ext.mcmc import SGHMC, SGLD, SGNHT, SVRG, ControlVariate
+from numpyro_ext.mcmc import SGHMC, SGLD, SGNHT, SVRG, ControlVariate, MinibatchGradient
 from numpyro_ext.objectives import VRELBO, BBAlphaELBO, taylor_proxy
 from numpyro_ext.optim import find_modes
 
@@ -190,6 +190,16 @@ def test_a_chain_is_that_of_the_same_rows_by_index(kernel):
         state, other_state = both(state, other_state)
         close(state.z, other_state.z, rtol=1e-3)
         close(state.potential_energy, other_state.potential_energy)
+
+
+@pytest.mark.slow
+def test_settings_of_one_batch_are_those_of_the_plain_gradient_of_all_rows():
+    """A loop has no rows beside its batch for a correction; its step is no shorter for that."""
+    on_batch, on_rows = SGHMC(given), SGHMC(by_index, gradient=MinibatchGradient())
+    on_batch.init(random.key(0), 0, None, BATCH)
+    on_rows.init(random.key(0), 0, None, (jnp.asarray(X), jnp.asarray(Y)))
+    loop, run = on_batch.settings, on_rows.settings
+    assert 0.5 < loop.noise / run.noise < 2 and 0.5 < loop.gradients / run.gradients < 2
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from numpyro.infer.util import potential_energy, unconstrain_fn
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning, to_arviz
+from numpyro_ext.diagnostics.arviz import _warn_of_lost_draws
 from numpyro_ext.mcmc import SGLD
 
 X = jnp.array([0.5, -1.0, 2.0])
@@ -351,3 +352,45 @@ def test_observed_sites_of_other_shapes():
         total + dt.log_likelihood.event - 100 * z**2 + np.asarray(dist.Normal().log_prob(z.data))
     )
     np.testing.assert_allclose(dt.sample_stats.lp, total, rtol=1e-4)
+
+
+def masked_rows(x, seen, table):
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    with numpyro.plate("N", len(x)):
+        numpyro.sample("x", dist.Normal(z, 1.0).mask(seen), obs=x)
+    with numpyro.plate("column", 3, dim=-1), numpyro.plate("row", 4, dim=-2):
+        numpyro.sample("table", dist.Normal(z, 1.0).mask(table > 0), obs=table)
+
+
+def test_rows_that_a_mask_leaves_out_are_not_in_the_log_likelihood():
+    """A row that is 0 in all draws stops ArviZ's LOO."""
+    x, seen = jnp.arange(6.0) / 3, jnp.arange(6) != 2
+    table = jnp.sin(jnp.arange(12.0)).reshape(4, 3)
+    svi = svi_of(masked_rows, AutoNormal(masked_rows))
+    dt = to_arviz(
+        svi,
+        {"z_auto_loc": jnp.array(0.4), "z_auto_scale": jnp.array(0.3)},
+        model_args=(x, seen, table),
+        num_samples=200,
+        coords={"N": list("abcdef")},
+    )
+    log_lik = dt.log_likelihood
+    assert log_lik.x.dims == ("chain", "draw", "N")
+    assert log_lik.N.values.tolist() == list("abdef")
+    assert dt.observed_data.N.values.tolist() == list("abcdef")
+    z = dt.posterior.z.to_numpy()[..., None]
+    np.testing.assert_allclose(log_lik.x, dist.Normal(z).log_prob(x[seen]), rtol=1e-5)
+    places = log_lik.table_entry.values
+    np.testing.assert_array_equal(places, np.flatnonzero(table > 0))
+    expected = dist.Normal(z).log_prob(table.ravel()[places])
+    np.testing.assert_allclose(log_lik.table, expected, rtol=1e-5)
+    assert az.loo(dt, var_name="x").n_data_points == 5
+
+
+def test_draws_without_a_density_are_counted():
+    """One of two draws of the second chain, in one of three rows."""
+    log_lik = np.zeros((2, 2, 3))
+    _warn_of_lost_draws([np.zeros((2, 2)), log_lik])
+    log_lik[1, 0, 2] = -np.inf
+    with pytest.warns(InferenceWarning, match=r"1 of 4 draws \(chains \[1\]\) have no density"):
+        _warn_of_lost_draws([np.zeros((2, 2)), log_lik])

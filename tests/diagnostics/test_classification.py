@@ -83,6 +83,14 @@ def test_uncertainty_is_split_into_parts_that_are_not_negative():
     assert (predictive_uncertainty(np.full((9, 1, 2), 0.5, np.float32)).epistemic >= 0).all()
 
 
+def test_arguments_of_a_fit_are_refused_beside_an_array():
+    for score in (brier_score, expected_calibration_error, reliability_bins):
+        with pytest.raises(TypeError, match="model_args belongs to a fit, and probs is an array"):
+            score(PROBS, LABELS, model_args=(1,))
+    with pytest.raises(TypeError, match="result belongs to a fit, and probs is an array"):
+        predictive_uncertainty(PROBS[None], LABELS)
+
+
 @pytest.mark.parametrize(
     ("probs", "labels", "sentence"),
     [

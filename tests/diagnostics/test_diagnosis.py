@@ -22,8 +22,10 @@ from numpyro_ext.diagnostics.checks.losses import loss_row
 from numpyro_ext.diagnostics.comparison import MEAN, SD, SHAPES
 from numpyro_ext.diagnostics.table import MOST_ROWS, Row, merge_rows, shorten
 from numpyro_ext.mcmc import SGHMC, Settings
+from numpyro_ext.objectives import VRELBO
 from numpyro_ext.particles import SVGD, AutoParticles
 from tests.diagnostics.drawn import rows_of, wrong
+from tests.scatter import KEYS, assert_errors_are_the_scatter
 
 X = jnp.array([0.5, -1.0, 2.0])
 EXACT = {"z_auto_loc": jnp.array(0.375), "z_auto_scale": jnp.array(0.5)}
@@ -190,6 +192,7 @@ def test_a_site_that_never_moves_and_draws_that_are_not_finite():
 
 
 @pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
+@pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
 def test_gradient_noise_heats_sghmc_and_its_temperature_says_so():
     how = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
     kernel = SGHMC(conjugate, 0.05, friction=1.0)
@@ -210,6 +213,19 @@ def of_svi(params, losses=None, **kwargs):
     rest = {"model_args": (X,), "num_samples": 500, **kwargs}
     result = params if losses is None else SimpleNamespace(params=params, losses=losses)
     return diagnose(SVI_OF_CONJUGATE, result=result, **rest)
+
+
+@pytest.mark.slow
+def test_the_remedy_of_a_guide_that_minibatches_made_too_wide_is_that_of_its_loss():
+    """Twice as wide as the posterior, as an order of 1/2 would make it on minibatches."""
+    guide = AutoNormal(conjugate)
+    svi = SVI(conjugate, guide, optax.sgd(0.0), VRELBO(0.5))
+    params = {"z_auto_loc": MANY.sum() / 201, "z_auto_scale": jnp.array(2 / 201**0.5)}
+    with pytest.warns(InferenceWarning, match="takes the noise of a minibatch"):
+        svi.update(svi.init(random.key(0), MANY, 10), MANY, 10)
+    found = diagnose(svi, params, model_args=(MANY, 10), num_samples=1000)
+    row = rows_of(found)[SD]
+    assert row.ok is False and "proxy=taylor_proxy(model, *args)" in row.verdict, found
 
 
 @pytest.mark.slow
@@ -236,6 +252,12 @@ def test_losses_that_fall_rise_or_are_lost():
     assert loss_row([noise]).ok
     noise[-9::2] = np.nan
     assert loss_row([noise]).ok is False and "1% of the losses are not" in loss_row([noise]).verdict
+
+
+def test_the_error_of_a_change_of_the_loss_is_its_scatter():
+    losses = 100.0 + np.random.default_rng(0).gamma(2.0, 3.0, size=(KEYS, 250))
+    rows = [loss_row([x]) for x in losses]
+    assert_errors_are_the_scatter([row.value for row in rows], [row.error for row in rows])
 
 
 @pytest.mark.slow

@@ -118,3 +118,5 @@ def test_bad_input():
     for bad in (np.nan, np.inf):
         with pytest.raises(ValueError, match="log_weights holds nan or inf"):
             evidence_bounds([0.5, bad, 1.0])
+        with pytest.raises(ValueError, match=r"alphas is .* every order must be a finite number"):
+            evidence_bounds([0.5, 1.0], alphas=(bad,))

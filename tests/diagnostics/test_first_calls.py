@@ -49,7 +49,7 @@ def fitted():
             "run",
         ),
         (lambda r: diagnose({"b": np.zeros((9, 2))}), TypeError, "kernel_stein_discrepancy"),
-        (lambda r: diagnose(SVI_OF, r), TypeError, r"missing 1 required positional argument: 'x'"),
+        (lambda r: diagnose(SVI_OF, r), TypeError, r"missing a required argument: 'x'; pass the"),
         (lambda r: diagnose(SVI_OF, r, model_args=DESIGN), TypeError, r"pass model_args=\(x,\)"),
         (lambda r: diagnose(SVI_OF, r, model_args=(DESIGN,)), ValueError, "'y' .*if it is data"),
     ],

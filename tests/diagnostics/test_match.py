@@ -15,7 +15,7 @@ import pytest
 from numpyro_ext.diagnostics import diagnose, evidence_bounds, to_arviz
 from numpyro_ext.ep import EP
 from numpyro_ext.mcmc import SGLD
-from numpyro_ext.particles import ParVI
+from numpyro_ext.particles import ParVI, RegularizedSVGD
 
 X = jnp.array([0.5, -1.0, 2.0])
 
@@ -46,7 +46,7 @@ def sgld(keys, **options):
 
 def particles(keys):
     options = {"num_samples": 1, "num_chains": 20, "chain_method": "vectorized"}
-    return run(ParVI(shifted, init_from=None), keys, **options)
+    return run(ParVI(shifted, RegularizedSVGD(), init_from=None), keys, **options)
 
 
 TWO = {"num_chains": 2, "chain_method": "sequential"}

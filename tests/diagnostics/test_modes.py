@@ -110,6 +110,19 @@ def test_masses_that_are_not_known_judge_no_shares(second, why):
     assert row.ok is None and why in row.verdict
 
 
+@pytest.mark.parametrize(
+    ("which", "second", "ok"),
+    [([0, 0], {}, False), ([0, 1], {}, None), ([0, 0], {"departure": 0.5}, None)],
+)
+def test_a_mode_without_draws_counts_whatever_else_is_not_known(which, second, ok):
+    """An eighth of the draws, twice too wide, are at no mode. All are nearest to the first; with
+    half of the mass that the other one has, a mean is sqrt(1/8) deviations off. Two halves could
+    be right with masses that are off by a factor of 2, and so could a mode of a doubtful mass."""
+    row = rows_of(of_chains(which, width=2.0, **second))[SHARE]
+    assert row.ok is ok and ("at none of the modes" in row.verdict)
+    assert ok is None or row.value == pytest.approx(0.125**0.5, abs=0.01)
+
+
 def test_several_modes_are_no_problem_where_each_has_its_share():
     settings = Settings(0.1, problems=(SEVERAL,))
     right, other = (of_chains(x, settings=settings) for x in ([0, 0, 0, 1], [0, 0, 1, 1]))

@@ -89,6 +89,7 @@ def test_bound_of_a_normal_is_reached_by_a_calibrated_one():
     [
         (([-1.0, -2.0],), {}, r"shape \(2,\); it must be \(S, N\)"),
         (([[np.nan, -2.0]],), {}, "log_lik has NaN"),
+        (([[-1.0, -2.0]],), {"model_args": (1,)}, "model_args belongs to a fit, and log_lik is"),
     ],
 )
 def test_bad_input(args, kwargs, sentence):

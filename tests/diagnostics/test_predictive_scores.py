@@ -1,5 +1,7 @@
 """Scores of fits against closed forms of their predictions, and on networks."""
 
+from types import SimpleNamespace
+
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 import optax
 import pytest
+from scipy import stats
 from scipy.special import ndtr
 
 from numpyro_ext.diagnostics import (
@@ -23,9 +26,11 @@ from numpyro_ext.diagnostics import (
     regression_calibration,
     reliability_bins,
 )
+from numpyro_ext.diagnostics.predictive_scores import _log_densities
 from numpyro_ext.mcmc import SGLD
 from numpyro_ext.particles import SVGD, AutoParticles
 from tests.diagnostics.drawn import visited
+from tests.scatter import KEYS, assert_errors_are_the_scatter
 
 LOC, SD, NOISE = 1.3, 0.4, 0.5
 X = jnp.linspace(-2.0, 3.0, 40)
@@ -302,3 +307,35 @@ def test_draws_that_are_nan_are_named_although_a_bernoulli_has_a_density_there()
     for score in (predictive_scores, log_predictive_density):
         with pytest.raises(ValueError, match="1 of 4 draws of site 'w' are NaN"):
             score(mcmc, model_args=(x, y))
+
+
+def test_the_error_of_a_mean_log_density_is_its_scatter():
+    """Rows of a normal by 3 draws each; their mean is over 50 rows of one key."""
+    log_lik = np.random.default_rng(0).normal(size=(KEYS, 3, 50)) + np.linspace(-2, 0, 3)[:, None]
+    values, errors, _ = np.transpose([_log_densities(SimpleNamespace(log_lik=x)) for x in log_lik])
+    assert_errors_are_the_scatter(values, errors)
+
+
+@pytest.mark.parametrize("rate", [1e6, 1e7])
+def test_a_perfect_prediction_of_large_counts_is_calibrated(rate):
+    """By SciPy in double precision: JAX's gammainc has a coverage of 0 at a rate of 1e7."""
+    y = np.random.default_rng(3).poisson(rate, 400)
+    scores = predictive_scores(dist.Poisson(rate * jnp.ones((1, 400))), y=y)
+    assert abs(scores.coverage_90 - 0.9) < 4 * (0.09 / 400) ** 0.5
+    log_p = stats.poisson(np.float32(rate)).logpmf(y).mean()
+    assert scores.log_density == pytest.approx(log_p, rel=1e-5)
+
+
+def large_counts(y):
+    log_rate = numpyro.sample("log_rate", dist.Normal(16.0, 1.0))
+    with numpyro.plate("data", len(y)):
+        numpyro.sample("y", dist.Poisson(jnp.exp(log_rate)), obs=y)
+
+
+def test_the_log_density_of_large_counts_has_its_digits():
+    """In single precision a row of a rate of 9e6 is off by a dozen nats."""
+    y = np.random.default_rng(4).poisson(np.exp(16.0), 30)
+    svi = svi_of(large_counts, AutoDelta)
+    found = log_predictive_density(svi, {"log_rate_auto_loc": jnp.array(16.0)}, model_args=(y,))
+    rate = float(jnp.exp(jnp.array(16.0)))
+    assert found == pytest.approx(stats.poisson(rate).logpmf(y).mean(), rel=1e-4)

@@ -37,6 +37,7 @@ def rows_of(diagnosis):
     return {row.quantity: row for row in diagnosis.rows}
 
 
+@pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kernel", "step"),

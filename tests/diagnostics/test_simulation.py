@@ -11,7 +11,7 @@ from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.util import log_density
 import pytest
 
-from numpyro_ext.diagnostics import simulation_based_calibration
+from numpyro_ext.diagnostics import InferenceWarning, simulation_based_calibration
 
 N = 400
 LOC, SCALE, NOISE = jnp.linspace(-3, 5, N), jnp.geomspace(0.1, 10, N), jnp.linspace(0.5, 2, N)
@@ -262,3 +262,23 @@ def test_models_that_cannot_be_simulated(model, args, kwargs, message):
 def test_fits_that_return_something_else(z, message):
     with pytest.raises(ValueError, match=message):
         calibrate(lambda *_: {"z": z}, size=20, draws=10)
+
+
+@pytest.mark.skipif(jax.config.jax_enable_x64, reason="single precision")
+def test_draws_that_are_rounded_to_an_end_of_the_support_are_named():
+    """Of a gamma of concentration 0.01 two fifths are below the smallest number."""
+
+    def model(x):
+        z = numpyro.sample("z", dist.Gamma(0.01, 1.0))
+        numpyro.sample("x", dist.Normal(z, 1.0), obs=x)
+
+    with pytest.raises(ValueError, match=r"'z' are rounded to an end of its support in"):
+        calibrate(None, model, 1.0)
+
+
+def test_correlated_draws_are_warned_of():
+    def fit(rng_key, model, args, kwargs):
+        return {"z": jnp.cumsum(random.normal(rng_key, (50, N)), 0)}
+
+    with pytest.warns(InferenceWarning, match=r"the 50 draws of each fit are correlated \(0\."):
+        calibrate(fit, size=20, draws=50)

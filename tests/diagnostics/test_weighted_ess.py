@@ -66,7 +66,7 @@ def test_limits():
 
 def test_bad_arguments():
     x = np.arange(10.0)
-    for bad in ((x, -np.ones(10)), (np.array([1.0, np.nan, 2.0, 3.0]),)):
+    for bad in ((x, -np.ones(10)), (x, np.zeros(10)), (np.array([1.0, np.nan, 2.0, 3.0]),)):
         with pytest.raises(ValueError, match="x holds nan or inf, or a weight"):
             weighted_ess(*bad)
 

@@ -17,12 +17,14 @@ from numpyro_ext.diagnostics.checks.draws import _still
 from numpyro_ext.diagnostics.checks.weights import (
     KHAT,
     OF_GAP,
+    _compare,
     compare_with_weights,
     summarise_weights,
 )
 from numpyro_ext.diagnostics.comparison import MEAN, SD, SHAPES, mean_and_sd, unit_root
 from numpyro_ext.guides import AutoMixtureNormal
 from tests.diagnostics.drawn import rows_of
+from tests.scatter import KEYS, assert_errors_are_the_scatter
 
 APART, RHO = 8.0, 0.95
 TRIL = np.linalg.cholesky([[1, RHO], [RHO, 1]])
@@ -47,6 +49,18 @@ def test_moments_with_weights_and_without():
             assert row.value == pytest.approx(expected, abs=0.02 + 4 * row.error)
             assert row.error < 0.1
         assert (rows[MEAN].ok, rows[SD].ok) == (shift == 0.0, ratio == 1.0)
+
+
+def test_errors_of_a_comparison_with_weights_are_its_scatter():
+    """Draws of N(0, 1) with weights of N(0.3, 0.9^2), a column for each of 200 keys."""
+    x = np.random.default_rng(0).normal(size=(900, KEYS))
+    w = norm.pdf(x, 0.3, 0.9) / norm.pdf(x)
+    shift, shift_error, ratio, ratio_error = _compare(x, w / w.sum(0))
+    assert_errors_are_the_scatter(shift, shift_error)
+    assert_errors_are_the_scatter(ratio, ratio_error)
+    # Both moments follow from the draws' own mean and sd, which are 0 and 1 but for 900 draws.
+    assert np.mean(shift) == pytest.approx(0.3, abs=0.01)
+    assert np.mean(ratio) == pytest.approx(1 / 0.9, abs=0.01)
 
 
 def test_the_gap_of_the_elbo_judges_where_dependence_is_missing():

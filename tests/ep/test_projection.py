@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.ep import ClosedForm, ImportanceSampling, NUTSProjection, Quadrature
+from numpyro_ext.ep import EP, ClosedForm, ImportanceSampling, NUTSProjection, Quadrature
 
 MEAN, COV = jnp.array([0.5, -0.3]), jnp.array([[2.0, 0.3], [0.3, 0.5]])
 
@@ -116,3 +116,19 @@ def test_no_expectations_under_q(projection):
     name = type(projection).__name__
     with pytest.raises(ValueError, match=f"power is 0, and {name} has no expectations"):
         projection.project(narrow, MEAN, COV, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: ImportanceSampling(num_samples=1), "num_samples is 1; it must be an integer of"),
+        (lambda: ImportanceSampling(min_ess=5.0), "min_ess is 5.0; it must be in"),
+        (lambda: NUTSProjection(num_warmup=0), "num_warmup is 0; it must be an integer"),
+        (lambda: Quadrature(num_points=2), "num_points is 2; it must be an integer of at least 11"),
+        (lambda: EP(lambda: None, max_rank=4), "max_rank is 4; quadrature takes at most 3 directi"),
+        (lambda: EP(lambda: None, tol=-1.0), "tol is -1.0; it must be a positive"),
+    ],
+)
+def test_numbers_of_points_that_would_give_no_moments_are_refused(make, match):
+    with pytest.raises(ValueError, match=match):
+        make()

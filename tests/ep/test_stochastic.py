@@ -181,7 +181,7 @@ def test_a_run_with_a_proxy_ends_where_all_rows_do(proxy):
 @pytest.mark.slow
 def test_a_proxy_of_something_else(proxy):
     rough = taylor_proxy(on_minibatches, ROWS, LABELS, center=proxy.center, degree=1)
-    with pytest.raises(ValueError, match="the proxy is one of degree 1"):
+    with pytest.raises(ValueError, match="no Hessian as a matrix; make it by taylor_proxy"):
         StochasticEP(on_minibatches, proxy=rough)
     with pytest.raises(TypeError, match="proxy is a dict"):
         StochasticEP(on_minibatches, proxy={})
@@ -212,3 +212,18 @@ def test_bad_batches():
     sep.init(random.key(0), *fewer)
     with pytest.raises(ValueError, match="the state belongs to other data"):
         sep.update(state, *fewer)
+
+
+def test_a_proxy_far_from_a_mode_is_refused():
+    """At a = .05 the log likelihood of a^2 is convex."""
+    y = jnp.array([3.0, 5.0, 4.0, 6.0, 2.0, 4.0])
+
+    def square_of_a(y):
+        a = numpyro.sample("a", dist.Normal(0.0, 5.0))
+        with numpyro.plate("rows", len(y), subsample_size=2) as idx:
+            numpyro.sample("y", dist.Normal(a**2, 1.0), obs=y[idx])
+
+    with pytest.warns(InferenceWarning, match="not that of a mode"):
+        bent = taylor_proxy(square_of_a, y, center={"a": jnp.array(0.05)})
+    with pytest.raises(ValueError, match="the proxy and the prior make no normal distribution"):
+        StochasticEP(square_of_a, proxy=bent).init(random.key(0), y)

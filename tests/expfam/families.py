@@ -136,14 +136,17 @@ quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimizati
 
 
 @functools.cache
-def naturals():
-    """name -> (q, p), compiled together."""
+def pair_of(name):
+    """(q, p) of a family."""
+    family, q, p = FAMILIES[name]
 
     @quick_jit
     def make():
-        return {
-            name: tuple(family.from_standard(**arrays(one)) for one in (q, p))
-            for name, (family, q, p) in FAMILIES.items()
-        }
+        return tuple(family.from_standard(**arrays(one)) for one in (q, p))
 
     return make()
+
+
+def naturals():
+    """name -> (q, p)."""
+    return {name: pair_of(name) for name in FAMILIES}

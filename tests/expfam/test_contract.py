@@ -1,6 +1,6 @@
 """What every family promises, one law each: a new family joins by an entry of the table.
 
-All laws of all families are compiled together, twice: what is exact, and what is drawn.
+All laws of a family are compiled together, twice: what is exact, and what is drawn.
 """
 
 import functools
@@ -21,7 +21,7 @@ from numpyro_ext.expfam import (
     divide,
     multiply,
 )
-from tests.expfam.families import FAMILIES, arrays, every_family, naturals, quick_jit
+from tests.expfam.families import FAMILIES, arrays, every_family, pair_of, quick_jit
 
 each_family = pytest.mark.parametrize("name", every_family)
 # The transitions of a chain may differ from step to step.
@@ -42,69 +42,61 @@ def asymmetric(natural):
 
 
 @functools.cache
-def exact():
-    """name -> what the families compute, by one compilation."""
+def exact(name):
+    """What the family computes, by one compilation."""
+    family = FAMILIES[name][0]
 
     @quick_jit
-    def compute(pairs):
-        result = {}
-        for name, (q, p) in pairs.items():
-            family = FAMILIES[name][0]
-            along = jax.tree.map(jnp.cos, q)  # a direction
-            mean, change = jax.jvp(family.mean, (q,), (along,))
-            back, change_back = jax.jvp(family.natural, (mean,), (change,))
-            # The second of the batch is compared with itself.
-            other = jax.tree.map(lambda a, b: jnp.stack([b, a[1]]), q, p)
-            result[name] = {
-                "mean": mean,
-                "slope": change,
-                "gradient": jax.vmap(jax.grad(family.log_partition))(asymmetric(q)),
-                "back": back,
-                "change": change_back,
-                "along": along,
-                "standard": family.to_standard(q) if name in HAVE_STANDARD else (),
-                "kl": family.kl(q, other),
-                "in_domain": family.in_domain(q),
-                "entropy": family.entropy(q),
-            }
-        return result
+    def compute(q, p):
+        along = jax.tree.map(jnp.cos, q)  # a direction
+        mean, change = jax.jvp(family.mean, (q,), (along,))
+        back, change_back = jax.jvp(family.natural, (mean,), (change,))
+        # The second of the batch is compared with itself.
+        other = jax.tree.map(lambda a, b: jnp.stack([b, a[1]]), q, p)
+        return {
+            "mean": mean,
+            "slope": change,
+            "gradient": jax.vmap(jax.grad(family.log_partition))(asymmetric(q)),
+            "back": back,
+            "change": change_back,
+            "along": along,
+            "standard": family.to_standard(q) if name in HAVE_STANDARD else (),
+            "kl": family.kl(q, other),
+            "in_domain": family.in_domain(q),
+            "entropy": family.entropy(q),
+        }
 
-    return compute(naturals())
+    return compute(*pair_of(name))
 
 
 @functools.cache
-def drawn():
-    """name -> statistics and log densities of draws, by one compilation."""
+def drawn(name):
+    """Statistics and log densities of draws of the family, by one compilation."""
+    family = FAMILIES[name][0]
 
     @quick_jit
-    def compute(pairs, key):
-        result = {}
-        for name, (q, p) in pairs.items():
-            family = FAMILIES[name][0]
-            sizes = (
-                {"num_categories": q[0].shape[-1]} if family in (Categorical, MarkovChain) else {}
-            )
+    def compute(q, p, key):
+        sizes = {"num_categories": q[0].shape[-1]} if family in (Categorical, MarkovChain) else {}
 
-            def draw(n, family=family, sizes=sizes):
-                values = family.sample(key, n, (NUM_SAMPLES,))
-                return family.statistics(values, **sizes), values
+        def draw(n):
+            values = family.sample(key, n, (NUM_SAMPLES,))
+            return family.statistics(values, **sizes), values
 
-            along = jax.tree.map(jnp.cos, q)
-            if name in REPARAMETERISED:
-                statistics, slopes, values = jax.jvp(draw, (q,), (along,), has_aux=True)
-            else:
-                (statistics, values), slopes = draw(q), ()
-            result[name] = {
-                "statistics": statistics,
-                "slopes": slopes,
-                "log q": family.log_prob(q, values),
-                "log p": family.log_prob(p, values),
-                "numpyro": numpyro_log_prob(family.to_distribution(q), values),
-                "base measure": family.log_base_measure(values),
-            }
-        return result
+        along = jax.tree.map(jnp.cos, q)
+        if name in REPARAMETERISED:
+            statistics, slopes, values = jax.jvp(draw, (q,), (along,), has_aux=True)
+        else:
+            (statistics, values), slopes = draw(q), ()
+        return {
+            "statistics": statistics,
+            "slopes": slopes,
+            "log q": family.log_prob(q, values),
+            "log p": family.log_prob(p, values),
+            "numpyro": numpyro_log_prob(family.to_distribution(q), values),
+            "base measure": family.log_base_measure(values),
+        }
 
-    return compute(naturals(), random.key(3))
+    return compute(*pair_of(name), random.key(3))
 
 
 def numpyro_log_prob(distribution, value):
@@ -136,32 +128,32 @@ def up_to_a_constant(natural):
 @each_family
 def test_mean_is_the_gradient_of_the_log_partition(name):
     """One by one under vmap, and with matrices of which only the symmetric part counts."""
-    result = exact()[name]
+    result = exact(name)
     assert_trees_close(result["gradient"], result["mean"], 2e-4)
 
 
 @each_family
 def test_natural_parameters_come_back_from_the_mean(name):
-    back, q = (up_to_a_constant(n) for n in (exact()[name]["back"], naturals()[name][0]))
+    back, q = (up_to_a_constant(n) for n in (exact(name)["back"], pair_of(name)[0]))
     assert_trees_close(back, q, 5e-4)
 
 
 @each_family
 def test_the_way_back_from_the_mean_has_the_inverse_derivative(name):
-    back, along = (up_to_a_constant(exact()[name][change]) for change in ("change", "along"))
+    back, along = (up_to_a_constant(exact(name)[change]) for change in ("change", "along"))
     assert_trees_close(back, along, 2e-3)
 
 
 @pytest.mark.parametrize("name", HAVE_STANDARD)
 def test_standard_parameters_come_back_from_the_natural_ones(name):
     given = FAMILIES[name][1]
-    for field, value in exact()[name]["standard"]._asdict().items():
+    for field, value in exact(name)["standard"]._asdict().items():
         np.testing.assert_allclose(value, given[field], rtol=2e-5, atol=1e-6)
 
 
 @each_family
 def test_divergence_is_zero_only_from_itself(name):
-    from_other, from_itself = exact()[name]["kl"]
+    from_other, from_itself = exact(name)["kl"]
     assert from_other > 0.01
     np.testing.assert_allclose(from_itself, 0.0, atol=1e-5)
 
@@ -169,7 +161,7 @@ def test_divergence_is_zero_only_from_itself(name):
 @pytest.mark.slow
 @each_family
 def test_log_density_is_that_of_numpyro(name):
-    result = drawn()[name]
+    result = drawn(name)
     assert result["base measure"].shape == result["log q"].shape == (NUM_SAMPLES, 2)
     # The covariances of a few draws are nearly singular, where float32 keeps four digits.
     np.testing.assert_allclose(result["log q"], result["numpyro"], rtol=1e-3, atol=1e-3)
@@ -179,7 +171,7 @@ def test_log_density_is_that_of_numpyro(name):
 @each_family
 def test_averages_over_draws_are_means_entropy_and_divergence(name):
     """To five standard errors of 4000 draws."""
-    result, means = drawn()[name], exact()[name]["mean"]
+    result, means = drawn(name), exact(name)["mean"]
 
     def check(values, expected):
         error = np.std(values, axis=0) / NUM_SAMPLES**0.5
@@ -187,37 +179,37 @@ def test_averages_over_draws_are_means_entropy_and_divergence(name):
 
     for values, expected in zip(result["statistics"], means, strict=True):
         check(values, expected)
-    check(-result["log q"], exact()[name]["entropy"])
-    check(result["log q"][:, 0] - result["log p"][:, 0], exact()[name]["kl"][0])
+    check(-result["log q"], exact(name)["entropy"])
+    check(result["log q"][:, 0] - result["log p"][:, 0], exact(name)["kl"][0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REPARAMETERISED)
 def test_the_derivative_of_a_draw_has_the_mean_of_the_derivative(name):
     """To five standard errors; the direction is that of ``exact``."""
-    for slopes, expected in zip(drawn()[name]["slopes"], exact()[name]["slope"], strict=True):
+    for slopes, expected in zip(drawn(name)["slopes"], exact(name)["slope"], strict=True):
         error = np.std(slopes, axis=0) / NUM_SAMPLES**0.5
         assert np.all(np.abs(np.mean(slopes, axis=0) - expected) < 5 * error + 1e-4)
 
 
 @each_family
 def test_product_and_quotient_undo_each_other(name):
-    q, p = naturals()[name]
+    q, p = pair_of(name)
     assert_trees_close(divide(multiply(q, p), p), q, 1e-5)
 
 
 def test_wrong_shapes_and_types_are_named():
-    natural = naturals()["NIW"][0]
+    natural = pair_of("NIW")[0]
     with pytest.raises(ValueError, match=r"\bb of NIWNatural has shape"):
         NIW.log_partition(natural._replace(b=np.ones(3)))
     with pytest.raises(TypeError, match="given a NIWMean where it takes a NIWNatural"):
-        NIW.log_partition(exact()["NIW"]["mean"])
+        NIW.log_partition(exact("NIW")["mean"])
 
 
 @each_family
 def test_nothing_that_is_not_finite_is_in_the_domain(name):
-    family, (q, _) = FAMILIES[name][0], naturals()[name]
-    assert exact()[name]["in_domain"].all()
+    family, (q, _) = FAMILIES[name][0], pair_of(name)
+    assert exact(name)["in_domain"].all()
     for position, leaf in enumerate(q):
         for bad in (np.nan, np.inf):
             spoilt = np.array(leaf)

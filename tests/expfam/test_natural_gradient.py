@@ -13,7 +13,7 @@ from numpyro_ext.expfam import (
     straight_through_kl,
     straight_through_mean,
 )
-from tests.expfam.families import FAMILIES, every_family, naturals, quick_jit
+from tests.expfam.families import FAMILIES, every_family, naturals, pair_of, quick_jit
 
 pytestmark = pytest.mark.x64
 
@@ -62,7 +62,7 @@ def gradients():
 @pytest.mark.parametrize("name", every_family)
 def test_the_gradient_of_a_conjugate_loss_is_minus_the_step_to_the_posterior(name, needs_x64):
     """q - p - s for KL(q || p) minus the product of statistics s and the mean."""
-    result, (q, p) = gradients()[name], naturals()[name]
+    result, (q, p) = gradients()[name], pair_of(name)
     value, gradient = result["loss"]
     np.testing.assert_allclose(value, result["plain loss"], rtol=1e-10)
     for g, a, b, s in zip(gradient, first(q), p, result["data"], strict=True):
@@ -86,7 +86,7 @@ def test_the_fisher_matrix_times_it_is_the_gradient(name, needs_x64):
 
 @pytest.mark.slow
 def test_the_divergence_is_exact_and_its_gradient_in_the_prior_ordinary(tol):
-    q, p = naturals()["Dirichlet"]
+    q, p = pair_of("Dirichlet")
     kl = lambda q, p: straight_through_kl(  # noqa: E731
         Dirichlet, q, p, straight_through_mean(Dirichlet, q)
     ).sum()

@@ -40,6 +40,7 @@ from numpyro_ext.guides import (
     AutoRealNVPNormal,
     AutoSemiImplicit,
     AutoSplineNormal,
+    AutoStructuredNormal,
 )
 from numpyro_ext.objectives import ImplicitELBO, SemiImplicitELBO
 from tests.guides.moved import moved
@@ -57,6 +58,7 @@ FLOWS = {
 GUIDES = FLOWS | {
     "mixture": partial(AutoMixtureNormal, num_components=2, init_spread=1e-3),
     "Markov": partial(AutoMarkov, init_from=None),  # the sites of two rows are its sequence
+    "structured": partial(AutoStructuredNormal, init_from=None),
     "Laplace GGN": AutoLaplaceGGN,
     "implicit": partial(AutoImplicit, hidden_dims=(8,), init_from=None),
     # These have no density of the latent vector alone; HVI starts at a normal if steps are short.

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import SVI, Predictive, Trace_ELBO, init_to_median
+from numpyro.infer import NUTS, SVI, Predictive, Trace_ELBO, init_to_median
 import optax
 import pytest
 
 from numpyro_ext._model import mode_search
+from numpyro_ext._model.modes import Mode, Modes
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.guides import (
     AutoAuxiliary,
@@ -25,6 +26,7 @@ from numpyro_ext.guides import (
     AutoRealNVPNormal,
     AutoSemiImplicit,
 )
+from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.objectives import SemiImplicitELBO
 from numpyro_ext.optim import find_modes
 from tests.two_modes import in_raw_units as two_modes
@@ -175,6 +177,13 @@ def test_traced_arguments_and_a_search_that_fails_warn_and_begin_as_usual(monkey
     with pytest.warns(InferenceWarning, match="search for a mode failed: no curvature"):
         begun(small(unequal))
 
+    def stop(*args, **kwargs):
+        raise NotImplementedError
+
+    monkeypatch.setattr(mode_search, "find_modes", stop)
+    with pytest.warns(InferenceWarning, match="failed: NotImplementedError. Give another init_loc"):
+        begun(small(unequal))
+
 
 @cache
 def modes():
@@ -204,3 +213,70 @@ def test_a_flow_says_that_there_is_another_mode():
     guide = small(two_modes)
     with pytest.warns(InferenceWarning, match=r"begins at the heaviest of several modes: .*0\.66"):
         begun(guide)
+
+
+RAW = np.random.default_rng(0).normal(size=(300, 12)) * np.geomspace(1, 3000, 12)
+RAW = (RAW + np.linspace(0, 9000, 12)).astype(np.float32)
+ETA = (RAW - RAW.mean(0)) @ (0.1 / RAW.std(0))
+RAW_COUNTS = jnp.asarray(np.random.default_rng(1).poisson(np.exp(1 + ETA)), float)
+
+
+def raw_columns(x, y):
+    """Of which no point within 2 of 0 has a finite density: exp of some ten thousand."""
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([12]).to_event(1))
+    a = numpyro.sample("a", dist.Normal(0, 500))
+    numpyro.sample("y", dist.Poisson(jnp.exp(a + x @ w)), obs=y)
+
+
+@cache
+def of_raw_columns():
+    """The mode by iterated weighted least squares in double precision."""
+    X, y = np.column_stack([RAW.astype(float), np.ones(300)]), np.asarray(RAW_COUNTS, float)
+    precision = np.diag([1.0] * 12 + [1 / 500**2])
+    unit = np.append(RAW.std(0), 1.0)
+    beta = np.append(0.1 / RAW.std(0), 1 - RAW.mean(0) @ (0.1 / RAW.std(0)))
+    for _ in range(50):
+        mu = np.exp(X @ beta)
+        H = X.T @ (mu[:, None] * X) + precision
+        g = X.T @ (y - mu) - precision @ beta
+        beta = beta + np.linalg.solve(H / np.outer(unit, unit), g / unit) / unit
+    return beta, np.linalg.cholesky(np.linalg.inv(H / np.outer(unit, unit))) / unit[:, None]
+
+
+@pytest.mark.slow
+def test_a_guide_that_is_given_a_start_asks_for_no_other():
+    center, factor = of_raw_columns()
+    modes = Modes((Mode(jnp.asarray(center), jnp.asarray(factor)),), (("w", (12,)), ("a", ())))
+    guide = small(raw_columns, init_from=modes)
+    svi, state = begun(guide, RAW, RAW_COUNTS)
+    np.testing.assert_allclose(svi.get_params(state)["auto_center"], center, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"density and gradient; give init_from=find_modes\(model"):
+        begun(small(raw_columns, init_from=None), RAW, RAW_COUNTS)
+
+
+@pytest.mark.slow
+def test_modes_are_a_strategy_of_numpyros_kernels():
+    center, factor = of_raw_columns()
+    modes = Modes((Mode(jnp.asarray(center), jnp.asarray(factor)),), (("w", (12,)), ("a", ())))
+    kernel = NUTS(raw_columns, init_strategy=modes)
+    state = kernel.init(random.key(0), 1, None, (RAW, RAW_COUNTS), {})
+    np.testing.assert_allclose(state.z["w"], center[:12], rtol=1e-5)
+    assert np.isfinite(state.potential_energy)
+    with pytest.raises(ValueError, match=r"init_strategy=find_modes\(model, \*args\)"):
+        SGHMC(raw_columns, 0.01).init(random.key(0), 0, None, (RAW, RAW_COUNTS), {})
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("key", range(8))
+def test_a_flow_is_right_on_raw_columns(key):
+    """Against the normal at the mode, and the shift of the mean intercept from it: the sum of the
+    rates is known, to which the variance 13 / sum y of their logarithms would add its half."""
+    center, factor = of_raw_columns()
+    guide = AutoRealNVPNormal(raw_columns)
+    svi = SVI(raw_columns, guide, optax.adam(1e-3), Trace_ELBO(8))
+    result = svi.run(random.key(key), 1000, RAW, RAW_COUNTS, progress_bar=False)
+    draws = np.asarray(guide.sample_latent(random.key(9), result.params, 4000), float)
+    xi = np.linalg.solve(factor, (draws - center).T)
+    shift = np.append(np.zeros(12), -0.5 * 13 / RAW_COUNTS.sum() ** 0.5)
+    np.testing.assert_allclose(xi.mean(1), shift, atol=0.1)
+    np.testing.assert_allclose(xi.std(1), 1, atol=0.1)

@@ -125,8 +125,9 @@ def test_forward_mode_differentiates_loops():
     kernel = SGLD(while_loop_model, 0.1, forward_mode_differentiation=True, temperature=0.0)
     state = kernel.init(random.key(0), 0, {"z": jnp.array(2.0)}, (), {})
     assert kernel.sample(state, (), {}).z["z"] == pytest.approx(1.8)
-    with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
-        start(while_loop_model)
+    kernel = SGLD(while_loop_model, 0.1, temperature=0.0)  # which finds that out by itself
+    state = kernel.init(random.key(0), 0, {"z": jnp.array(2.0)}, (), {})
+    assert kernel.sample(state, (), {}).z["z"] == pytest.approx(1.8)
 
 
 def test_potential_energy_is_that_of_the_draw():
@@ -186,6 +187,7 @@ def test_steps_per_sample_is_that_many_transitions():
     assert jnp.allclose(every.get_samples()["loc"][2::3], third.get_samples()["loc"], rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
 def test_too_large_a_step_is_reported():
     """SGLD diverges for eps h > 2: the draws stay finite and say so."""
     mcmc = run(SGLD(gaussian_mean, 1.0), gaussian_mean_data(), warmup=0, draws=60)

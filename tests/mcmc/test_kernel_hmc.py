@@ -175,6 +175,7 @@ A, B = np.ones(5), np.ones((5, 2))
         ({"score": Fit(), "training_samples": {"a": A}}, r"training_samples has \['a'\]"),
         ({"score": Fit(), "training_samples": {"a": A[:3], "b": B}}, "at site 'b'"),
         ({"score": Fit(), "training_samples": {"a": A, "b": A}}, "at site 'b'"),
+        ({"score": lambda z: z[:1]}, r"score returns shape \(1,\) for a vector of 3 numbers"),
     ],
 )
 def test_bad_score_or_samples(arguments, match):

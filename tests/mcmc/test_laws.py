@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.linalg import solve_discrete_lyapunov
 
-from numpyro_ext.mcmc.laws import choose_sghmc
+from numpyro_ext.mcmc.laws import choose_sghmc, choose_sgld, choose_sgnht
 
 NOISE = np.array([0.0, 3.0, 12.0])
 
@@ -35,3 +35,16 @@ def test_variance_and_temperature_of_sghmc_are_those_of_its_linear_map(law, fric
     cold, hot = (covariance(law, found.step_size, found.friction, s2) for s2 in (0.0, 12.0))
     assert found.variance_ratio == pytest.approx(hot[0, 0], rel=1e-6)
     assert found.kinetic_temperature == pytest.approx((cold[1, 1], hot[1, 1]), rel=1e-6)
+
+
+@pytest.mark.parametrize("stiffness", [1.0, 400.0])
+def test_steps_are_short_where_the_posterior_is_stiff(stiffness):
+    """At curvature h, SGLD takes a step of h eps and SGHMC one of h eps^2 in units in which both
+    are 1; 2 and 4 are unstable, and 1/2 and 1/4 are the largest that are chosen."""
+    quiet, scale = np.zeros(3), np.array([1.0, 3.0, 0.2])
+    for G in (1.0, scale):
+        step = choose_sgld(quiet, 1.9, G, stiffness=stiffness).step_size * np.max(G)
+        assert step * stiffness == pytest.approx(0.5)
+    for choose in (choose_sghmc, choose_sgnht):
+        step = choose(quiet, 1.9, stiffness=stiffness).step_size
+        assert step**2 * stiffness == pytest.approx(0.25)

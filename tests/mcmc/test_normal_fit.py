@@ -13,12 +13,13 @@ from scipy.stats import multivariate_normal
 
 from numpyro_ext._model.mode_search import advice
 from numpyro_ext._model.modes import Mode, of_kind
-from numpyro_ext._model.normal_fit import NormalMeasure, fit_normal
+from numpyro_ext._model.normal_fit import NormalMeasure, _slope, fit_normal
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.optim import find_modes
+from tests.scatter import KEYS, assert_errors_are_the_scatter
 
 QUARTIC = 0.3
 
@@ -57,6 +58,32 @@ def test_the_elbo_and_its_slope_are_those_of_the_divergence_of_two_normals():
         assert abs(found.slope - slope) < 4 * found.slope_error < 2
     exact = shape_of(model, [0.0, 0.0], np.eye(2))
     assert abs(exact.elbo) < 1e-5 and exact.slope < 1e-3 and exact.departure < 1e-6
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_the_slope_is_without_bias_and_its_error_is_its_scatter(dense):
+    """With b = v + M xi the natural gradient is v for the mean and the symmetric part of M."""
+    rng, v = np.random.default_rng(0), np.array([1.0, -0.5, 0.3])
+    M = np.array([[0.8, 0.9, 0.0], [-0.2, -0.6, 0.4], [0.3, 0.0, 0.5]]) * (
+        1 if dense else np.eye(3)
+    )
+    expected = v @ v + np.sum(((M + M.T) / 2) ** 2) / 2
+    xi = rng.normal(size=(KEYS, 64, 3))
+    lengths, errors = np.transpose([_slope(x, v + x @ M.T, dense) for x in xi])
+    assert abs(np.mean(lengths**2) - expected) < 4 * np.std(lengths**2) / KEYS**0.5
+    assert_errors_are_the_scatter(lengths, errors)
+
+
+def test_the_error_of_the_elbo_is_its_scatter():
+    potential = Potential(quartic, read_model(quartic, (), {}), {}, (), {})
+    measure, fit = NormalMeasure(random.key(0), potential), Mode(jnp.array([0.4]), jnp.eye(1))
+    measured = []
+    for key in random.split(random.key(1), KEYS):
+        measure.rng_key = key
+        measured.append(measure(fit))
+    elbos, errors = zip(*((x.elbo, x.elbo_error) for x in measured), strict=True)
+    # The error is itself known from 64 draws with a tail.
+    assert_errors_are_the_scatter(elbos, errors, within=0.35)
 
 
 def test_the_fit_of_a_normal_posterior_is_exact():

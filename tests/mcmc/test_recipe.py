@@ -67,6 +67,8 @@ def skew(x):
     [
         ({"diffusion": lambda x: jnp.eye(2) + skew(x)}, "diffusion is not positive semidefinite"),
         ({"diffusion": jnp.ones_like, "curl": lambda x: jnp.eye(2)}, "curl is not skew-symmetric"),
+        ({"diffusion": lambda x: jnp.ones(1)}, r"diffusion returns shape \(1,\)"),
+        ({"diffusion": jnp.ones_like, "correction": jnp.sum}, r"correction returns shape \(\)"),
     ],
 )
 def test_bad_fields_at_the_initial_point(arguments, match):

@@ -12,7 +12,7 @@ import pytest
 from scipy.linalg import solve_discrete_lyapunov
 
 from numpyro_ext.mcmc import SGRLD
-from numpyro_ext.mcmc.geometry import recipe_correction
+from numpyro_ext.mcmc.geometry import ExpandedMean, recipe_correction
 from tests.mcmc.laws import average, normal, start, step_at
 from tests.mcmc.models import NoisyGradient
 
@@ -27,6 +27,7 @@ def correlated():
     )
 
 
+@pytest.mark.filterwarnings("ignore:the mean of .* times what it should be")
 @pytest.mark.slow
 def test_constant_dense_metric_has_the_exact_covariance():
     """``S = M S M' + 2 eps T A + eps^2 s2 A A`` with ``M = I - eps A H``."""
@@ -97,10 +98,34 @@ def test_metric_that_turns_indefinite_is_a_divergence():
     assert state.z["z"].tolist() == [0.5, 2.0]
 
 
+@pytest.mark.parametrize("step_size", [0.1, None])
 @pytest.mark.parametrize(
     "metric",
     [lambda z: jnp.array([[1.0, 2.0], [2.0, 1.0]]), lambda z: jnp.array([1.0, -1.0])],
 )
-def test_metric_that_is_not_positive_is_a_divergence(metric):
-    state, step = start(SGRLD(normal([1.0, 1.0]), 0.1, metric=metric), z=[0.5, 0.5])
-    assert step(state).diverging
+def test_metric_that_is_not_positive_is_refused(metric, step_size):
+    """Every transition would be refused, and the chain would stay where it began."""
+    kernel = SGRLD(normal([1.0, 1.0]), step_size, metric=metric)
+    with pytest.raises(ValueError, match="metric is not positive definite at the initial point"):
+        kernel.init(random.key(0), 0, None, (), {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"metric": lambda z: jnp.array([[2.0, 1.0], [0.0, 2.0]])}, "metric is not posit"),
+        ({"metric": lambda z: jnp.ones(1)}, r"metric returns shape \(1,\) for a vector of 2"),
+        (
+            {"metric": jnp.ones_like, "correction": lambda z: jnp.zeros(1)},
+            r"correction returns shape \(1,\) for a vector of 2 numbers; it must be \(2,\)",
+        ),
+    ],
+)
+def test_functions_of_another_shape_are_refused(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        SGRLD(normal([1.0, 1.0]), 0.1, **arguments).init(random.key(0), 0, None, (), {})
+
+
+def test_correction_of_an_expanded_mean_is_refused():
+    with pytest.raises(ValueError, match="correction is given with an ExpandedMean metric"):
+        SGRLD(normal([1.0, 1.0]), 0.1, metric=ExpandedMean(), correction=jnp.zeros_like)

@@ -57,3 +57,25 @@ def test_a_chain_that_diverges_in_warmup_halves_its_step():
     assert float(state.step_size) == pytest.approx(float(state.step_scale))
     assert not np.any(mcmc.get_extra_fields()["diverging"])
     assert mcmc.get_samples()["mu"].mean() == pytest.approx(5.0, abs=0.3)
+
+
+def test_a_chain_goes_back_to_its_best_state_in_warmup_alone():
+    """After warmup a divergence stays where it is, or draws would gather at the best state."""
+
+    def model(broken):
+        z = numpyro.sample("z", dist.Normal(0, 1).expand([1]).to_event(1))
+        numpyro.factor("broken", jnp.where(broken, jnp.nan, 0.0) * z[0])
+
+    kernel, good, bad = SGLD(model, 0.1), jnp.array(False), jnp.array(True)
+    first = kernel.init(random.key(0), 10, None, (good,), {})
+    best = jnp.asarray(100.0), jnp.array([7.0])
+
+    @jax.jit
+    def step(i, broken):
+        state = first._replace(i=jnp.asarray(i), best=best)
+        return kernel.sample(state, (broken,), {})
+
+    in_warmup, after = step(9, bad), step(10, bad)
+    assert in_warmup.z["z"] == best[1] and in_warmup.step_scale == 0.5
+    assert after.z["z"] == first.z["z"] and after.step_scale == 1.0
+    assert step(9, good).best[1] == first.z["z"] and step(10, good).best[1] == best[1]

@@ -87,7 +87,7 @@ def test_split_adds_up_to_the_log_joint(tol):
         with numpyro.handlers.scale(scale=0.3):
             mixed_model(x, batch)
 
-    draws = draws_of(BBAlphaELBO(), {"c": 0.4}, model, mixed_guide, X_LOCAL, 2)
+    draws = draws_of(BBAlphaELBO(0.0), {"c": 0.4}, model, mixed_guide, X_LOCAL, 2)
     particle = draws.particle(draws.keys[0])
     assert draws.layout.plates == ("data",)
     assert (draws.layout.shape, draws.layout.size, draws.layout.scale) == ((2,), 6, 3.0)
@@ -133,6 +133,26 @@ def test_plates_at_other_dimensions_in_the_guide():
     np.testing.assert_allclose(
         particle.log_q_local, log_q + dist.Normal().log_prob(noise), rtol=1e-5
     )
+
+
+def test_units_are_the_same_where_the_guide_has_the_plates_in_another_order():
+    def model():
+        with numpyro.plate("row", 2, dim=-2), numpyro.plate("column", 3, dim=-1):
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+            numpyro.sample("x", dist.Normal(z, 1.0), obs=jnp.ones((2, 3)))
+
+    def guide():
+        with numpyro.plate("row", 2, dim=-1), numpyro.plate("column", 3, dim=-2):
+            noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+        with numpyro.plate("row", 2, dim=-2), numpyro.plate("column", 3, dim=-1):
+            numpyro.sample("z", dist.Normal(noise.T, 0.5))
+
+    draws = draws_of(VRELBO(0.5, 4), {}, model, guide)
+    particle = draws.particle(draws.keys[0])
+    z, noise = particle.values["z"], particle.values["noise"]
+    assert (z.shape, noise.shape, draws.layout.shape) == ((2, 3), (3, 2), (2, 3))
+    log_q = dist.Normal().log_prob(noise).T + dist.Normal(noise.T, 0.5).log_prob(z)
+    np.testing.assert_allclose(particle.log_q_local, log_q, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -378,3 +398,31 @@ def test_a_guide_that_does_not_cover_the_model_and_data_with_nan():
         assert_refuses("'scale' .*missing in the guide", loss, {}, model, empty, x)
         assert_refuses("'scale' has the support Positive", loss, {}, model, real, x)
         assert_refuses("'x' have 1 NaN", loss, {}, model, guide, x.at[0].set(jnp.nan))
+
+
+@pytest.mark.parametrize("loss", [VRELBO(1.0), BBAlphaELBO(0.5)])
+def test_a_count_without_a_density_is_named_before_the_first_step_that_is_compiled(loss):
+    """One of 200, which 9 of 10 minibatches do not have."""
+
+    def model(y):
+        rate = numpyro.sample("rate", dist.Gamma(2.0, 2.0))
+        with numpyro.plate("rows", len(y), subsample_size=20) as i:
+            numpyro.sample("y", dist.Poisson(rate), obs=y[i])
+
+    def guide(y):
+        numpyro.sample("rate", dist.LogNormal(numpyro.param("m", 0.0), 0.1))
+
+    y = jnp.ones(200).at[77].set(-1.0)
+    svi = SVI(model, guide, optax.adam(0.01), loss)
+    state = svi.init(random.key(0), y)
+    with pytest.raises(ValueError, match="'y' has no density at 1 of its 200 values, such as -1"):
+        jax.jit(lambda state: svi.update(state, y))(state)
+
+
+def test_what_is_wrong_with_minibatches_depends_on_the_order():
+    plates = {"rows": (1000, 10)}
+    problem = VRELBO(0.5).noise_problem(plates)
+    assert "10 of 1000 rows of the plate 'rows'" in problem and "proxy=taylor_proxy" in problem
+    assert VRELBO(0.5).noise_problem({}) is None
+    assert VRELBO(1.0).noise_problem(plates) is None
+    assert BBAlphaELBO(0.5).noise_problem(plates) is None

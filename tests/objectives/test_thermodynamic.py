@@ -54,3 +54,16 @@ def test_covariance_needs_an_inverse():
 
 def assert_refuses_nothing(loss, model, guide, *args):
     jax.eval_shape(lambda key: loss.loss(key, NONE, model, guide, *args), random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"betas": [[0.0, 1.0]]}, "must increase from 0 to 1"),
+        ({"betas": []}, "must increase from 0 to 1"),
+        ({"beta_min": 0.0}, "beta_min is 0.0; it must be a positive"),
+    ],
+)
+def test_bad_paths(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        ThermodynamicELBO(**arguments)

@@ -37,10 +37,10 @@ PARAMS = {"logits": np.array([0.3, -0.4, 0.1]), "theta": np.array(0.8)}
 
 
 def expected_bound(params, alpha, z, scale):
-    """Over the combinations ``z`` of the particles' states."""
+    """Over the combinations ``z`` of the particles' states, of ``scale`` copies of the whole."""
     log_q = log_softmax(params["logits"])
-    lw = log_normal(X, MEANS, params["theta"]) + scale * (log_softmax(PRIOR) - log_q)
-    return np.sum(np.exp(log_q[z].sum(1)) * renyi(lw[z], alpha))
+    lw = log_normal(X, MEANS, params["theta"]) + log_softmax(PRIOR) - log_q
+    return scale * np.sum(np.exp(log_q[z].sum(1)) * renyi(lw[z], alpha))
 
 
 def assert_is_minus(grads, expected, tol):
@@ -70,7 +70,7 @@ def test_unbiased_over_every_draw(make, num_particles, alphas, scale, tol):
         theta = numpyro.param("theta", 0.8)
         with handlers.scale(scale=scale):
             z = numpyro.sample("z", dist.Categorical(logits=jnp.asarray(PRIOR, float)))
-        numpyro.sample("x", dist.Normal(jnp.asarray(MEANS, float)[z], theta), obs=X)
+            numpyro.sample("x", dist.Normal(jnp.asarray(MEANS, float)[z], theta), obs=X)
 
     def guide():
         with handlers.scale(scale=scale):

@@ -8,6 +8,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer.autoguide import AutoMultivariateNormal
 import pytest
+from scipy import stats
 
 from numpyro_ext._model.operations import is_part_of
 from numpyro_ext.objectives import VIMCO, ReweightedWakeSleep, WakeSleep
@@ -220,3 +221,51 @@ def test_programs_without_dreams_are_refused(model, guide, args, sentence):
     loss = WakeSleep(2)
     pattern = f"WakeSleep: .*{sentence}.*; use ReweightedWakeSleep"
     assert_refuses(pattern, loss, {"m": 0.5}, model, guide, *args)
+
+
+SIZE, BATCH, SAME = 12, 3, 0.7
+
+
+def labelled(x, batch):
+    with numpyro.plate("rows", SIZE, subsample_size=batch) as i:
+        k = numpyro.sample("k", dist.Bernoulli(0.3))
+        numpyro.sample("x", dist.Normal(1.5 * k, 1.0), obs=x[i])
+
+
+def labels(x, batch):
+    logit = numpyro.param("logit", 0.4)
+    with numpyro.plate("rows", SIZE, subsample_size=batch) as i:
+        numpyro.sample("k", dist.Bernoulli(logits=logit + 0.0 * x[i]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "loss",
+    [
+        VIMCO(1.0, 3),
+        VIMCO(0.0, 3),
+        ReweightedWakeSleep(3),
+        ReweightedWakeSleep(3, guide_update="both"),
+        WakeSleep(3),
+    ],
+)
+def test_the_gradient_of_a_minibatch_is_that_of_all_rows(loss):
+    """NumPyro's TraceGraph_ELBO has N / B times that. All rows are the same, and the gradients of
+    8,000 draws each are compared by their standard errors."""
+    x = jnp.full(SIZE, SAME)
+
+    def gradients(batch):
+        def one(key):
+            grad = jax.grad(lambda p: loss.loss(key, {"logit": p}, labelled, labels, x, batch))
+            return grad(0.4)
+
+        grads = jax.jit(jax.vmap(one))(random.split(random.key(batch), 8000))
+        return float(grads.mean()), float(grads.std()) / 8000**0.5
+
+    (small, error_small), (whole, error) = gradients(BATCH), gradients(SIZE)
+    assert abs(small - whole) < 4 * (error_small**2 + error**2) ** 0.5 < 0.25 * abs(whole)
+    if isinstance(loss, VIMCO) and loss.alpha == 1:
+        q = jax.nn.sigmoid(0.4)
+        log_p = np.log([0.7, 0.3]) + stats.norm([0.0, 1.5]).logpdf(SAME)
+        exact = -SIZE * q * (1 - q) * (log_p[1] - log_p[0] - 0.4)
+        assert abs(small - exact) < 4 * error_small

@@ -96,7 +96,7 @@ def free(name, shape=()):
 
 def test_few_particles_are_a_warning():
     with pytest.warns(InferenceWarning, match=r"3 particles for 2 latent dimensions.*give 4"):
-        ParVI(model, init_from=None).init(random.split(random.key(0), 3), 1)
+        ParVI(model, SVGD(), init_from=None).init(random.split(random.key(0), 3), 1)
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_pickling_keeps_the_samples_and_an_optimiser_that_pickle_can_store():
     )
     saved = pickle.loads(pickle.dumps(mcmc))
     np.testing.assert_array_equal(saved.get_samples()["scale"], mcmc.get_samples()["scale"])
-    assert pickle.loads(pickle.dumps(ParVI(model, init_from=None))).optim is None
+    assert pickle.loads(pickle.dumps(ParVI(model, SVGD(), init_from=None))).optim is None
 
 
 def far():
@@ -158,7 +158,7 @@ def test_init_params_need_no_other_start_and_gradients_are_in_the_order_of_the_m
             r"SVGD.*use Blob\(\), GFSD\(\) or GFSF\(\)",
         ),
         (
-            lambda: ensemble(ParVI(model, init_from=None), num_warmup=0),
+            lambda: ensemble(ParVI(model, SVGD(), init_from=None), num_warmup=0),
             ValueError,
             "num_warmup is 0.*num_samples=1, or give optim",
         ),

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext.particles import SVGD, AutoParticles, ParVI, SteinNewton
+from numpyro_ext.particles import SVGD, AutoParticles, ParVI, RegularizedSVGD, SteinNewton
 from numpyro_ext.particles.base import find_lost
 from numpyro_ext.scores import RBF
 
@@ -58,8 +58,14 @@ def test_a_step_is_that_of_the_others(field):
 
 
 @pytest.mark.slow
-def test_the_ensemble_goes_on_without_it():
-    kernel = ParVI(model, init_from=None)
+@pytest.mark.parametrize(
+    ("field", "off"),
+    # Four standard errors of the mean of 29 draws.
+    [(RegularizedSVGD(), 0.1), (None, 0.75)],
+    ids=["field", "draws"],
+)
+def test_the_ensemble_goes_on_without_it(field, off):
+    kernel = ParVI(model, field, init_from=None)
     x = start(30)[:, 0]
     fine = {"z": x.at[-1].set(19.9)}
     state = kernel.init(random.split(random.key(0), 30), 200, fine, (4,), {})
@@ -69,7 +75,7 @@ def test_the_ensemble_goes_on_without_it():
         state = jax.block_until_ready(run(state))
     x = state.z["z"]
     assert state.diverging.tolist() == 29 * [False] + [True] and x[-1] == 50.0
-    assert abs(x[:-1].mean()) < 0.1 and abs(x[:-1].std() - 1.0) < 0.1
+    assert abs(x[:-1].mean()) < off and abs(x[:-1].std() - 1.0) < off
 
 
 @pytest.mark.slow

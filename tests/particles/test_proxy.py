@@ -6,10 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.infer import MCMC
 import pytest
 
 from numpyro_ext.objectives import taylor_proxy
-from numpyro_ext.particles import AutoParticles, RegularizedSVGD
+from numpyro_ext.particles import AutoParticles, EnsembleLangevin, ParVI, RegularizedSVGD
 
 N = 60
 X = np.stack([np.ones(N), 3 * np.sin(np.arange(N))], 1)
@@ -51,3 +52,24 @@ def test_the_step_of_a_minibatch_is_that_of_all_rows(proxy, tol):
     scale = jnp.abs(of_all).max()
     np.testing.assert_allclose(grad, of_all, atol=float(scale) * tol(1e-4, 1e-9))
     assert jnp.abs(noisy - of_all).max() > 0.05 * scale
+
+
+@pytest.mark.slow
+@pytest.mark.x64
+def test_draws_on_minibatches_are_those_of_all_rows(proxy, tol):
+    def drawn(dynamics, **batch):
+        mcmc = MCMC(
+            ParVI(linear, optim=dynamics, init_from=proxy),
+            num_warmup=5,
+            num_samples=1,
+            num_chains=6,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        mcmc.run(random.key(0), X, Y, **batch)
+        return mcmc.get_samples()["w"]
+
+    of_all = drawn(EnsembleLangevin())
+    size = float(jnp.std(of_all))
+    w = drawn(EnsembleLangevin(proxy=proxy), batch=7)
+    np.testing.assert_allclose(w, of_all, atol=size * tol(1e-3, 1e-9))

@@ -94,6 +94,10 @@ def test_missing_entries_are_refused():
     for call in (partial(traced, guide), partial(guide.local_posterior, params_of("mixture"))):
         with pytest.raises(ValueError, match="the data of the guide have NaN"):
             call(hole)
+    with pytest.raises(
+        ValueError, match=r"first positional argument .* the keywords \['y'\] alone"
+    ):
+        guide(y=Y)
 
 
 def test_arguments_that_do_not_fit_are_refused():

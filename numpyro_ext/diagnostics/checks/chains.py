@@ -7,15 +7,24 @@ import numpy as np
 
 from numpyro_ext._model.modes import of_kind
 from numpyro_ext._model.read import coordinate_name, slices_of
-from numpyro_ext.diagnostics._fit import Numbers, flatten
+from numpyro_ext.diagnostics._fit import Numbers, chains_of, flatten
 from numpyro_ext.diagnostics.checks.modes import draws_at_modes
 from numpyro_ext.diagnostics.context import FitContext, cached
-from numpyro_ext.diagnostics.limits import DIVERGING, ESS, ESS_EACH, RHAT, TEMPERATURE
+from numpyro_ext.diagnostics.limits import (
+    DIVERGING,
+    ESS,
+    ESS_EACH,
+    RHAT,
+    RHAT_OF_ENSEMBLE,
+    SHORTENED,
+    TEMPERATURE,
+)
 from numpyro_ext.diagnostics.table import Row, equally_spaced, judged, shown
 
 AGREEMENT = "largest R-hat"
 _NUMBERS = 1000
 """The largest number of coordinates, equally spaced, that are looked at."""
+_FEWEST_TIMES = 4
 _LONGEST = 10.0
 """Times as long: from here on another start is the better advice than a longer run."""
 
@@ -42,13 +51,29 @@ def agreement(context: FitContext) -> list[Row]:
     """The lines of R-hat and effective sample size of chains, or of R-hat of several restarts."""
     if context.kind == "guide":
         return _restarts(context) if len(context.fit.params) > 1 else []
+    if context.kind == "particles" and not context.is_ensemble:
+        return []
+    if are_at_modes(context):
+        return []
     compared = compare_chains(context)
-    return [] if are_at_modes(context) else [_rhat(compared), _ess(compared)]
+    if context.is_ensemble:
+        return rows_of_ensemble(compared)
+    return [_rhat(compared, RHAT), _ess(compared, min(ESS, ESS_EACH * compared.chains))]
+
+
+def rows_of_ensemble(compared: "Agreement") -> list[Row]:
+    """The lines of the chains of an ensemble; none of a few times, which are draws already."""
+    if compared.draws < _FEWEST_TIMES:
+        return []
+    # At each time there are as many independent draws as chains.
+    return [_rhat(compared, RHAT_OF_ENSEMBLE), _ess(compared, min(ESS, compared.chains))]
 
 
 @cached
 def compare_chains(context: FitContext) -> "Agreement":
     """All numbers of chains, or of restarts."""
+    if context.is_ensemble:
+        return Agreement(chains_of(context.fit), independent=True)
     return Agreement(context.draws)
 
 
@@ -61,9 +86,10 @@ def are_at_modes(context: FitContext) -> bool:
 
 
 class Agreement:
-    """R-hat and effective sample sizes of draws ``{site: (chain, draw, *site)}``, by ArviZ."""
+    """R-hat and effective sample sizes of draws ``{site: (chain, draw, *site)}``, by ArviZ, but for
+    the sizes of ``independent`` stationary chains: these follow from the spread of their means."""
 
-    def __init__(self, draws: Numbers) -> None:
+    def __init__(self, draws: Numbers, *, independent: bool = False) -> None:
         from arviz_stats.base.array import array_stats
 
         places = slices_of(tuple((name, x.shape[2:]) for name, x in draws.items()))
@@ -83,7 +109,10 @@ class Agreement:
             halves = np.concatenate([x[:, :half], x[:, half : 2 * half]])
         with np.errstate(divide="ignore", invalid="ignore"):
             self.rhat = np.asarray(array_stats.rhat(halves, chain_axis=0, draw_axis=1))
-            self.ess = np.asarray(array_stats.ess(x, chain_axis=0, draw_axis=1))
+            if independent:  # of many short chains, ArviZ's is a number that they do not change
+                self.ess = self.chains * np.var(x, (0, 1)) / np.var(x.mean(1), 0, ddof=1)
+            else:
+                self.ess = np.asarray(array_stats.ess(x, chain_axis=0, draw_axis=1))
 
     def worst_rhat(self) -> tuple[float, str]:
         """The largest R-hat and its number; NaN if there is none."""
@@ -93,25 +122,24 @@ class Agreement:
         return float(self.rhat[k]), self.names[k]
 
 
-def _rhat(compared: Agreement) -> Row:
+def _rhat(compared: Agreement, limit: float) -> Row:
     value, name = compared.worst_rhat()
     what = "chains" if compared.chains > 1 else "halves of the chain"
     if math.isnan(value):
         wrong = f"it needs 4 finite draws of each of the {what}; draw more."
     else:
         # The excess of R-hat squared falls as one over the length.
-        longer = (value**2 - 1) / (RHAT**2 - 1)
+        longer = (value**2 - 1) / (limit**2 - 1)
         wrong = f"the {what} differ, most of all in {name}; {_run_longer(longer)}."
     right = f"the {what} agree."
-    return judged(AGREEMENT, value, f"{RHAT}", value <= RHAT, right, wrong)
+    return judged(AGREEMENT, value, f"{limit}", value <= limit, right, wrong)
 
 
-def _ess(compared: Agreement) -> Row:
+def _ess(compared: Agreement, limit: int) -> Row:
     ess, name = math.nan, "all sites"
     if not np.all(np.isnan(compared.ess)):
         k = int(np.nanargmin(compared.ess))
         ess, name = float(compared.ess[k]), compared.names[k]
-    limit = min(ESS, ESS_EACH * compared.chains)
     longer = limit / ess if ess > 0 else math.inf
     wrong = f"{name} has too few independent draws; {_run_longer(longer)}."
     right = "there are enough independent draws."
@@ -225,3 +253,18 @@ def problems_of_chains(context: FitContext) -> list[str]:
         # Several modes are no problem where each has its share of the draws.
         sentences = [x for x in sentences if x not in of_kind(sentences, "several modes")]
     return sentences
+
+
+def problems_of_ensemble(context: FitContext) -> list[str]:
+    """A sentence if many gradients were too long for the step of an ensemble."""
+    state = context.obj.last_state.optim_state if context.is_ensemble else None
+    if state is None or not (num_steps := int(np.max(state.num_steps))):
+        return []
+    share = float(np.mean(state.shortened)) / num_steps
+    if share <= SHORTENED:
+        return []
+    return [
+        f"{share:.0%} of the gradients were too long for the step and were shortened, so the"
+        " particles see too little of the places where the posterior is narrow; reparametrise the"
+        " model (find_centering), or give EnsembleLangevin a smaller step_size."
+    ]

@@ -2,10 +2,24 @@
 
 from typing import Any
 
+import jax
+from jax import random
+import jax.numpy as jnp
 import numpy as np
+from numpyro.infer.autoguide import AutoGuide
 
+from numpyro_ext._model.exact import (
+    imprecise,
+    least_concentrations,
+    lost_gradients,
+    may_be_imprecise,
+    numbers_of,
+)
+from numpyro_ext._model.operations import jit_on_data
 from numpyro_ext._model.read import Site, is_delta
+from numpyro_ext._typing import Sites
 from numpyro_ext.diagnostics._density import coordinates
+from numpyro_ext.diagnostics._evaluate import guide_trace_of, model_trace_of
 from numpyro_ext.diagnostics.comparison import least_spread, mean_and_sd
 from numpyro_ext.diagnostics.context import FitContext, cached
 from numpyro_ext.diagnostics.table import Row
@@ -58,12 +72,37 @@ def varying(context: FitContext) -> list[Row]:
     return [Row(STILL, len(still), None, "0", False, verdict, of_draws=True)] if still else []
 
 
+def imprecise_sites(context: FitContext) -> list[str]:
+    """Sentences on sites of the model whose log density is wrong in single precision at one of
+    three draws, and on sites of the guide whose draws have lost their gradient."""
+    fit, params = context.fit, context.fit.params[0]
+    key_guide, key_model = random.split(random.fold_in(context.rng_key, 2))
+    trace, sentences = context.proto.trace, []
+    if may_be_imprecise(trace):
+
+        def numbers(draw: Sites) -> dict[str, Any]:
+            return numbers_of(model_trace_of(fit, params, draw, key_model))
+
+        draws = {name: x for name, x in context.first.items() if name in context.proto.latents}
+        size, run = len(next(iter(draws.values()))), jit_on_data(numbers)
+        for i in {0, size // 2, size - 1}:
+            draw = {name: jnp.asarray(x[i]) for name, x in draws.items()}
+            sentences = sentences or imprecise(trace, jax.device_get(run(draw)))
+    if context.kind == "guide" and not isinstance(fit.guide, AutoGuide):
+        least = jax.jit(lambda: least_concentrations(guide_trace_of(fit, params, key_guide)))
+        sentences = sentences + lost_gradients(jax.device_get(least()))
+    return sentences
+
+
 def enough_particles(context: FitContext) -> list[Row]:
     """The line of too few particles; none if they are enough."""
     m, d = next(iter(context.draws.values())).shape[1], context.info.size
-    if m >= 2 * d:
+    if m >= 2 * d or context.is_ensemble:
         return []
-    verdict = f"{d} dimensions need twice as many particles at least; take more particles."
+    verdict = (
+        f"along a field {d} dimensions need twice as many particles at least; take more particles,"
+        " or ParVI(model) without a field."
+    )
     return [Row("number of particles", m, None, f"{2 * d}", False, verdict)]
 
 

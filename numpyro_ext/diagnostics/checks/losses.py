@@ -1,11 +1,18 @@
 """Whether the fit of a guide has come to rest: its losses, an engine, or local inference."""
 
 from collections.abc import Sequence
+from inspect import signature
 import math
 from typing import Any
 
 from jax import random
 import numpy as np
+from numpyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoGuide,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 
 from numpyro_ext.diagnostics._fit import restarts_of
 from numpyro_ext.diagnostics.comparison import SD
@@ -27,7 +34,7 @@ def losses(context: FitContext, others: Sequence[Row]) -> list[Row]:
     if hasattr(context.obj, "convergence"):
         rows = convergence_rows(context.obj, restarts_of(context.result))
         return [row for row in rows if row.ok or row.quantity != RESIDUAL or not is_right]
-    row = loss_row(losses_of(context))
+    row = loss_row(losses_of(context), nearer(context.obj.guide))
     return [] if row is None or (row.ok is False and is_right and row.error) else [row]
 
 
@@ -37,7 +44,7 @@ def losses_of(context: FitContext) -> list[np.ndarray]:
     return [losses for losses in every if losses.ndim == 1 and len(losses) > 1]
 
 
-def loss_row(losses: list[np.ndarray]) -> Row | None:
+def loss_row(losses: list[np.ndarray], start: str = "find_modes(model, *args)") -> Row | None:
     """The last fifth of the losses against the fifth before, of the restart that differs most."""
     name, limit = "change of the loss", f"{FALL} or 3 errors"
     changes = []
@@ -64,16 +71,29 @@ def loss_row(losses: list[np.ndarray]) -> Row | None:
     right = "the last fifth of the losses is as high as the fifth before it."
     wrong = "the loss rose in the last fifth of the steps; take a smaller learning rate."
     if change < 0:
-        longer = _run_longer(-change, -before, fifth)
+        longer = _run_longer(-change, -before, fifth, start)
         wrong = f"the loss still fell in the last fifth of the steps; {longer}."
     ok = abs(change) <= max(FALL, 3 * error)
     return judged(name, change, limit, ok, right, wrong, error)
 
 
-def _run_longer(fall: float, before: float, fifth: int) -> str:
+def nearer(guide: Any) -> str:
+    """How this guide begins nearer to the posterior."""
+    if hasattr(guide, "init_from"):
+        return "init_from=find_modes(model, *args)"
+    if isinstance(guide, AutoMultivariateNormal | AutoDiagonalNormal | AutoNormal):
+        return (
+            "svi.run(..., init_params=find_modes(model, *args).whitening.init_params(guide, *args))"
+        )
+    if isinstance(guide, AutoGuide) and "init_loc_fn" in signature(type(guide)).parameters:
+        return "init_loc_fn=init_to_median()"
+    return "svi.run(..., init_params=) of an earlier fit"
+
+
+def _run_longer(fall: float, before: float, fifth: int, start: str) -> str:
     """How many more steps a loss takes whose fall shrinks by one factor in every fifth."""
     if fall > _FAR:
-        return "begin nearer to the posterior: init_from=find_modes(model, *args)"
+        return f"begin nearer to the posterior: {start}"
     shrinks = fall / before if before > fall else 1.0
     fifths = math.log(fall / FALL) / -math.log(shrinks) if shrinks < 0.9 else 5.0
     steps = fifth * max(1, math.ceil(min(fifths, 5.0)))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import init_to_sample, init_to_uniform
 
+from numpyro_ext._model.circles import with_circles
 from numpyro_ext._model.mode_search import search_modes
 from numpyro_ext._model.modes import Mode, Modes, of_kind
 from numpyro_ext._model.potential import Potential
@@ -35,13 +36,16 @@ class AtModes(NamedTuple):
     places: list[str]
     """What each mode is called."""
 
+    @property
+    def all_visited(self) -> bool:
+        """True if each mode of a mass that counts has a draw."""
+        heavy = [k for k, mode in enumerate(self.modes) if mode.share > SHARES**2]
+        return bool(np.isin(heavy, self.which).all())
+
 
 def place_in(modes: list[Mode]) -> Callable[[Array], tuple[Array, Array]]:
     """The mode at which a point most likely is, and the square of its distance from there."""
-    volumes = [
-        jnp.log(jnp.abs(m.factor if m.factor.ndim == 1 else jnp.diag(m.factor))).sum()
-        for m in modes
-    ]
+    volumes = [mode.whitening.log_volume for mode in modes]
 
     def place(x: Array) -> tuple[Array, Array]:
         away = jnp.stack([jnp.sum(mode.whitening.to_xi(x) ** 2) for mode in modes])
@@ -68,7 +72,7 @@ def draws_at_modes(context: FitContext) -> AtModes | None:
 def searched(context: FitContext) -> AtModes | None:
     """The same of a cheap search, for a guide whose start has not looked for modes."""
     info, fit = context.info, context.fit
-    is_dear = info.size > MOST_LATENTS or (context.gradient_cost or 0.0) > MOST_COST
+    is_dear = info.size > MOST_LATENTS or context.gradient_cost > MOST_COST
     if is_dear or getattr(context.obj.guide, "start_modes", None) is not None:
         return None
     potential, modes = potential_of(fit, info, fit.params[0]), None
@@ -95,7 +99,8 @@ def compare_with(context: FitContext, modes: Any) -> AtModes | None:
         kept = context.sampling
     draws = {name: context.draws[name] for name in context.info.latents}
     x = {name: jnp.asarray(y.reshape(-1, *y.shape[2:])) for name, y in draws.items()}
-    target = potential_of(context.fit, context.info, context.fit.params[0])
+    info = with_circles(context.info, modes.circles)
+    target = potential_of(context.fit, info, context.fit.params[0])
     points = jax.jit(lambda x: flat_draws(target, x, context.block))(x)
     place = jax.jit(jax.vmap(place_in(list(modes.modes))))
     which, away = (np.asarray(y).reshape(kept.shape) for y in place(points))
@@ -119,6 +124,16 @@ def _places(target: Potential, modes: tuple[Mode, ...]) -> list[str]:
     return [f"{name} = {value[j]:.3g}" for value in values]
 
 
+def _off(q: np.ndarray, p: np.ndarray) -> float:
+    r"""The root of the sum of (q - p)^2 / p over modes with the shares q of the draws and the mass
+    p, up to a factor. Where a share f = 1 - sum(q) of the draws is elsewhere, so is a mass e that
+    is not known, and :math:`\sum_k q_k^2 / ((1 - e) p_k) + f^2 / e - 1` is least, over all e, at
+    :math:`(\sqrt{\sum_k q_k^2 / p_k} + f)^2 - 1`."""
+    there = p > 0
+    ratio = np.sqrt(np.sum(q[there] ** 2 / p[there]) * p.sum()) + 1 - q.sum()
+    return float(np.sqrt(max(ratio**2 - 1, 0.0)))
+
+
 def _row(
     context: FitContext, modes: list[Mode], which: np.ndarray, away: np.ndarray, places: list[str]
 ) -> Row:
@@ -127,36 +142,41 @@ def _row(
     p = np.array([mode.share for mode in modes])
     counts = np.array([np.sum(which == k) for k in range(len(modes))])
     q = counts / max(counts.sum(), 1)
-
-    def off(group: np.ndarray) -> float:
-        of_p, of_q = (np.bincount(group, x) for x in (p, q))
-        there = of_p > 0
-        return float(np.sqrt(np.sum((of_q - of_p)[there] ** 2 / of_p[there])))
-
-    value = off(np.arange(len(p)))
+    # A copy of a mode, by a permutation or changes of sign, belongs to the one that it copies.
+    root = np.arange(len(p))
+    for k, mode in enumerate(modes):
+        root[k] = root[mode.copy_of] if mode.copy_of is not None else k
+    value = _off(q, p)
     listed = "; ".join(
         f"{places[k]} has {q[k]:.3g} of the draws and {p[k]:.3g} of the mass"
         for k in range(min(len(p), 4))
     )
     d = len(modes[0].center)
-    far = float(np.mean(away[which >= 0] > farthest(d))) if counts.sum() else 1.0
-    departure = max(mode.departure if mode.share >= SHARES**2 else 0.0 for mode in modes)
-    # A copy of a mode, by a permutation or changes of sign, belongs to the one that it copies.
-    root = np.arange(len(p))
-    for k, mode in enumerate(modes):
-        root[k] = root[mode.copy_of] if mode.copy_of is not None else k
+    is_far = away > farthest(d)
+    far = float(np.mean(is_far[which >= 0])) if counts.sum() else 1.0
+    is_mode = np.array([mode.at_mode and not mode.variational for mode in modes])
+    is_normal = np.array([mode.share < SHARES**2 or mode.departure <= DEPARTURE for mode in modes])
     why = None
     if far > ELSEWHERE:
         why = f"{far:.0%} of the draws are at none of the modes that are known"
-    elif not all(mode.at_mode and not mode.variational for mode in modes):
+    elif not is_mode.all():
         why = "a search has not come to a mode, so that its mass is not known"
-    elif not departure <= DEPARTURE:
+    elif not is_normal.all():
         why = "the posterior is far from normal at a mode, so that its mass is doubtful"
-    elif value > SHARES >= off(root):
+    elif value > SHARES >= _off(*(np.bincount(root, x) for x in (q, p))):
         why = "the modes with other shares seem to be copies of each other"
     if why:
-        verdict = f"not judged: {why} ({listed})."
-        return Row(SHARES_OF_MODES, value, None, f"{SHARES}", None, verdict)
+        # Wrong all the same is what would be so for any mass elsewhere and with any of the masses
+        # off by a factor of two, whether draws at no mode belong to the nearest one or elsewhere.
+        near = np.array([np.sum((which == k) & ~is_far) for k in range(len(p))])
+        known = is_mode & is_normal
+        shares = (np.bincount(root, x * known) for x in (p, q, near / max(counts.sum(), 1)))
+        mass, *drawn = shares
+        least = min(_off(x, np.clip(x, mass / 2, 2 * mass)) for x in drawn)
+        if not least > SHARES:
+            verdict = f"not judged: {why} ({listed})."
+            return Row(SHARES_OF_MODES, value, None, f"{SHARES}", None, verdict)
+        value, listed = least, f"{listed}, which is wrong although {why}"
     ok = value <= SHARES
     more = {
         "particles": "take more particles, or AutoMixtureNormal",

@@ -8,14 +8,15 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_ext._model.circles import circles_of, recut, unrolled
 from numpyro_ext._model.operations import FEW, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import coordinate_name, slices_of
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics import limits
-from numpyro_ext.diagnostics._fit import Fit, Numbers, compile_with_data, flatten
+from numpyro_ext.diagnostics._fit import Fit, Numbers, chains_of, compile_with_data, flatten
 from numpyro_ext.diagnostics._moves import LEAPS, Combined, Moved, move_points, worst_combinations
-from numpyro_ext.diagnostics.checks.chains import are_at_modes
+from numpyro_ext.diagnostics.checks.chains import Agreement, are_at_modes, rows_of_ensemble
 from numpyro_ext.diagnostics.checks.draws import has_moves
 from numpyro_ext.diagnostics.checks.modes import AtModes, draws_at_modes, place_in
 from numpyro_ext.diagnostics.checks.weights import weights
@@ -35,8 +36,12 @@ _MOST_WATCHED = 100
 """Numbers up to which a deterministic site is compared too."""
 _FEW = 10
 """Particles at a mode that are too few for their spread to be known."""
+_TO_COMBINE = 10
+"""Independent draws for each dimension from which on those of an ensemble know the covariance well
+enough to be compared along the worst linear combination."""
 _REMEDIES = {
-    "particles": "take twice as many particles, reparametrise the model, or compare with NUTS",
+    "particles": "take ParVI(model) without a field, twice as many particles, or reparametrise",
+    "ensemble": "warm up longer, take a smaller step_size, reparametrise, or compare with NUTS",
     "guide": "reparametrise the model, train longer, take a richer guide, or compare with NUTS",
     "chains": "take a smaller step (or max_bias), reparametrise the model, or compare with NUTS",
 }
@@ -59,7 +64,8 @@ class MovedDraws(NamedTuple):
     remedy: str
     combined: Combined | None = None
     shares_known: bool = False
-    """True if weights have judged the draws, and with them the shares of modes."""
+    """True if weights have judged the draws, and with them the shares of modes, or if the draws'
+    own chains go from one to the other."""
 
     @property
     def values(self) -> np.ndarray:
@@ -165,7 +171,7 @@ def _of_particles(context: FitContext) -> list[MovedDraws] | str:
     m, d = len(next(iter(context.first.values()))), context.info.size
     if m <= d:
         return []
-    if isinstance(plan := _plan(context, m), str):
+    if isinstance(plan := _plan(context, None if context.is_ensemble else m), str):
         return plan
     groups: list[tuple[Group | None, np.ndarray]] = [(None, np.arange(m))]
     if are_at_modes(context) and (by_mode := draws_at_modes(context)) is not None:
@@ -176,11 +182,30 @@ def _of_particles(context: FitContext) -> list[MovedDraws] | str:
     result = []
     for group, here in groups:
         draws = {name: x[here] for name, x in context.first.items()}
-        # They follow each other, so that they are no independent draws.
-        moved = _moved(context, plan, draws, context.rng_key, independent=False, group=group)
+        # Particles of a field follow each other, so that they are no independent draws.
+        draws_each, mixes = _mixing(context, here) if context.is_ensemble else (0.0, False)
+        moved = _moved(context, plan, draws, context.rng_key, draws_each, group)
+        if len(here) < _TO_COMBINE * d * draws_each:
+            moved = moved._replace(combined=None)
         farthest = limits.particles_shift(len(here))
-        result.append(moved._replace(limits=limits.PARTICLES_RATIO, farthest=farthest))
+        within = limits.PARTICLES_RATIO
+        result.append(moved._replace(limits=within, farthest=farthest, shares_known=mixes))
     return result
+
+
+def _mixing(context: FitContext, here: np.ndarray) -> tuple[float, bool]:
+    """How many draws of an ensemble are worth an independent one, and whether its chains go
+    everywhere, of those that are always among the draws that ``here`` names."""
+    chains = chains_of(context.fit)
+    num, length = next(iter(chains.values())).shape[:2]
+    # The draws are those of the last time first.
+    stays = np.bincount(here % num, minlength=num) == length
+    compared = Agreement({name: x[stays] for name, x in chains.items()}, independent=True)
+    rows = rows_of_ensemble(compared) if np.any(stays) else []
+    if not rows or np.all(np.isnan(compared.ess)):
+        return float(length), False
+    draws_each = np.sum(stays) * length / float(np.nanmin(compared.ess))
+    return max(draws_each, 1.0), all(row.ok for row in rows)
 
 
 def _of_guide(context: FitContext) -> list[MovedDraws] | str:
@@ -255,10 +280,8 @@ _Plan = tuple[int, int, dict[str, int] | None]
 
 def _plan(context: FitContext, starts: int | None = None) -> _Plan | str:
     """The moves of all particles, or of as many draws as is cheap; or why there are none."""
-    if (cost := context.gradient_cost) is None:
-        return "the model has no gradient in reverse mode, which a Markov chain needs here"
     num_moves = MOVES if context.num_moves is None else context.num_moves
-    each, asked = num_moves * LEAPS * cost, context.num_moves is not None
+    each, asked = num_moves * LEAPS * context.gradient_cost, context.num_moves is not None
     if starts is None:
         starts = int(np.clip(FEW / each, _FEWEST_STARTS, _STARTS))
         if not asked:
@@ -276,7 +299,7 @@ def _moved(
     plan: _Plan,
     draws: Sites,
     rng_key: Array,
-    independent: Array | bool = True,
+    independent: Array | float = True,
     group: Group | None = None,
 ) -> MovedDraws:
     """Constrained draws ``(m, *site)`` beside moves with the density p^(1/T), within a mode."""
@@ -284,7 +307,9 @@ def _moved(
     most, num_moves, options = plan
     T = (context.temperature or 1.0) if context.kind == "chains" else 1.0
 
-    def run(fit: Fit, params: Params, x: Sites, independent: Array | bool, rng_key: Array) -> Moved:
+    def run(
+        fit: Fit, params: Params, x: Sites, independent: Array | float, rng_key: Array
+    ) -> Moved:
         target = potential_of(fit, info, params, tuple(watched))
 
         def energy(x: Array) -> tuple[Array, Array]:
@@ -293,7 +318,8 @@ def _moved(
                 U, gradient = U / T, gradient / T
             if group is not None:
                 by_mode, k = group
-                U = jnp.where(place_in(by_mode.modes)(x)[0] == k, U, jnp.inf)
+                there = recut(x, circles_of(info), by_mode.modes[0].circles)
+                U = jnp.where(place_in(by_mode.modes)(there)[0] == k, U, jnp.inf)
             return U, gradient
 
         points = _replace_nonfinite(flat_draws(target, x, context.block))
@@ -318,7 +344,8 @@ def _moved(
         first, second = (coordinate_name(info.slices, i) for i in both)
         return f"a linear combination of {first} and {second} most of all{where}"
 
-    remedy = _REMEDIES[context.kind]
+    kind = "ensemble" if context.is_ensemble else context.kind
+    remedy = context.noise_problem or _REMEDIES[kind]
     return MovedDraws(moved, name, MOVED_RATIO, limits.SHIFT, remedy, combined)
 
 
@@ -333,7 +360,7 @@ def _numbers_of(target: Potential) -> Callable[[Array], Array]:
     constrain, info = target.postprocess(), target.info
 
     def numbers(x: Array) -> Array:
-        values = constrain(info.unravel(x))
+        values = unrolled(constrain(info.unravel(x)), info)
         names = [*info.latents, *info.deterministic]
         return jnp.concatenate([jnp.ravel(values[name]) for name in names])
 

@@ -57,7 +57,8 @@ def weights(context: FitContext) -> list[Row]:
         )
         return [Row(KHAT, np.nan, None, "0.7", None, verdict, of_draws=True)]
     draws = {name: x.reshape(-1, *x.shape[2:]) for name, x in context.latent.items()}
-    return [summary.row, *(compare_with_weights(draws, summary) if summary.row.ok else [])]
+    remedy = context.noise_problem or _REMEDY
+    return [summary.row, *(compare_with_weights(draws, summary, remedy) if summary.row.ok else [])]
 
 
 def summarise_weights(log_w: np.ndarray, *, auxiliary: bool) -> WeightSummary:
@@ -97,7 +98,9 @@ def _broken(log_w: np.ndarray) -> str | None:
     return None
 
 
-def compare_with_weights(draws: dict[str, np.ndarray], summary: WeightSummary) -> list[Row]:
+def compare_with_weights(
+    draws: dict[str, np.ndarray], summary: WeightSummary, remedy: str = _REMEDY
+) -> list[Row]:
     """Mean and sd of every number of ``{site: (S, *site)}``, with the weights and without."""
     assert summary.fit is not None
     w = np.exp(summary.fit.log_weights)[:, None]
@@ -109,15 +112,17 @@ def compare_with_weights(draws: dict[str, np.ndarray], summary: WeightSummary) -
         pieces += [_compare(flat[:, k : k + step], w) for k in range(0, size, step)]
         names += [f"{site}[{k}]" if size > 1 else site for k in range(size)]
     values = np.concatenate(pieces, 1)
-    remedy = f"{_REMEDY}; or draw from these draws by their weights (pareto_khat gives them)"
+    by_weights = f"{remedy}; or draw from these draws by their weights (pareto_khat gives them)"
     name = names.__getitem__
     rows = Comparison(
-        "importance weighting", "weights", name, remedy, *values, limits=WEIGHTED_RATIO
+        "importance weighting", "weights", name, by_weights, *values, limits=WEIGHTED_RATIO
     ).rows()
-    return [*_gap_row(summary, values[2], rows), *rows]
+    return [*_gap_row(summary, values[2], rows, remedy), *rows]
 
 
-def _gap_row(summary: WeightSummary, ratios: np.ndarray, others: list[Row]) -> list[Row]:
+def _gap_row(
+    summary: WeightSummary, ratios: np.ndarray, others: list[Row], remedy: str
+) -> list[Row]:
     """The bound of order 0 minus the ELBO: the Kullback-Leibler divergence of the guide from the
     posterior by the weights, unless a draw without a density makes it infinite."""
     x = summary.log_w.astype(np.float64) - np.max(summary.log_w)
@@ -133,7 +138,7 @@ def _gap_row(summary: WeightSummary, ratios: np.ndarray, others: list[Row]) -> l
     verdict = {
         True: "the ELBO is as near to the log evidence as it is if every number is at its limits.",
         False: f"the ELBO is {gap:.2g} nats below the log evidence, more than means and standard"
-        f" deviations explain, as where dependence is missing; {_REMEDY}.",
+        f" deviations explain, as where dependence is missing; {remedy}.",
         None: "not judged: the gap is not known well enough; take more draws (num_samples).",
     }[ok]
     row = Row(OF_GAP, abs(gap), error, f"{limit:.3g}", ok, verdict, of_draws=True)
@@ -149,8 +154,9 @@ def _compare(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     varies = sd > least_spread(centre, eps)
     y = np.where(varies, (x - centre) / np.where(varies, sd, 1.0), 0.0)
     shift = np.sum(w * y, 0)
-    # The error of a mean by the weights minus the mean without.
-    shift_error = np.sqrt(np.sum((w * (y - shift) - y / size) ** 2, 0))
+    # The error of a mean by the weights minus the mean without, in units of an sd that has one too.
+    of_shift = w * (y - shift) - (y + shift * (y**2 - 1) / 2) / size
+    shift_error = np.sqrt(np.sum(of_shift**2, 0))
     variance = np.maximum(np.sum(w * (y - shift) ** 2, 0), 1e-12)
     of_ratio = w * ((y - shift) ** 2 / variance - 1) - (y**2 - 1) / size
     ratio = 1 / np.sqrt(variance)

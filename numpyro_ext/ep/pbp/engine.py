@@ -11,7 +11,14 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext._checks import InferenceWarning, check_choice
+from numpyro_ext._checks import (
+    InferenceWarning,
+    check_choice,
+    check_count,
+    check_positive,
+    if_given,
+)
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Params
 from numpyro_ext.ep.base import Engine
@@ -101,8 +108,12 @@ class PBP(Engine):
             raise ValueError(
                 f"layer_sizes is {sizes!r}; it must be a list such as [X.shape[1], 50, 1]."
             )
+        for k, size in enumerate(sizes):
+            check_count(f"layer_sizes[{k}]", size)
         check_choice("method", self.method, ("adf", "ep", "sep"))
         precisions = {"weight": self.weight_precision, "noise": self.noise_precision}
+        for kind, precision in precisions.items():
+            if_given(check_positive, f"{kind}_precision", precision)
         self.model = Network(tuple(map(int, sizes)), precisions)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -177,8 +188,8 @@ class PBP(Engine):
         if share > 0.01:
             words = (
                 f"{share:.1%} of the rows were left out, because their cavities were improper or"
-                " the noise precision had no Gamma; look for rows far from the rest, or use"
-                " method='adf'."
+                " the noise precision had no Gamma; look for rows far from the rest, or"
+                + (" take more rows." if self.method == "adf" else " use method='adf'.")
             )
             warnings.warn(InferenceWarning(words), stacklevel=3)
 
@@ -193,6 +204,9 @@ class PBP(Engine):
             if gamma is not None:
                 params |= {f"{name}_concentration": gamma.shape, f"{name}_rate": gamma.rate}
         return {f"auto_{name}": x for name, x in (params | state.scaling).items()}
+
+    def restore(self, saved: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Nothing: the guide follows from the layers."""
 
     def convergence(self, state: PBPState) -> dict[str, float]:
         """For :func:`~numpyro_ext.diagnostics.diagnose`: rows left out, and no residual, because
@@ -213,16 +227,33 @@ class PBP(Engine):
         return _predict(q, scaling, noise_variance, self._inputs(X))
 
     def _inputs(self, X: Any) -> Array:
-        X = jnp.asarray(X, float)
-        if X.ndim != 2 or X.shape[1] != (d := self.layer_sizes[0]):
-            raise ValueError(f"X has shape {X.shape}; it must be (N, {d}), as layer_sizes[0] is.")
+        X, d = _finite("X", X), self.layer_sizes[0]
+        if X.ndim != 2 or X.shape[1] != d or len(X) == 0:
+            raise ValueError(
+                f"X has shape {X.shape}; it must be (N, {d}), as layer_sizes[0] is {d}: a single"
+                " row is X[:1], and a single column X[:, None]."
+            )
         return X
 
     def _data(self, X: Any, y: Any) -> tuple[Array, Array]:
-        X, y = self._inputs(X), jnp.asarray(y, float)
+        X, y = self._inputs(X), _finite("y", y)
         if y.shape != (len(X),):
             raise ValueError(f"y has shape {y.shape} and X {X.shape}; y must be ({len(X)},).")
         return X, y
+
+
+def _finite(name: str, value: Any) -> Array:
+    """An array of floats, or an error that names a row with NaN or an infinity."""
+    x = jnp.asarray(value, float)
+    if is_traced(x):
+        return x
+    bad = np.argwhere(~np.isfinite(np.asarray(x)))
+    if len(bad):
+        raise ValueError(
+            f"{name} has {len(bad)} entries that are not finite, the first in row {bad[0, 0]};"
+            " leave these rows out, or fill them."
+        )
+    return x
 
 
 def _scaling_of(X: np.ndarray, y: np.ndarray, normalise: bool) -> dict[str, Array]:

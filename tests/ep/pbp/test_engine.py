@@ -207,12 +207,34 @@ def test_a_known_precision_is_not_learnt():
     ("X", "y", "words"),
     [
         (X[:, :2], Y, r"X has shape \(40, 2\); it must be \(N, 3\)"),
+        (np.where(X == X[3, 1], np.nan, X), Y, "X has 1 entries that are not finite, .* in row 3;"),
+        (X, np.where(np.arange(40) == 7, np.inf, Y), "y has 1 entries .* the first in row 7;"),
         (X, Y[:, None], r"y has shape \(40, 1\) and X \(40, 3\); y must be \(40,\)"),
     ],
 )
 def test_bad_data(X, y, words):
     with pytest.raises(ValueError, match=words):
         PBP([3, 8, 1]).run(random.key(0), 1, X, y, progress_bar=False)
+
+
+def test_one_row_alone_is_refused():
+    pbp = PBP([3, 8, 1])
+    params = pbp.get_params(pbp.init(random.key(0), X, Y))
+    with pytest.raises(ValueError, match=r"X has shape \(3,\); it must be \(N, 3\)"):
+        pbp.predict(params, X[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"layer_sizes": [3, 0, 1]}, r"layer_sizes\[1\] is 0; it must be an integer"),
+        ({"layer_sizes": [3, 1], "weight_precision": -1.0}, "weight_precision is -1.0; it must"),
+        ({"layer_sizes": [3, 1], "noise_precision": 0.0}, "noise_precision is 0.0; it must"),
+    ],
+)
+def test_sizes_and_precisions_are_positive(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        PBP(**arguments)
 
 
 def test_sites_of_other_rows_are_refused():

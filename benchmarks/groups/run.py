@@ -1,0 +1,213 @@
+"""Many groups on many rows: the methods of this package and NumPyro's own, in a process each.
+
+`--part` compares with NUTS on a part of the data that NUTS can do: the largest error of a mean in
+standard deviations and the ratios of standard deviations over all latent numbers and scales;
+`right` are means within 0.2 sd and sds within 20 %. Otherwise the models have full size, and the
+columns say how far they are from what the data were drawn from: the error of each scale and single
+number in standard deviations (the largest), and of each plate's effects around their mean the root
+mean square in standard deviations, which is 1 for a posterior that is right (the range over
+plates). Seconds, processor seconds and memory are those of the process, with imports, compilation
+and data; `fit` the processor seconds of the method alone.
+
+- `AutoStructuredNormal`: all rows on a part and 300 steps, or at full size no step, since it begins
+  at the normal of greatest ELBO.
+- `SGHMC`: nothing tuned, minibatches of 512 rows at full size.
+- `AutoNormal`, `AutoLowRankMultivariateNormal`: 5,000 steps of Adam, 1e-2 falling, on minibatches
+  of 512 rows.
+- `NUTS` as it is, 2 x (500 + 1,500) draws, on a part alone; it is the reference.
+- `GPBoost`: if it is installed, of `claims` alone, with its own defaults.
+"""
+
+import argparse
+import json
+from pathlib import Path
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+import warnings
+
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoNormal
+import optax
+
+from numpyro_ext.guides import AutoStructuredNormal
+from numpyro_ext.mcmc import SGHMC
+
+sys.path.append(str(Path(__file__).parents[1]))
+from _shared.verdicts import errors, moments
+from groups.models import MODELS, Groups
+
+METHODS = ["AutoStructuredNormal", "SGHMC", "AutoNormal", "AutoLowRankMultivariateNormal"]
+STEPS, BATCH = 5000, 512
+Draws = dict[str, np.ndarray]
+
+
+def num_draws(problem: Groups) -> int:
+    """2,000, or 200 of a hundred thousand effects."""
+    return 200 if max(np.size(x) for x in problem.truth.values()) > 10_000 else 2000
+
+
+def by_structured(problem: Groups, full: bool) -> Draws:
+    steps = 0 if full else 300
+    guide = AutoStructuredNormal(problem.model)
+    falling = optax.exponential_decay(1e-2, 300, 0.03)
+    svi = SVI(problem.model, guide, optax.adam(falling), Trace_ELBO(num_particles=2))
+    if steps:
+        params = svi.run(random.key(1), steps, progress_bar=False, **problem.data).params
+    else:
+        params = svi.get_params(svi.init(random.key(1), **problem.data))
+    draws = guide.sample_posterior(random.key(2), params, sample_shape=(num_draws(problem),))
+    return {name: np.asarray(x) for name, x in draws.items()}
+
+
+def by_numpyro(guide_class: Any, problem: Groups) -> Draws:
+    guide = guide_class(problem.model)
+    rate = optax.exponential_decay(1e-2, STEPS, 0.01)
+    svi = SVI(problem.model, guide, optax.adam(rate), Trace_ELBO())
+    data = {**problem.data, "batch": min(BATCH, len(problem.data["y"]))}
+    params = svi.run(random.key(1), STEPS, progress_bar=False, **data).params
+    draws = guide.sample_posterior(random.key(2), params, sample_shape=(num_draws(problem),))
+    return {name: np.asarray(x) for name, x in draws.items()}
+
+
+def by_sghmc(problem: Groups, full: bool) -> Draws:
+    kernel = SGHMC(problem.model, steps_per_sample=20)
+    mcmc = MCMC(kernel, num_warmup=200, num_samples=num_draws(problem), progress_bar=False)
+    data = {**problem.data, "batch": BATCH} if full else problem.data
+    mcmc.run(random.key(1), **data)
+    print(kernel.settings, file=sys.stderr)
+    return {name: np.asarray(x) for name, x in mcmc.get_samples().items()}
+
+
+def by_nuts(problem: Groups) -> Draws:
+    mcmc = MCMC(
+        NUTS(problem.model),
+        num_warmup=500,
+        num_samples=1500,
+        num_chains=2,
+        chain_method="sequential",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(3), **problem.data)
+    return {name: np.asarray(x) for name, x in mcmc.get_samples().items()}
+
+
+def by_gpboost(problem: Groups) -> dict[str, float]:
+    import gpboost  # pyright: ignore[reportMissingImports]
+
+    data = problem.data
+    groups = np.stack([data[name] for name in ("brand", "region", "vehicle")], axis=1)
+    columns = np.column_stack([np.ones(len(data["y"])), data["x"]])
+    model = gpboost.GPModel(group_data=groups, likelihood="gamma")
+    model.fit(y=data["y"], X=columns)
+    return {k: float(v) for k, v in model.get_cov_pars().iloc[0].items()}
+
+
+def one(name: str, method: str, full: bool, out: Path) -> None:
+    """Fit, keep the draws, and print what it took."""
+    problem = MODELS[name](full)
+    data = {k: jnp.asarray(v, jnp.result_type(v, np.int32)) for k, v in problem.data.items()}
+    problem = problem._replace(data=data)
+    before, began, notes = time.process_time(), time.perf_counter(), []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if method == "AutoStructuredNormal":
+            draws = by_structured(problem, full)
+        elif method == "SGHMC":
+            draws = by_sghmc(problem, full)
+        elif method == "NUTS":
+            draws = by_nuts(problem)
+        elif method == "GPBoost":
+            draws = {k: np.array(v) for k, v in by_gpboost(MODELS[name](full)).items()}
+        else:
+            guides = {"AutoNormal": AutoNormal}
+            draws = by_numpyro(guides.get(method, AutoLowRankMultivariateNormal), problem)
+        notes = [str(x.message) for x in caught if "numpyro_ext" in str(type(x.message))]
+    np.savez(out / f"{name}_{'full' if full else 'part'}_{method}.npz", **draws)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    print(
+        json.dumps(
+            {
+                "fit": time.process_time() - before,
+                "seconds": time.perf_counter() - began,
+                "processor": usage.ru_utime + usage.ru_stime,
+                "memory": usage.ru_maxrss / 2**20,
+                "says": " ".join(notes) or "-",
+            }
+        )
+    )
+
+
+def far_from_truth(draws: Draws, truth: dict[str, Any]) -> tuple[float, list[float]]:
+    """The largest error of single numbers in sds, and the rms of each plate's contrasts in sds."""
+    singles, plates = [], []
+    for name, right in truth.items():
+        x = draws[name].reshape(len(draws[name]), -1).astype(float)
+        right = np.ravel(right)
+        if len(right) > 16:
+            x, right = x - x.mean(1, keepdims=True), right - right.mean()
+            plates.append(float(np.mean(((x.mean(0) - right) / x.std(0)) ** 2) ** 0.5))
+        else:
+            singles.append(float(np.max(np.abs(x.mean(0) - right) / x.std(0))))
+    return max(singles), plates
+
+
+def row(name: str, method: str, full: bool, out: Path, again: bool) -> list[str]:
+    size = "full" if full else "part"
+    path = out / f"{name}_{size}_{method}.npz"
+    kept = path.with_suffix(".json")
+    if again or not kept.is_file():
+        command = [sys.executable, __file__, "--one", "--model", name, "--only", method]
+        command += ["--out", str(out)] + ([] if full else ["--part"])
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        if run.returncode:
+            return [name, method, size, run.stderr.strip().splitlines()[-1][:120]]
+        kept.write_text(run.stdout.strip().splitlines()[-1])
+    took = json.loads(kept.read_text())
+    draws = dict(np.load(path))
+    if method == "GPBoost":
+        first = ", ".join(f"{k} {float(v):.4g}" for k, v in draws.items())
+    elif full or name == "panel":
+        worst, plates = far_from_truth(draws, MODELS[name](full).truth)
+        first = f"{worst:.2f} sd; {min(plates):.2f} to {max(plates):.2f}"
+    else:
+        first = ""
+    second = ""
+    reference = out / f"{name}_{size}_NUTS.npz"
+    if reference.is_file() and method not in ("NUTS", "GPBoost"):
+        kept_sites = {k: x for k, x in np.load(reference).items() if k != "root"}
+        wrong = errors(draws, moments(kept_sites))
+        second = f"{wrong.mean:.2f}; {wrong.spread}; {'right' if wrong.right() else 'wrong'}"
+    numbers = (f"{took[k]:.3g}" for k in ("seconds", "processor", "fit", "memory"))
+    return [name, method, size, first, second, *numbers, took["says"]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--model", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--only", nargs="*", default=METHODS, choices=[*METHODS, "NUTS", "GPBoost"])
+    parser.add_argument("--part", action="store_true", help="a part that NUTS can do")
+    parser.add_argument("--again", action="store_true", help="fit what is kept under --out anew")
+    parser.add_argument("--one", action="store_true", help="fit in this process")
+    parser.add_argument("--out", type=Path, default=Path("out/groups"))
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.one:
+        one(args.model[0], args.only[0], not args.part, args.out)
+        return
+    head = ["model", "method", "size", "from the truth", "from NUTS"]
+    head += ["seconds", "processor s", "fit", "GiB", "says"]
+    print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|", flush=True)
+    for name in args.model:
+        for method in args.only:
+            cells = row(name, method, not args.part, args.out, args.again)
+            print("| " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,349 @@
+r"""The curvature of a hierarchy from the second derivatives of its terms, each of which sees few
+latent numbers.
+
+A row of a crossed model sees one effect of each factor. If the effects of a site are the *color* a,
+and :math:`v_a` is 1 on them and 0 elsewhere, then :math:`\partial^2 l_n(x + s v_a + t v_b) /
+\partial s \partial t` is the second derivative of the row's log likelihood in the one effect of a
+and the one of b that it sees, for all rows by two forward derivatives. Which effect it is follows
+from a derivative along directions with other numbers in the place of 1. So nothing need be known of
+the model, and a site of which a term sees several effects, such as a path in time, is found out.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import combinations, combinations_with_replacement
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_ext._model.arrow import ArrowPrecision
+from numpyro_ext._model.density import log_prob, row_log_prob, scaled
+from numpyro_ext._model.modes import Problem
+from numpyro_ext._model.operations import jit_on_data, quick_options
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import is_data, sample_sites
+from numpyro_ext._numpyro import site_of_log_det
+from numpyro_ext._typing import Sites
+
+_FEW = 16
+"""Numbers of a site up to which each is a coordinate of the core by itself."""
+_WIDEST = 8
+"""Numbers of one effect, such as intercept and slope, up to which an effect is a block."""
+_MOST_SINGLES, _MOST_CORE, _MOST_ACROSS = 512, 4096, 4e7
+"""Coordinates that have a column each, those of the core, and numbers between core and leaves."""
+_SAME = 1e-3
+
+
+class Color(NamedTuple):
+    """One number of each effect of a site: the places in the flat order, ``(J,)``."""
+
+    site: str
+    places: np.ndarray
+
+
+def terms_of(potential: Potential, x: Array, idx: dict[str, Array], rows: bool) -> list[Array]:
+    """The log densities of the observed sites, or of all others, each one vector."""
+    latents = potential.info.latents
+    trace = potential.trace(potential.info.unravel(x), idx)
+    return [
+        jnp.ravel(jnp.asarray(scaled(site, row_log_prob(site)), x.dtype))
+        for site in sample_sites(trace)
+        if (site["is_observed"] and site_of_log_det(site["name"], latents) == site["name"]) is rows
+    ]
+
+
+def _outside(potential: Potential, x: np.ndarray, sites: list[str]) -> list[str]:
+    """The sites of which a row reads an effect that there is not: JAX takes the last one instead,
+    so that one more effect, which is no number, shows in such rows."""
+    z = potential.info.unravel(jnp.asarray(x, jnp.result_type(float)))
+
+    def lost(names: list[str]) -> bool:
+        def count(z: Sites, idx: dict[str, Array]) -> Array:
+            here = potential.with_rows(idx)
+            plain, total = here.trace(z, idx), jnp.zeros((), int)
+            values = {name: jnp.asarray(plain[name]["value"]) for name in names}
+            more = {
+                n: jnp.concatenate([y, jnp.full_like(y[:1], jnp.nan)]) for n, y in values.items()
+            }
+            others = {n: y for n, y in z.items() if n not in names}
+            longer = here.trace(others, idx, values=more)
+            for site in filter(is_data, plain.values()):
+                before, after = (jnp.isnan(log_prob(t[site["name"]])) for t in (plain, longer))
+                total = total + jnp.sum(after & ~before)
+            return total
+
+        run = jit_on_data(count, quick_options())
+        try:
+            return any(int(run(z, idx)) for _, idx in potential.pieces())
+        except (TypeError, ValueError):  # the model takes the effects as one array
+            return len(names) > 1
+
+    return [name for name in sites if lost([name])] if lost(sites) else []
+
+
+def _along(fn: Callable[[Array], Any], x: Array, v: Array) -> Any:
+    return jax.jvp(fn, (x,), (v,))[1]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The terms of one kind: what they are at x on rows, the pieces of rows, and the effect of each
+    color that each term sees, ``(colors, terms)`` for each piece."""
+
+    terms: Callable[[Array, dict[str, Array]], Array]
+    pieces: list[tuple[float, dict[str, Array]]]
+    seen: list[np.ndarray]
+
+
+class RowCurvature:
+    """Sums over all terms of a model, and over draws: its potential, gradient and curvature, the
+    latter with the structure that the terms have. ``arrow`` is False where they have none that is
+    known here."""
+
+    def __init__(self, potential: Potential, x: np.ndarray, options: Any = None) -> None:
+        self.potential, self.size = potential, potential.info.size
+        self.dtype = jnp.result_type(float)
+        self._options = options
+        rng = np.random.default_rng(0)
+        self.probes = [(x + 0.1 * rng.normal(size=self.size)).astype(self.dtype) for _ in range(2)]
+        colors = [c for name in potential.info.latents for c in self._colors_of(name)]
+        weights = rng.uniform(1, 2, self.size)
+        read = [self._read(rows, colors, weights) for rows in (True, False)]
+        several = {name for _, names in read for name in names}
+        kept = [a for a, color in enumerate(colors) if color.site not in several]
+        self.colors = [colors[a] for a in kept]
+        self.parts = [replace(p, seen=[x[kept] for x in p.seen]) for p, _ in read if kept]
+        self.arrow = bool(kept)
+        if kept:
+            self._check_levels(x)
+            self._lay_out()
+
+    def _check_levels(self, x: np.ndarray) -> None:
+        sizes = {color.site: len(color.places) for color in self.colors}
+        for name in _outside(self.potential, x, list(sizes)):
+            raise ValueError(
+                f"a row reads an effect of '{name}' that there is not: they have the numbers 0 to"
+                f" {sizes[name] - 1}, and -1 is what pandas gives to a missing category; give the"
+                " plate the size of the categories, or leave these rows out."
+            )
+
+    def _colors_of(self, name: str) -> list[Color]:
+        info = self.potential.info
+        shape = info.latents[name].unconstrained.shape
+        places = np.arange(self.size)[info.slices[name]]
+        if len(places) <= _FEW:
+            return []
+        event = info.latents[name].support.event_dim or len(shape) > 1
+        width = shape[-1] if event and len(shape) > 1 and shape[-1] <= _WIDEST else 1
+        return [Color(name, x) for x in places.reshape(-1, width).T]
+
+    def _terms(self, rows: bool) -> Callable[[Array, dict[str, Array]], Array]:
+        def terms(x: Array, idx: dict[str, Array]) -> Array:
+            here = self.potential.with_rows(idx) if rows else self.potential
+            found = terms_of(here, x, idx, rows)
+            return jnp.concatenate(found) if found else jnp.zeros(0, x.dtype)
+
+        return terms
+
+    def _read(self, rows: bool, colors: list[Color], weights: np.ndarray) -> tuple[_Part, set[str]]:
+        """The effects that terms see, and the sites of which a term sees several effects."""
+        terms = self._terms(rows)
+        pieces = list(self.potential.pieces()) if rows else [(1.0, self.potential.first_rows())]
+
+        def probe(x: Array, idx: dict[str, Array], directions: Array) -> Array:
+            return lax.map(lambda v: _along(lambda x: terms(x, idx), x, v), directions)
+
+        run, several = jit_on_data(probe, self._options), set()
+        directions = np.zeros((4 * len(colors), self.size), self.dtype)
+        for a, (_, places) in enumerate(colors):
+            # The number of an effect in two digits, of which float32 keeps all.
+            digits = np.divmod(np.arange(len(places)), math.isqrt(len(places)) + 1)
+            for v, value in zip(directions[4 * a :], (1, *digits, weights[places]), strict=False):
+                v[places] = value
+        seen: list[np.ndarray] = []
+        for _, idx in pieces if colors else ():
+            # At the larger of two derivatives, of which either may vanish by chance.
+            here, there = (np.asarray(run(x, idx, directions), float) for x in self.probes)
+            if not (np.all(np.isfinite(here)) and np.all(np.isfinite(there))):
+                several = {name for name, _ in colors}  # which cannot be told here
+            of_piece = []
+            for a, (name, places) in enumerate(colors):
+                one, other = here[4 * a : 4 * a + 4], there[4 * a : 4 * a + 4]
+                d, high, low, weighted = np.where(np.abs(one[0]) >= np.abs(other[0]), one, other)
+                safe = np.where(d != 0, d, 1)
+                with np.errstate(invalid="ignore"):
+                    j = np.rint(high / safe) * (math.isqrt(len(places)) + 1) + np.rint(low / safe)
+                j = np.where((d != 0) & (j >= 0) & (j < len(places)), j, -1).astype(np.int32)
+                off = np.abs(weighted - weights[places][j] * np.where(j < 0, 0, d))
+                if np.any(off > _SAME * np.max(np.abs([d, high, low, weighted]), axis=0)):
+                    several.add(name)
+                of_piece.append(j)
+            seen.append(np.array(of_piece))
+            if len(several) == len({name for name, _ in colors}):
+                break
+        return _Part(terms, pieces, seen), several
+
+    def _lay_out(self) -> None:
+        """Choose the leaves: the effects of the largest site, and of sites that go with them."""
+        sizes = Counter({c.site: 0 for c in self.colors})
+        for color in self.colors:
+            sizes[color.site] += len(color.places)
+        # In a tie the site that was sampled last.
+        first = max(reversed(sizes), key=lambda name: sizes[name])
+        own = [a for a, color in enumerate(self.colors) if color.site == first]
+        self.leaf_colors = [a for a in range(len(self.colors)) if self._same_effects(own[0], a)]
+        if not set(own) <= set(self.leaf_colors):
+            self.leaf_colors = own[:1]
+        self.leaves = np.stack([self.colors[a].places for a in self.leaf_colors], axis=1)
+        # Single numbers come first, so that the root of their covariance is their own.
+        colored = np.concatenate([color.places for color in self.colors])
+        self.singles = np.setdiff1d(np.arange(self.size), colored)
+        self.core = np.concatenate([self.singles, np.setdiff1d(colored, self.leaves)])
+        few = len(self.singles) <= _MOST_SINGLES and len(self.core) <= _MOST_CORE
+        self.arrow = few and self.leaves.size * len(self.core) <= _MOST_ACROSS
+        if self.arrow:
+            self.programs = [self._program(part) for part in self.parts]
+
+    def _same_effects(self, a: int, b: int) -> bool:
+        """Whether the terms that see both colors see the same effect of both."""
+        if len(self.colors[a].places) != len(self.colors[b].places):
+            return False
+        for seen in (x for part in self.parts for x in part.seen):
+            both = (seen[a] >= 0) & (seen[b] >= 0)
+            if np.any(seen[a][both] != seen[b][both]):
+                return False
+        return True
+
+    def problems(self) -> tuple[Problem, ...]:
+        """Sentences on effects that no row sees, and on two sites of which each row sees the same
+        effects."""
+        first: dict[str, int] = {}
+        for a, color in enumerate(self.colors):
+            first.setdefault(color.site, a)
+        pieces = self.parts[0].seen
+        rows = {site: np.concatenate([seen[a] for seen in pieces]) for site, a in first.items()}
+        found = [
+            Problem(f"no row sees an effect of '{site}', which keeps its prior.", "no rows")
+            for site, seen in rows.items()
+            if len(seen) and np.all(seen < 0)  # a model without data has no rows
+        ]
+        for (one, i), (other, j) in combinations(rows.items(), 2):
+            both = (i >= 0) & (j >= 0)
+            together = np.unique(i[both].astype(np.int64) * (j.max(initial=0) + 1) + j[both])
+            if np.any(both) and len(together) == len(np.unique(i)) == len(np.unique(j)):
+                sentence = (
+                    f"'{one}' and '{other}' are effects of one factor under two names: rows with"
+                    " the same effect of one have the same of the other, so that their sums alone"
+                    " are known from the data; leave one out."
+                )
+                found.append(Problem(sentence, "one factor twice"))
+        return tuple(found)
+
+    @cached_property
+    def pairs(self) -> list[tuple[int, int]]:
+        """The pairs of colors."""
+        return list(combinations_with_replacement(range(len(self.colors)), 2))
+
+    def _program(self, part: _Part) -> tuple[Any, Any]:
+        """Compiled ``value_and_grad(points, idx)``, for each of the points, and ``curvature``, its
+        mean over them: the second derivative of each term in each pair of colors, and the columns
+        of the Hessian at single numbers."""
+        colors = np.zeros((len(self.colors), self.size), self.dtype)
+        for v, color in zip(colors, self.colors, strict=True):
+            v[color.places] = 1
+        singles = np.zeros((len(self.singles), self.size), self.dtype)
+        singles[np.arange(len(singles)), self.singles] = 1
+        first, second = (colors[list(x)] for x in zip(*self.pairs, strict=True))
+
+        def total(x: Array, idx: dict[str, Array]) -> Array:
+            return -jnp.sum(part.terms(x, idx))
+
+        def value_and_grad(points: Array, idx: dict[str, Array]) -> tuple[Array, Array]:
+            return lax.map(lambda x: jax.value_and_grad(total)(x, idx), points)
+
+        def curvature(points: Array, idx: dict[str, Array]) -> tuple[Array, Array]:
+            def of_pair(x: Array, pair: tuple[Array, Array]) -> Array:
+                def along_first(x: Array) -> Array:
+                    return _along(lambda x: part.terms(x, idx), x, pair[0])
+
+                return -_along(along_first, x, pair[1])
+
+            def of_column(x: Array, v: Array) -> Array:
+                return _along(lambda x: jax.grad(total)(x, idx), x, v)
+
+            def at(x: Array) -> tuple[Array, Array]:
+                of_pairs = lax.map(partial(of_pair, x), (first, second))
+                return of_pairs, lax.map(partial(of_column, x), singles)
+
+            def add(sums: Any, x: Array) -> Any:
+                return jax.tree.map(jnp.add, sums, at(x)), None
+
+            shapes = jax.eval_shape(at, points[0])
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            return jax.tree.map(lambda x: x / len(points), lax.scan(add, zeros, points)[0])
+
+        return jit_on_data(value_and_grad, self._options), jit_on_data(curvature, self._options)
+
+    def value_and_grad(self, points: tuple[np.ndarray, np.ndarray]) -> tuple[float, np.ndarray]:
+        """The mean potential and gradient over points for the rows ``(s, n)``, and over others for
+        the prior."""
+        value, grad = 0.0, np.zeros(self.size)
+        for part, (run, _), x in zip(self.parts, self.programs, points, strict=True):
+            for weight, idx in part.pieces:
+                v, g = run(jnp.asarray(x, self.dtype), idx)
+                value += weight * float(np.mean(np.asarray(v, float)))
+                grad += weight * np.mean(np.asarray(g, float), axis=0)
+        return value, grad
+
+    def precision(
+        self, points: tuple[np.ndarray, np.ndarray], kinds: Collection[int] = (0, 1)
+    ) -> ArrowPrecision:
+        """The mean curvature over these points, of both kinds of terms or of one."""
+        k, (L, w) = len(self.core), self.leaves.shape
+        place = np.full(self.size, -1)
+        place[self.core] = np.arange(k)
+        between, across, within = np.zeros((k, k)), np.zeros((L, w, k)), np.zeros((L, w, w))
+        columns = np.zeros((len(self.singles), self.size))
+        leaf_of = {a: i for i, a in enumerate(self.leaf_colors)}
+        for kind in kinds:
+            part, (_, run), x = self.parts[kind], self.programs[kind], points[kind]
+            for (weight, idx), seen in zip(part.pieces, part.seen, strict=True):
+                each, own = run(jnp.asarray(x, self.dtype), idx)
+                each = weight * np.asarray(each, float)
+                columns += weight * np.asarray(own, float)
+                for (a, b), values in zip(self.pairs, each, strict=True):
+                    both = (seen[a] >= 0) & (seen[b] >= 0) & (values != 0)
+                    if not np.any(both):
+                        continue
+                    i, j, values = seen[a][both], seen[b][both], values[both]
+                    if a in leaf_of and b in leaf_of:
+                        sums = np.bincount(i, values, L)
+                        p, q = leaf_of[a], leaf_of[b]
+                        within[:, p, q] += sums
+                        if p != q:
+                            within[:, q, p] += sums
+                        continue
+                    if b in leaf_of:
+                        a, b, i, j = b, a, j, i
+                    of_b = self.colors[b].places
+                    n_a, n_b = len(self.colors[a].places), len(of_b)
+                    sums = np.bincount(i.astype(np.int64) * n_b + j, values, n_a * n_b)
+                    sums = sums.reshape(n_a, n_b)
+                    if a in leaf_of:
+                        across[:, leaf_of[a], place[of_b]] += sums
+                    else:
+                        of_a = self.colors[a].places
+                        between[np.ix_(place[of_a], place[of_b])] += sums
+                        if a != b:
+                            between[np.ix_(place[of_b], place[of_a])] += sums.T
+        s = len(self.singles)
+        between[:s] = columns[:, self.core]
+        between[:, :s] = columns[:, self.core].T
+        across[:, :, :s] = columns[:, self.leaves].transpose(1, 2, 0)
+        return ArrowPrecision(self.core, self.leaves, between, across, within)

@@ -1,0 +1,173 @@
+"""The normal of greatest ELBO of a hierarchy with many groups, with the structure of its rows."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import constraints
+
+from numpyro_ext._model.arrow import Arrow, ArrowPrecision
+from numpyro_ext._model.modes import Mode
+from numpyro_ext._model.normal_fit import batch_rows
+from numpyro_ext._model.operations import count_operations, quick_options
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.read import elementwise
+from numpyro_ext._model.row_curvature import RowCurvature
+
+_NEWTON_STEPS, _STEPS, _HALVINGS = 20, 40, 12
+_OF_PRIOR, _MOST_PAIRS, _ROWS_OF_DRAWS = 16, 8, 10**6
+"""Pairs of opposite draws of the prior's terms; of the rows' at most so many, and so many rows."""
+_NEAR, _FARTHEST, _MEMORY = 0.03, 2.0, 5
+"""Standard deviations that the last step moves a coordinate, and that a mixed one may; and the
+number of points before the last that it is mixed from."""
+_PINNED = 1e30
+
+
+def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float) -> Mode | None:
+    r"""
+    The normal of greatest ELBO with an :class:`Arrow` for its factor; None where the terms of the
+    model do not have that structure.
+
+    At it, with the draws :math:`z = c + A \xi` of the normal itself,
+
+    .. math:: E \nabla U(z) = 0, \qquad (A A^\top)^{-1} = E \nabla^2 U(z) .
+
+    Steps :math:`c \leftarrow c - (E \nabla^2 U)^{-1} E \nabla U`, each halved until the mean
+    potential of the draws falls, and :math:`(A A^\top)^{-1} \leftarrow E \nabla^2 U` solve both;
+    for the scale s of J effects u they contain :math:`J s^2 = E \sum u_j^2`, with the variances
+    that a joint mode leaves out. The draws are the same in each step: opposite pairs with second
+    moments of 1, more of them for the terms of the prior, which cost little. Before, Newton steps
+    with all scales held find where effects and slopes are.
+    """
+    rows = sum(size for size, _ in potential.plates.values()) or batch_rows(potential)
+    cost = count_operations(potential.value_and_grad_flat, x, potential.first_rows())
+    options = quick_options(100 * cost * rows / batch_rows(potential), worth_optimising)
+    curvature = RowCurvature(potential, x, options)
+    if not curvature.arrow:
+        return None
+    n, rng = potential.info.size, np.random.default_rng(1)
+    pairs = int(np.clip(_ROWS_OF_DRAWS // (2 * rows), 1, _MOST_PAIRS))
+    xis = _draws(rng, pairs, n), _draws(rng, _OF_PRIOR, n)
+    passes = 0
+
+    def around(x: np.ndarray, factor: Arrow | None) -> tuple[np.ndarray, np.ndarray]:
+        if factor is None:
+            return x[None], x[None]
+        rows, prior = (x + np.asarray(_push_each(factor, xi.astype(curvature.dtype))) for xi in xis)
+        return rows, prior
+
+    held = np.zeros(n, bool)
+    for name, latent in potential.info.latents.items():
+        if elementwise(latent.support) is not constraints.real:
+            held[potential.info.slices[name]] = True
+    held[np.setdiff1d(np.arange(n), curvature.singles)] = False
+
+    def halved(x: np.ndarray, step: np.ndarray, value: float, factor: Arrow | None) -> Any:
+        digits = float(jnp.finfo(curvature.dtype).eps) * abs(value) * 4
+        for k in range(_HALVINGS + 1):
+            new = x - 0.5**k * step
+            after, grad = curvature.value_and_grad(around(new, factor))
+            if np.isfinite(after) and np.all(np.isfinite(grad)) and after <= value + digits:
+                return new, after, grad, k
+        return x, value, None, _HALVINGS
+
+    value, grad = curvature.value_and_grad(around(x, None))
+    for _ in range(_NEWTON_STEPS):
+        precision = curvature.precision(around(x, None))
+        if not precision.is_finite:
+            return None
+        factor, negative = _pinned(precision, held).factor()
+        free = np.where(held, 0, grad)
+        step = np.where(held, 0, np.asarray(_solve(factor, free.astype(curvature.dtype)), float))
+        decrement = math.sqrt(max(float(step @ free), 0.0))
+        x, value, grad, k = halved(x, step, value, None)
+        passes += 4 + k
+        if grad is None or (decrement < 1 and negative == 0):
+            break
+    precision = curvature.precision(around(x, None))
+    if not precision.is_finite:
+        return None
+    factor, _ = precision.factor()
+    best, before = (math.inf, x, factor), []
+    for _ in range(_STEPS):
+        # Where curvature knows nothing of a direction draws may be too far for the density.
+        for _ in range(_HALVINGS):
+            value, grad = curvature.value_and_grad(around(x, factor))
+            if np.isfinite(value) and np.all(np.isfinite(grad)):
+                break
+            factor = factor.times(0.5)
+        # Near the end the covariance must follow its center, or steps are no function of it.
+        for _ in range(2 if before else 1):
+            precision = curvature.precision(around(x, factor))
+            if precision.is_finite:
+                factor, _ = precision.factor()
+        value, grad = curvature.value_and_grad(around(x, factor))
+        if not (precision.is_finite and np.all(np.isfinite(grad))):
+            break
+        step = -np.asarray(_solve(factor, grad.astype(curvature.dtype)), float)
+        sds = np.asarray(factor.sds(), float)
+        passes += 5 * len(xis[0])
+        size = float(np.max(np.abs(step) / sds))
+        if size < best[0]:
+            best = size, x, factor
+        if size < _NEAR:
+            break
+        if size < 1:
+            before = [*before[-_MEMORY:], (x, step)]
+            x = x + _mixed(before, sds, curvature.singles)
+        else:
+            x, _, _, k = halved(x, -step, value, factor)
+            before, passes = [], passes + k * len(xis[0])
+    _, x, factor = best
+    dtype = curvature.dtype
+    center = jnp.asarray(x, dtype)
+    return Mode(
+        center,
+        factor.astype(dtype),
+        row_gradients=passes * rows,
+        variational=True,
+        problems=curvature.problems(),
+    )
+
+
+def _mixed(before: list[Any], sds: np.ndarray, singles: np.ndarray) -> np.ndarray:
+    """A step of Anderson's method from the last points and their steps ``(n,)``, in the sense of
+    least squares of what single numbers move: a scale of effects would go to its end by a factor in
+    each step, which is near 1 where rows say little of each effect."""
+    x, steps = (np.array(part) for part in zip(*before, strict=True))
+    step = steps[-1]
+    if len(before) > 1 and len(singles):
+        moved, changed = np.diff(x, axis=0), np.diff(steps, axis=0)
+        units = 1 / sds[singles]
+        shares = np.linalg.lstsq((changed[:, singles] * units).T, step[singles] * units, 1e-6)[0]
+        step = step - shares @ (moved + changed)
+    return step * min(1.0, _FARTHEST / float(np.max(np.abs(step) / sds)))
+
+
+@jax.jit
+def _solve(factor: Arrow, grad: jax.Array) -> jax.Array:
+    """The step of Newton, A A^T g."""
+    return factor.push(factor.pull(grad))
+
+
+@jax.jit
+def _push_each(factor: Arrow, xi: jax.Array) -> jax.Array:
+    return jax.vmap(factor.push)(xi)
+
+
+def _draws(rng: np.random.Generator, pairs: int, n: int) -> np.ndarray:
+    """``(2 pairs, n)``, opposite pairs with the second moment 1 in each coordinate."""
+    xi = rng.normal(size=(pairs, n)) if pairs > 4 else rng.choice([-1.0, 1.0], (pairs, n))
+    xi /= np.sqrt(np.mean(xi**2, axis=0))
+    return np.concatenate([xi, -xi])
+
+
+def _pinned(precision: ArrowPrecision, held: np.ndarray) -> ArrowPrecision:
+    """The precision of a normal that does not move where ``held``, all of it in the core."""
+    at = held[precision.core]
+    between = np.where(at[:, None] | at, 0, precision.between)
+    between[at, at] = _PINNED
+    across = np.where(at, 0, precision.across)
+    return ArrowPrecision(precision.core, precision.leaves, between, across, precision.within)

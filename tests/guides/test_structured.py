@@ -1,0 +1,79 @@
+"""`AutoStructuredNormal`: its density, a funnel that it holds, its start above 512 numbers."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import SVI, Trace_ELBO
+import optax
+import pytest
+
+from numpyro_ext._model.arrow import Arrow
+from numpyro_ext.guides import AutoStructuredNormal
+from tests._model.test_structured_fit import data, model, normal_given
+from tests.guides.moved import moved
+
+
+def pairs():
+    """A global after its effects, pairs of effects, and a positive scale."""
+    with numpyro.plate("patients", 3):
+        numpyro.sample("own", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+    s = numpyro.sample("s", dist.HalfNormal(1.0))
+    with numpyro.plate("groups", 4):
+        numpyro.sample("u", dist.Normal(0.0, s))
+    numpyro.sample("mean", dist.Normal(1.0, 2.0))
+
+
+def test_density_is_that_of_the_map():
+    """log q(f(e)) + log |f'(e)| = log N(e), with the Jacobian of automatic differentiation."""
+    guide = AutoStructuredNormal(pairs, init_from=None)
+    params = moved(SVI(pairs, guide, optax.adam(1e-2), Trace_ELBO()), 0.3)
+    f = guide.get_transform(params)
+    e = random.normal(random.key(0), (guide.latent_dim,))
+    log_det = np.linalg.slogdet(np.asarray(jax.jacfwd(f)(e), float))[1]
+    assert f.log_abs_det_jacobian(e, f(e)) == pytest.approx(log_det, abs=1e-4)
+    np.testing.assert_allclose(f.inv(f(e)), e, atol=1e-4)
+    assert list(guide.prepared.globals) == [6, 11]
+
+
+@pytest.mark.slow
+def test_a_funnel_is_in_the_family():
+    """u_j ~ N(0, e^g) for six j and no data: the log evidence is 0, and the greatest ELBO of a
+    normal, -6.5 s^2 + log s + 1/2 at s^2 = 1 / 13, is -1.28. Trained so far the loss is 0.27."""
+
+    def funnel():
+        g = numpyro.sample("g", dist.Normal(0.0, 1.0))
+        with numpyro.plate("groups", 6):
+            numpyro.sample("u", dist.Normal(2.0, jnp.exp(g)))
+
+    guide = AutoStructuredNormal(funnel, init_scale=0.5)
+    rate = optax.exponential_decay(3e-2, 1500, 0.01)
+    svi = SVI(funnel, guide, optax.adam(rate), Trace_ELBO(num_particles=16))
+    result = svi.run(random.key(0), 1500, progress_bar=False)
+    assert float(result.losses[-100:].mean()) < 0.7
+    np.testing.assert_allclose(result.params["auto_log_slope"], 1, atol=0.1)
+
+
+@pytest.mark.slow
+def test_begins_at_the_posterior_of_many_groups():
+    """541 crossed numbers of a linear model: draws before any step; 4,000 know an sd to 1.1 %."""
+    guide = AutoStructuredNormal(model)
+    svi = SVI(model, guide, optax.adam(1e-3), Trace_ELBO())
+    state = svi.init(random.key(0), **data(), scales=(0.8, 0.3))
+    assert isinstance(guide.start_modes.heaviest.factor, Arrow)
+    params = svi.get_params(state)
+    draws = guide.sample_latent(random.key(1), params, 4000)
+    center, covariance, evidence = normal_given(0.8, 0.3)
+    sds = np.sqrt(np.diag(covariance))
+    np.testing.assert_allclose((draws.mean(0) - center) / sds, 0, atol=5 / 4000**0.5)
+    np.testing.assert_allclose(draws.std(0) / sds, 1, atol=5 / 8000**0.5)
+    loss = svi.evaluate(state, **data(), scales=(0.8, 0.3))
+    assert float(loss) == pytest.approx(-evidence, abs=0.1)  # at each draw, of the posterior itself
+    # The map is among the parameters: another guide of the same model draws the same.
+    other = AutoStructuredNormal(model, init_from=guide.start_modes)
+    SVI(model, other, optax.adam(1e-3), Trace_ELBO()).init(
+        random.key(5), **data(), scales=(0.8, 0.3)
+    )
+    np.testing.assert_array_equal(other.sample_latent(random.key(1), params, 4000), draws)
