@@ -82,7 +82,7 @@ class CircularGuide(ContinuousGuide):
         return self.cut_model(super().seen_model)
 
     def start_circles(self) -> Array | None:
-        """The middles at which the guide begins in this call; None for those of its set-up."""
+        """The middles at which the guide begins in this call; None to keep the earlier ones."""
 
     def cut_params(self) -> Params:
         """The parameter in this call; none where there is no circle."""
