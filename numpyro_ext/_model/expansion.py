@@ -26,6 +26,7 @@ from numpyro_ext._model.circles import (
 from numpyro_ext._model.handlers import first_rows, refuse_noise, valid_plates
 from numpyro_ext._model.mode_search import advice, place_cuts, search_modes
 from numpyro_ext._model.modes import DENSE_UP_TO, Modes, check_sites
+from numpyro_ext._model.normal import Normal
 from numpyro_ext._model.operations import jit_on_data, linearized, pieces, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import (
@@ -46,7 +47,6 @@ from numpyro_ext._model.taylor import (
     noise_message,
     sd_over_minibatches,
 )
-from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
@@ -258,7 +258,7 @@ class TaylorExpansion:
             return self.potential.rows_log_lik(self.info.unravel(x), {self.plate: idx})
 
         def variance(xi: Array) -> Array:
-            t = Whitening(nearest, factor).to_z(xi)
+            t = Normal(nearest, factor).to_z(xi)
             return jnp.var(proxy.change(t, rows_at(t), rows_at)[1], ddof=1)
 
         @jit_on_data

@@ -37,7 +37,6 @@ from numpyro_ext._model.normal_fit import (
     batch_rows,
     draw_batch,
     fit_normal,
-    laplace,
     some_rows,
     sum_rows,
 )
@@ -375,7 +374,7 @@ def _of_groups(
     problems += (*_few_rows_problem(info), *_precision_problem(potential, (fit.center,)))
     fit = replace(fit, problems=problems, circles=circles_of(info))
     if info.size <= DENSE_UP_TO:
-        fit = replace(fit, factor=fit.whitening.matrix)
+        fit = replace(fit, factor=fit.matrix)
     return Modes((fit,), info.shapes, fit.row_gradients, tuple(dict.fromkeys(problems)))
 
 
@@ -405,7 +404,7 @@ def _merge_ends(ends: list[Mode]) -> list[Mode]:
     kept: list[Mode] = []
     for mode in sorted(at_modes, key=lambda mode: -mode.log_evidence):
         # A diagonal knows no direction in which a posterior of many dimensions is long.
-        least = _APART if mode.whitening.is_matrix else 3 + math.sqrt(len(mode.center))
+        least = _APART if mode.is_matrix else 3 + math.sqrt(len(mode.center))
         if all(max(mode.distance(x.center), x.distance(mode.center)) > least for x in kept):
             kept.append(mode)
     if not kept:
@@ -626,9 +625,13 @@ def make_search(
             if not directions.dense and np.isfinite(point.decrement):
                 point = directions.with_diagonal(point)
             both = point.x, point.factor
-            center, factor = (jnp.asarray(np.asarray(y, dtype)) for y in both)
-            evidence = laplace(point.value, factor)
-            end = Mode(center, factor, point.decrement, point.num_negative, spent, evidence)
+            end = Mode(
+                *(jnp.asarray(np.asarray(y, dtype)) for y in both),
+                decrement=point.decrement,
+                num_negative=point.num_negative,
+                row_gradients=spent,
+            )
+            end = replace(end, log_evidence=end.laplace(point.value))
             if end.at_mode:
                 before.append((x, end))
             yield end

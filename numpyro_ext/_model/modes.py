@@ -10,13 +10,11 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
 from numpyro.distributions import biject_to
-from scipy.linalg import solve_triangular
 
-from numpyro_ext._model.arrow import Arrow
 from numpyro_ext._model.circles import recut
-from numpyro_ext._model.read import ModelInfo, Shapes, unravel
+from numpyro_ext._model.normal import Normal, Whitening
+from numpyro_ext._model.read import ModelInfo, Shapes, latent_shapes, unravel
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext._model.whitening import Whitening, fitted_normal
 from numpyro_ext._typing import Params, Sites
 
 DENSE_UP_TO = 512
@@ -41,7 +39,7 @@ def of_kind(problems: Iterable[Any], kind: str) -> list[Problem]:
 
 
 @dataclass(frozen=True)
-class Mode:
+class Mode(Normal):
     r"""
     A mode of a posterior with the normal approximation there, :math:`z = c + A \xi`,
     :math:`\xi \sim N(0, I)`; or the normal of greatest ELBO, where there is no mode or where the
@@ -54,8 +52,6 @@ class Mode:
         the draws, and at least 1, which is that of a normal posterior.
     """
 
-    center: Array
-    factor: Array | Arrow
     decrement: float = 0.0
     num_negative: int = 0
     row_gradients: int = 0
@@ -69,7 +65,6 @@ class Mode:
     variational: bool = False
     share: float = 1.0
     copy_of: int | None = None
-    circles: Array | None = None
     problems: tuple[Problem, ...] = ()
 
     @property
@@ -78,34 +73,9 @@ class Mode:
         return Whitening(self.center, self.factor, self.circles)
 
     @property
-    def sds(self) -> np.ndarray:
-        """The standard deviation of each coordinate, ``(n,)``."""
-        if isinstance(self.factor, Arrow):
-            return np.asarray(self.factor.sds(), float)
-        root = np.asarray(self.factor, float)
-        return np.abs(root) if root.ndim == 1 else np.linalg.norm(root, axis=1)
-
-    @property
-    def conditional_sds(self) -> np.ndarray:
-        """The standard deviation of each coordinate given the others, ``(n,)``."""
-        if isinstance(self.factor, Arrow):
-            return np.asarray(self.factor.conditional_sds(), float)
-        root = np.asarray(self.factor, float)
-        return np.abs(root) if root.ndim == 1 else 1 / np.linalg.norm(np.linalg.inv(root), axis=0)
-
-    @property
     def at_mode(self) -> bool:
         """True if the center is a mode."""
         return not self.variational and self.num_negative == 0 and self.decrement <= _AT_MODE
-
-    def distance(self, x: ArrayLike) -> float:
-        """The distance of a point from the center, in standard deviations."""
-        if isinstance(self.factor, Arrow):
-            return float(jnp.linalg.norm(self.whitening.to_xi(jnp.asarray(x, self.center.dtype))))
-        point, center, root = (np.asarray(y, np.float64) for y in (x, self.center, self.factor))
-        away = point - center
-        xi = away / root if root.ndim == 1 else solve_triangular(root, away, lower=True)
-        return float(np.linalg.norm(xi))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -199,9 +169,7 @@ class Modes:
         """
         which = jnp.asarray(which)[..., None]
         xi = scale * random.normal(rng_key, (*which.shape[:-1], self.size))
-        parts = [
-            jnp.vectorize(mode.whitening.to_z, signature="(n)->(n)")(xi) for mode in self.modes
-        ]
+        parts = [jnp.vectorize(mode.to_z, signature="(n)->(n)")(xi) for mode in self.modes]
         return jnp.select([which == k for k in range(len(parts))], parts)
 
     def apportion(self, num: int) -> np.ndarray:
@@ -280,8 +248,7 @@ def given_modes(init_from: InitFrom) -> Modes | None:
             f"init_from is {type(init_from).__name__}; it must be a pair (guide, params), a result"
             f" of find_modes, a taylor_proxy at a mode, None or {SEARCH!r}."
         )
-    loc, factor, shapes = fitted_normal(*init_from)
-    return Modes((Mode(loc, factor),), shapes)
+    return Modes((Mode.from_guide(*init_from),), latent_shapes(init_from[0].prototype_trace))
 
 
 def check_sites(modes: Modes, info: ModelInfo, what: str = "init_from") -> None:

@@ -15,9 +15,9 @@ import numpy as np
 from numpyro_ext._model.arrow import Arrow
 from numpyro_ext._model.minibatch import draw_indices
 from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Problem
+from numpyro_ext._model.normal import Normal
 from numpyro_ext._model.operations import count_operations, jit_on_data, linearized, quick_options
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.whitening import Whitening
 
 WORTH_OPTIMISING = 2e8
 """Numbers that a search computes, above which an optimised program pays for its compilation."""
@@ -77,17 +77,6 @@ def sum_rows(potential: Potential, options: Any) -> Callable[..., tuple[float, n
     return sums
 
 
-def laplace(value: float, factor: Any) -> float:
-    r"""Laplace's formula :math:`-U(c) + \tfrac n2 \log 2\pi + \log |A|`."""
-    if isinstance(factor, Arrow):
-        volume = np.sum(np.asarray(factor.log_diagonal(), float) + np.log(2 * np.pi) / 2)
-        return float(volume - value)
-    diagonal = np.abs(np.diagonal(factor) if np.ndim(factor) == 2 else np.asarray(factor))
-    with np.errstate(divide="ignore"):
-        volume = np.sum(np.log(diagonal.astype(float)) + np.log(2 * np.pi) / 2)
-    return float(volume - value)
-
-
 class NormalMeasure:
     r"""
     What is measured of a normal approximation :math:`z = c + A \xi`, at draws of it.
@@ -112,19 +101,19 @@ class NormalMeasure:
         rows = int(np.clip(_ROWS_OF_A_NUMBER * n, _CURVATURE_ROWS, _MOST_ROWS))
 
         def draws_of(
-            rng_key: Array, whitening: Whitening, full_grad: Array, powers: Array
+            rng_key: Array, normal: Normal, full_grad: Array, powers: Array
         ) -> tuple[Array, ...]:
-            center, arrow = whitening.center, isinstance(whitening.factor, Arrow)
+            center, arrow = normal.center, isinstance(normal.factor, Arrow)
             # A group has but few of ten thousand rows.
             idx = some_rows(potential, rows) if arrow else some_rows(potential)
             num_points = _FEW_POINTS if arrow else _POINTS
             here = potential.with_rows(idx)
             value, at_center = here.value_and_grad_flat(center, idx)
-            begin, shift = whitening.pull(at_center), full_grad - at_center
+            begin, shift = normal.pull(at_center), full_grad - at_center
 
             def grad(xi: Array) -> tuple[Array, Array]:
-                end, g = here.value_and_grad_flat(whitening.to_z(xi), idx)
-                return whitening.pull(g + shift), end
+                end, g = here.value_and_grad_flat(normal.to_z(xi), idx)
+                return normal.pull(g + shift), end
 
             def at(points: Array) -> tuple[Array, ...]:
                 xi, v = points
@@ -139,7 +128,7 @@ class NormalMeasure:
 
             points = random.normal(rng_key, (num_points, 2, *center.shape), center.dtype)
             rounding = jnp.finfo(value.dtype).eps * jnp.abs(value)
-            return rounding, whitening.pull(full_grad), *lax.map(at, points)
+            return rounding, normal.pull(full_grad), *lax.map(at, points)
 
         self._sums = sum_rows(potential, quick_options())
         self._draws_of = jit_on_data(draws_of, quick_options())
@@ -156,7 +145,7 @@ class NormalMeasure:
         beyond, curvatures = (np.nan_to_num(x, nan=np.inf) for x in (beyond, curvatures))
         departures = np.nan_to_num(np.mean(b**2, axis=1), nan=np.inf)
         with np.errstate(invalid="ignore", over="ignore"):
-            elbo = laplace(value, fit.factor) - np.mean(beyond)
+            elbo = fit.laplace(value) - np.mean(beyond)
             error = np.std(beyond) / len(beyond) ** 0.5
         length, length_error = _slope(xi, b, self.dense or arrow)
         fit = replace(
@@ -235,16 +224,16 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
     def gradient(z: Array, key: Array) -> Array:
         return potential.value_and_grad_flat(z, draw_batch(key, potential))[1]
 
-    def step(whitening: Whitening, carry: Any, at: tuple[Array, Array]) -> tuple[Any, None]:
+    def step(normal: Normal, carry: Any, at: tuple[Array, Array]) -> tuple[Any, None]:
         (loc, shape), state = carry
         rate, key = at
         L, pull = jax.vjp(factor, *shape)
         key_xi, key_batches = random.split(key)
         xi = random.normal(key_xi, (_PARTICLES, n), loc.dtype)
         score = solve_triangular(L, xi.T, trans=1, lower=True).T if dense else xi / L
-        z = jax.vmap(whitening.to_z)(loc + (xi @ L.T if dense else xi * L))
+        z = jax.vmap(normal.to_z)(loc + (xi @ L.T if dense else xi * L))
         g = jax.vmap(gradient)(z, random.split(key_batches, _PARTICLES))
-        b = jax.vmap(whitening.pull)(g) - score
+        b = jax.vmap(normal.pull)(g) - score
         slope = jnp.mean(b, 0), pull(b.T @ xi / _PARTICLES if dense else jnp.mean(b * xi, 0))
         fine = jnp.all(jnp.isfinite(g * g))
         update, new = adam.update(slope, state)
@@ -260,12 +249,12 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
         rng_key = random.fold_in(rng_key, k)
         below = jnp.zeros((n, n), center.dtype) if dense else None
         params: Any = jnp.zeros_like(center), (jnp.zeros_like(center), below)
-        whitening = Whitening(center, root)
+        normal = Normal(center, root)
         steps = (rate * falling).astype(center.dtype), random.split(rng_key, _STAGE_STEPS)
-        (loc, shape), _ = lax.scan(partial(step, whitening), (params, adam.init(params)), steps)[0]
+        (loc, shape), _ = lax.scan(partial(step, normal), (params, adam.init(params)), steps)[0]
         L = factor(*shape)
         root = jnp.tril(root @ L) if dense else root * L
-        return whitening.to_z(loc), root, jnp.max(jnp.abs(loc))
+        return normal.to_z(loc), root, jnp.max(jnp.abs(loc))
 
     dtype = jnp.result_type(float)
     cost = count_operations(

@@ -7,7 +7,6 @@ from typing import Any
 
 from jax import Array
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
@@ -16,8 +15,14 @@ from numpyro.primitives import Messenger
 
 from numpyro_ext._checks import check_positive
 from numpyro_ext._model.arguments import is_traced
-from numpyro_ext._model.read import Shapes, frames, sample_sites, unconstrained_shape
-from numpyro_ext._model.whitening import fitted_normal
+from numpyro_ext._model.normal import Normal, as_factor
+from numpyro_ext._model.read import (
+    Shapes,
+    frames,
+    latent_shapes,
+    sample_sites,
+    unconstrained_shape,
+)
 from numpyro_ext._numpyro import triangular_root
 from numpyro_ext._typing import Model, Params
 
@@ -83,19 +88,19 @@ def posterior_as_prior(
     if not is_traced(forgetting_factor) and forgetting_factor > 1:
         raise ValueError(f"forgetting_factor is {forgetting_factor!r}; it must be in (0, 1].")
     guide, params = _guide_and_params(fit)
-    loc, factor, all_shapes = fitted_normal(guide, params)
-    shapes = dict(all_shapes)
+    normal = Normal.from_guide(guide, params)
+    shapes = dict(latent_shapes(guide.prototype_trace))
     names = _choose_sites(guide.prototype_trace, list(shapes), sites)
     owner = np.concatenate([[name] * math.prod(shape) for name, shape in shapes.items()])
     chosen = np.flatnonzero(np.isin(owner, names))
-    loc, factor = loc[chosen], factor[chosen]
+    center, factor = normal.center[chosen], normal.factor[chosen]
     if factor.ndim == 2 and len(chosen) < len(owner):
         factor = triangular_root(factor)
     kept = tuple((name, shapes[name]) for name in names)
     # A prior of all sites of the one before leaves nothing of it.
     if isinstance(model, PosteriorAsPrior) and {n for n, _ in model.shapes} <= set(names):
         model = model.model
-    return PosteriorAsPrior(model, kept, loc, factor / forgetting_factor**0.5)
+    return PosteriorAsPrior(model, kept, Normal(center, factor / forgetting_factor**0.5))
 
 
 def _guide_and_params(fit: Any) -> tuple[Any, Params]:
@@ -128,17 +133,15 @@ def _choose_sites(trace: Any, latents: list[str], sites: Sequence[str] | None) -
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PosteriorAsPrior:
-    """A model with a joint normal prior of some of its latent sites in unconstrained space. Its
-    ``factor`` is a lower triangular root of the covariance, or its diagonal."""
+    """A model with a joint normal prior of some of its latent sites in unconstrained space."""
 
     model: Model
     shapes: Shapes
-    loc: Array
-    factor: Array
+    normal: Normal
 
     @property
     def numbers(self) -> tuple[Array, Array]:
-        return self.loc, self.factor
+        return self.normal.center, self.normal.factor
 
     @property
     def of_numbers(self) -> "WithPrior":
@@ -233,7 +236,7 @@ class _replace_sites(Messenger):
             return
         bijection, m, L = self.now.pop(msg["name"])
         moved = jnp.ravel(bijection.inv(msg["value"])) - m
-        self.noise.append(solve_triangular(L, moved, lower=True) if L.ndim == 2 else moved / L)
+        self.noise.append(as_factor(L).solve(moved))
 
     def check_all(self) -> None:
         if self.waiting:

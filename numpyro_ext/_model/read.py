@@ -417,6 +417,14 @@ def model_info(trace: Trace, *, sums: bool = False) -> ModelInfo:
     )
 
 
+def latent_shapes(trace: Trace) -> Shapes:
+    """The unconstrained shape of each latent site."""
+    return tuple(
+        (site["name"], unconstrained_shape(site["fn"].support, jnp.shape(site["value"])))
+        for site in latent_sites(trace)
+    )
+
+
 def unconstrained_shape(support: constraints.Constraint, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape in unconstrained space of a value of this shape."""
 

@@ -25,18 +25,17 @@ from numpyro_ext._model.arrow import Arrow, ArrowPrecision
 from numpyro_ext._model.circles import circles_of, recut
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.normal import Normal
 from numpyro_ext._model.operations import STEP, jit_on_data, pieces
 from numpyro_ext._model.potential import Potential, Program
 from numpyro_ext._model.read import (
     frames,
-    latent_sites,
+    latent_shapes,
     sample_sites,
     shape_trace,
-    unconstrained_shape,
     unravel,
 )
 from numpyro_ext._model.units import Layout
-from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Sites, Trace
 from numpyro_ext.data._rows import is_rows
@@ -82,7 +81,7 @@ class TaylorProxy:
       normal approximation; nan if there is none.
     * ``plate, size, batch`` - name of the plate, N and M.
     * ``shapes`` - ``(site, unconstrained shape)`` in the order of the vector.
-    * ``circles`` - ``(d,)``, the angles opposite of which circles are cut, see :class:`Whitening`.
+    * ``circles`` - ``(d,)``, the angles opposite of which circles are cut, see :class:`Normal`.
     * ``forward`` - whether a row has derivatives in forward mode; otherwise they are differences.
     """
 
@@ -123,9 +122,7 @@ class TaylorProxy:
                 "there is no normal approximation at the center of this proxy; make it with"
                 " center=(guide, params) of a fitted guide."
             )
-        return Whitening(self.location, self.factor, self.circles).init_params(
-            guide, *args, **kwargs
-        )
+        return Normal(self.location, self.factor, self.circles).init_params(guide, *args, **kwargs)
 
     def unravel(self, x: Array) -> Sites:
         """A ``(d,)`` vector as unconstrained sites."""
@@ -226,11 +223,7 @@ class TaylorProxy:
                 f"{name} has a term for each row of '{layout.plates[0]}', which is unbiased without"
                 " a proxy; leave it out."
             )
-        shapes = tuple(
-            (site["name"], unconstrained_shape(site["fn"].support, jnp.shape(site["value"])))
-            for site in latent_sites(model_trace)
-        )
-        self._check_same(shapes, {self.plate: self.size})
+        self._check_same(latent_shapes(model_trace), {self.plate: self.size})
 
     def _check_size(self, model_trace: Trace, others: list[str]) -> None:
         plates = {n: s["args"][0] for n, s in model_trace.items() if s["type"] == "plate"}

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import linalg
 
+from numpyro_ext._model.normal import as_factor, mean_and_sd
 from numpyro_ext.diagnostics.comparison import (
     LEVELS,
     inside,
     is_heavy,
     least_spread,
-    mean_and_sd,
     shares_to_sd_ratios,
     unit_root,
 )
@@ -110,10 +110,6 @@ class _Place(NamedTuple):
     force: Array
 
 
-def _times(root: Array, v: Array) -> Array:
-    return root * v if root.ndim == 1 else jnp.matmul(root, v, precision="highest")
-
-
 def _trajectory(
     place_at: Callable[[Array], _Place], root: Array, here: _Place, h: Array, leaps: Any, keys: Any
 ) -> tuple[_Place, Array]:
@@ -122,7 +118,7 @@ def _trajectory(
     def leap(_: int, state: tuple[_Place, Array]) -> tuple[_Place, Array]:
         place, p = state
         p = p + 0.5 * h * place.force
-        there = place_at(place.x + _times(root, h * p))
+        there = place_at(place.x + as_factor(root).push(h * p))
         return there, p + 0.5 * h * there.force
 
     momentum = random.normal(keys[0], here.x.shape, here.x.dtype)
@@ -145,7 +141,7 @@ def _chain_from(
 
     def place_at(x: Array) -> _Place:
         value, grad = potential(x)
-        return _Place(x, -value, _times(root.T, -grad))
+        return _Place(x, -value, as_factor(root).pull(-grad))
 
     def move(state: Any, inputs: tuple[Array, Array]) -> tuple[Any, tuple[Array, Array]]:
         here, log_h, tally = state

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.scipy.special import ndtri
 import numpy as np
 
+from numpyro_ext._model.normal import correlation_root, mean_and_sd
 from numpyro_ext.diagnostics.limits import RATIO_KNOWN, SHAPE, SHAPE_KNOWN, SHIFT
 from numpyro_ext.diagnostics.table import Row
 
@@ -240,19 +241,10 @@ def least_spread(centre: Any, eps: Any) -> Any:
     return 2 * eps * abs(centre)
 
 
-def mean_and_sd(x: Any) -> tuple[Any, Any]:
-    """Mean and standard deviation over the first axis; of equal numbers the number and 0."""
-    away = x - x[0]
-    return x[0] + away.mean(0), away.std(0)
-
-
 def unit_root(x: Array) -> Array:
     """The lower root of the covariance of ``(m, d)`` points; their sds ``(d,)`` if d is large."""
     (m, d), (mean, sd) = x.shape, mean_and_sd(x)
     scale = jnp.where(sd > 0, sd, 1.0)
     if d >= m or d > _MOST_CORRELATED:
         return scale
-    u = (x - mean) / scale
-    # The correlations are shrunk, as in the particles' own step.
-    shrunk = jnp.matmul(u.T, u, precision="highest") / (m + d)
-    return scale[:, None] * jnp.linalg.cholesky(jnp.fill_diagonal(shrunk, 1.0, inplace=False))
+    return scale[:, None] * correlation_root((x - mean) / scale, m)

@@ -15,12 +15,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.distributions.transforms import (
-    AffineTransform,
-    IndependentTransform,
-    LowerCholeskyAffine,
-    Transform,
-)
+from numpyro.distributions.transforms import Transform
 from numpyro.handlers import block, seed, substitute
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.primitives import Messenger
@@ -43,6 +38,7 @@ from numpyro_ext._model.modes import (
     check_sites,
     given_modes,
 )
+from numpyro_ext._model.normal import Normal
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import supports_of
 from numpyro_ext._model.read import ModelInfo, call_and_trace, is_only_recorded, transforms_of
@@ -321,7 +317,7 @@ class AutoAtModes(AutoJoint):
         )
         return lax.stop_gradient((center, root))
 
-    def begin(self) -> tuple[Array, Array, list[Transform], Mode | None]:
+    def begin(self) -> tuple[Array, Array, list["FixedMap"], Mode | None]:
         """The location and standard deviations ``(latent_dim,)`` at the start; the fixed map after
         them, if there is one; and its mode, if that was found in this call."""
         d = self.latent_dim
@@ -339,7 +335,7 @@ class AutoAtModes(AutoJoint):
                 mode = modes.heaviest
                 x, A = mode.center, self.units(mode)
             fixed = self.new_map(x, A)
-        return loc, scale, [fixed_map(*fixed)], mode
+        return loc, scale, [FixedMap(Normal(*fixed))], mode
 
     def units(self, mode: Mode) -> Any:
         arrow = isinstance(mode.factor, Arrow)
@@ -358,7 +354,7 @@ class AutoWithoutDensity(AutoAtModes):
         """A draw of the guide's own site ``_{prefix}_{name}``."""
         return numpyro.sample(f"_{self.prefix}_{name}", fn, infer={"is_auxiliary": True})
 
-    def loc_and_scale(self) -> tuple[Any, Any, list[Transform]]:
+    def loc_and_scale(self) -> tuple[Any, Any, list["FixedMap"]]:
         """The trained location and standard deviations, and the fixed map after them, if any."""
         loc, scale, fixed, _ = self.begin()
         loc, positive = numpyro.param(f"{self.prefix}_loc", loc), constraints.softplus_positive
@@ -374,29 +370,20 @@ class AutoWithoutDensity(AutoAtModes):
         return self.latent_distribution()  # raises
 
 
-class ArrowAffine(VectorTransform):
-    """The map :math:`c + A x` of an :class:`Arrow` A."""
+class FixedMap(VectorTransform):
+    """The map :math:`c + A x` of a normal."""
 
-    arrays = ("center", "factor")
+    arrays = ("normal",)
 
-    def __init__(self, center: Array, factor: Arrow) -> None:
-        self.center, self.factor = center, factor
+    def __init__(self, normal: Normal) -> None:
+        self.normal = normal
 
     def call_with_intermediates(self, x: Array) -> tuple[Array, Array]:
-        y = self.center + jnp.vectorize(self.factor.push, signature="(n)->(n)")(x)
-        return y, jnp.broadcast_to(jnp.sum(self.factor.log_diagonal()), x.shape[:-1])
+        y = jnp.vectorize(self.normal.to_z, signature="(n)->(n)")(x)
+        return y, jnp.broadcast_to(self.normal.log_volume, x.shape[:-1])
 
     def _inverse(self, y: Array) -> Array:
-        return jnp.vectorize(self.factor.solve, signature="(n)->(n)")(y - self.center)
-
-
-def fixed_map(center: Array, root: Any) -> Transform:
-    """The map :math:`c + A x`."""
-    if isinstance(root, Arrow):
-        return ArrowAffine(center, root)
-    if root.ndim == center.ndim:
-        return IndependentTransform(AffineTransform(center, root), 1)
-    return LowerCholeskyAffine(center, root)
+        return jnp.vectorize(self.normal.to_xi, signature="(n)->(n)")(y)
 
 
 def with_fixed_map(fn: dist.Distribution, fixed: Sequence[Transform]) -> dist.Distribution:

@@ -136,7 +136,7 @@ class AutoFlowNormal(AutoAtModes):
         loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
         zero = jnp.zeros_like(loc)
         shift = IndependentTransform(AffineTransform(loc, jnp.ones_like(loc)), 1)
-        if fixed and isinstance(fixed[0], LowerCholeskyAffine):
+        if fixed and fixed[0].normal.is_matrix:
             name, rows = f"{self.prefix}_scale_tril", RowsOfFactor()
             L: Any = numpyro.param(name, jnp.diag(scale), constraint=rows)
             return [LowerCholeskyAffine(zero, L), shift, *fixed]

@@ -168,7 +168,7 @@ class AutoMarkov(AutoAtModes):
         chain = order[: T * D]
         factor: Any = scale[chain].reshape(T, D)[..., None] * jnp.eye(D)
         weights: Any = jnp.zeros((T, self.order, D, D))
-        if mode is not None and mode.whitening.is_matrix:
+        if mode is not None and mode.is_matrix:
             root = np.asarray(mode.factor, float) / mode.sds[:, None]
             band = band_of(root[chain].reshape(T, D, -1), self.order)
             factor, weights = (jnp.asarray(x, scale.dtype) for x in band)

@@ -1,7 +1,7 @@
 """Kernels for ``MCMC(kernel, ...)`` that take one minibatch gradient per transition."""
 
+from numpyro_ext._model.normal import Whitening
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.whitening import Whitening
 from numpyro_ext.mcmc.base import Estimate, SGMCMCKernel, Transition, kernel_state
 from numpyro_ext.mcmc.from_states import mcmc_from_states
 from numpyro_ext.mcmc.geometry import ExpandedMean

@@ -39,12 +39,12 @@ from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.minibatch import draw_indices, start_plates
 from numpyro_ext._model.mode_search import place_cuts, recut_sites
 from numpyro_ext._model.modes import Mode, Modes, check_sites
+from numpyro_ext._model.normal import Whitening
 from numpyro_ext._model.operations import jit_on_data, linearized, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, check_site_table, refuse_scaled
 from numpyro_ext._model.sharding import check_sharding, spread_arrays
 from numpyro_ext._model.start import draw_params, draw_start
-from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._numpyro import ResumableKernel
 from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
 from numpyro_ext.mcmc.gradients import MinibatchGradient

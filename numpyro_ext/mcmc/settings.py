@@ -12,15 +12,14 @@ from jax import Array, lax, random
 from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
-from scipy.linalg import solve_triangular
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.mode_search import search_modes
 from numpyro_ext._model.modes import Mode, Modes
+from numpyro_ext._model.normal import Normal, Whitening
 from numpyro_ext._model.normal_fit import NormalMeasure, batch_rows, draw_batch, sum_rows
 from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.whitening import Whitening
 from numpyro_ext._typing import GradientEstimator, Sites
 from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient
 
@@ -164,12 +163,12 @@ class Found:
         return same and bool(np.mean(moved**2) < _SAME * max(size, 1.0))
 
 
-def _gradients(potential: Potential, whitening: Whitening) -> np.ndarray:
-    center = whitening.center
+def _gradients(potential: Potential, normal: Normal) -> np.ndarray:
+    center = normal.center
     points = random.normal(random.key(0), (_PROBES, *center.shape), center.dtype)
     sums = sum_rows(potential, quick_options())
-    grads = [sums(np.asarray(whitening.to_z(xi)))[1] for xi in points]
-    return np.stack([whitening.pull(jnp.asarray(g, center.dtype)) for g in grads])
+    grads = [sums(np.asarray(normal.to_z(xi)))[1] for xi in points]
+    return np.stack([normal.pull(jnp.asarray(g, center.dtype)) for g in grads])
 
 
 def settings_for(
@@ -368,9 +367,7 @@ def _stiffest(modes: tuple[Mode, ...]) -> float:
     root = np.asarray(first.factor, np.float64)
 
     def scale(mode: Mode) -> float:
-        there = np.asarray(mode.factor, np.float64)
-        if there.ndim == 1:
-            return float(np.max(root / there))
-        return float(np.linalg.norm(solve_triangular(there, root, lower=True), 2))
+        moved = mode.on_host.solve(root)
+        return float(np.linalg.norm(moved, 2) if moved.ndim == 2 else np.max(moved))
 
     return max(first.stiffness, *(mode.stiffness * scale(mode) ** 2 for mode in others), 1.0)

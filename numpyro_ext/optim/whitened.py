@@ -7,7 +7,7 @@ from jax import Array
 import jax.numpy as jnp
 import optax
 
-from numpyro_ext._model.whitening import Whitening
+from numpyro_ext._model.normal import Normal
 
 
 def whitened(
@@ -65,7 +65,7 @@ def whitened(
     return optax.GradientTransformation(init, update)
 
 
-def _normals(params: Mapping[str, Array]) -> dict[str, Whitening]:
+def _normals(params: Mapping[str, Array]) -> dict[str, Normal]:
     """The mean and scale of each normal in a guide's parameters, by the name of its mean."""
     normals = {}
     for name, loc in params.items():
@@ -74,7 +74,7 @@ def _normals(params: Mapping[str, Array]) -> dict[str, Whitening]:
             if stem != name and scale in params and f"{stem}_cov_factor" not in params:
                 factor = jnp.asarray(params[scale])
                 dense = scale.endswith("tril")
-                normals[name] = Whitening(jnp.ravel(loc), factor if dense else jnp.ravel(factor))
+                normals[name] = Normal(jnp.ravel(loc), factor if dense else jnp.ravel(factor))
                 break
     if not normals:
         raise ValueError(

@@ -1,36 +1,45 @@
 """Coordinates in which a set of particles has the identity as its (shrunk) covariance."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 from jax import Array
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
+from numpyro_ext._model.normal import (
+    Dense,
+    Normal,
+    as_factor,
+    correlation_root,
+    mean_and_sd,
+)
 from numpyro_ext._typing import Bool, Float
 from numpyro_ext.scores._points import matmul
 
 _APART = 100.0  # times the root of the dimension, in units of a group's spread
 
 
-class _Identity(NamedTuple):
-    def times(self, u: Array) -> Array:
-        return u
+class _Scaled(NamedTuple):
+    """The factor ``diag(scale) R`` with a root R of the correlations."""
 
-    times_transposed = solve = times
+    scale: Float[Array, " d"]
+    root: Any
 
+    def astype(self, dtype: Any) -> "_Scaled":
+        return jax.tree.map(lambda x: x.astype(dtype), self)
 
-class _Triangular(NamedTuple):
-    root: Float[Array, "d d"]
+    def push(self, xi: Array) -> Array:
+        return self.scale * self.root.push(xi)
 
-    def times(self, u: Array) -> Array:
-        return matmul(u, self.root)
+    def pull(self, grad: Array) -> Array:
+        return self.root.pull(self.scale * grad)
 
-    def times_transposed(self, u: Array) -> Array:
-        return matmul(u, self.root.T)
-
-    def solve(self, u: Array) -> Array:
-        return solve_triangular(self.root, u.T, lower=True).T
+    def solve(self, moved: Array) -> Array:
+        return self.root.solve(moved / self.scale)
 
 
 class _LowRank(NamedTuple):
@@ -53,10 +62,10 @@ class _LowRank(NamedTuple):
         m, d = self.W.shape
         return (d / (m + d)) ** 0.5
 
-    def times(self, u: Array) -> Array:
+    def pull(self, u: Array) -> Array:
         return self.a * (u + matmul(self._divided(matmul(u, self.W.T), trans=1), self.W))
 
-    def times_transposed(self, u: Array) -> Array:
+    def push(self, u: Array) -> Array:
         return self.a * (u + matmul(self._divided(matmul(u, self.W.T), trans=0), self.W))
 
     def solve(self, u: Array) -> Array:
@@ -69,56 +78,47 @@ class _LowRank(NamedTuple):
         return solve_triangular(one + self.R, v.T, lower=True, trans=trans).T
 
 
-class CovarianceWhitening(NamedTuple):
-    r"""The map :math:`y = (x - \bar x) L^{-\top}` with the L of :class:`ParticleField`, for d > m
-    by a root in O(m^2 d); a coordinate in which all particles agree keeps its own unit."""
-
-    mean: Float[Array, " d"]
-    scale: Float[Array, " d"]  # L is scale[:, None] * root with a root of the correlations
-    root: _Identity | _Triangular | _LowRank
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["center", "factor", "circles"], meta_fields=[]
+)
+@dataclass(frozen=True, eq=False)
+class CovarianceWhitening(Normal):
+    r"""The map :math:`y = (x - \bar x) L^{-\top}` of ``(m, d)`` particles with the L of
+    :class:`ParticleField`, for d > m by a root in O(m^2 d); a coordinate in which all particles
+    agree keeps its own unit."""
 
     @classmethod
     def from_particles(cls, x: Float[Array, "m d"], where: Any = None) -> "CovarianceWhitening":
         """The map that the particles define, or some of them: ``where``, ``(m,)``."""
-        m, d = x.shape
-        here = True if where is None else where[:, None]
-        # From one of them, because the mean of equal numbers is not quite this number.
-        first = x[0 if where is None else jnp.argmax(where)]
-        mean, sd = jnp.mean(x - first, axis=0, where=here), jnp.std(x - first, axis=0, where=here)
-        mean, scale = first + mean, jnp.where(sd > 0, sd, 1.0)
+        (m, d), (mean, sd) = x.shape, mean_and_sd(x, where)
+        scale = jnp.where(sd > 0, sd, 1.0)
         # Correlations first: their root keeps its digits whatever the units are.
         u = (x - mean) / scale
         if where is not None:
-            u, m = jnp.where(here, u, 0), jnp.sum(where)
+            u, m = jnp.where(where[:, None], u, 0), jnp.sum(where)
         elif d > m:
             # A coordinate without spread has the shrunk variance lambda instead of 1.
-            return cls(mean, jnp.where(sd > 0, scale, ((d + m) / d) ** 0.5), _LowRank.of(u))
-        shrunk = jnp.fill_diagonal(matmul(u.T, u) / (m + d), 1.0, inplace=False)
-        return cls(mean, scale, _Triangular(jnp.linalg.cholesky(shrunk)))
-
-    @classmethod
-    def from_normal(cls, center: Array, factor: Array) -> "CovarianceWhitening":
-        """The map of a normal of the given mean and triangular root, or its diagonal ``(d,)``."""
-        if factor.ndim == 1:
-            return cls(center, factor, _Identity())
-        return cls(center, jnp.ones_like(center), _Triangular(factor))
+            scale = jnp.where(sd > 0, scale, ((d + m) / d) ** 0.5)
+            return cls(mean, _Scaled(scale, _LowRank.of(u)))
+        return cls(mean, _Scaled(scale, Dense(correlation_root(u, m))))
 
     def at_most(self, scale: Array) -> "CovarianceWhitening":
         """The map in which no coordinate is wider than this."""
-        return self._replace(scale=jnp.minimum(self.scale, scale))
+        factor: Any = self.factor
+        return replace(self, factor=factor._replace(scale=jnp.minimum(factor.scale, scale)))
 
     def points(self, x: Array) -> Float[Array, "m d"]:
-        return self.root.solve((x - self.mean) / self.scale)
+        return jax.vmap(self.to_xi)(x)
 
     def gradients(self, g: Array) -> Float[Array, "m d"]:
-        return self.root.times(g * self.scale)
+        return jax.vmap(self.pull)(g)
 
     def velocities(self, v: Array) -> Float[Array, "m d"]:
-        return self.root.times_transposed(v) * self.scale
+        return jax.vmap(self.push)(v)
 
     def speed(self, v: Array) -> Float[Array, " m"]:
         """Root mean square over the coordinates of each velocity, in units of the spread."""
-        return jnp.sqrt(jnp.mean(self.root.solve(v / self.scale) ** 2, axis=1))
+        return jnp.sqrt(jnp.mean(jax.vmap(as_factor(self.factor).solve)(v) ** 2, axis=1))
 
 
 class PerModeWhitening(NamedTuple):

@@ -176,16 +176,14 @@ class EnsembleLangevin:
                 " at least, to have a covariance; give 4 or more."
             )
         key_momenta, rng_key = random.split(rng_key)
-        largest, start = _UNKNOWN, (jnp.mean(x, axis=0), jnp.ones(d, x.dtype))
+        largest, start = _UNKNOWN, CovarianceWhitening(jnp.mean(x, axis=0), jnp.ones(d, x.dtype))
         if modes is not None:
             stiffest = max(float(mode.stiffness) for mode in modes.modes)
             largest = min(_LARGEST_STEP, _STABLE / stiffest**0.5)
-            normal = modes.heaviest.whitening
-            factor = normal.factor if isinstance(normal.factor, Array) else normal.matrix
-            start = normal.center.astype(x.dtype), factor.astype(x.dtype)
+            center, factor = modes.heaviest.center, modes.heaviest.factor
+            start = CovarianceWhitening(center.astype(x.dtype), factor.astype(x.dtype))
         if self.step_size is not None:
             largest = self.step_size
-        start = CovarianceWhitening.from_normal(*start)
         y = start.points(x)
         widest = jnp.full(d, jnp.inf, x.dtype) if modes is None else _WIDEST * jnp.std(y, axis=0)
         A, B = _HALVES

@@ -12,6 +12,7 @@ import optax
 import pytest
 from scipy.stats import norm, t
 
+from numpyro_ext._model.normal import mean_and_sd
 from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.diagnostics.checks.draws import _still
 from numpyro_ext.diagnostics.checks.weights import (
@@ -21,7 +22,7 @@ from numpyro_ext.diagnostics.checks.weights import (
     compare_with_weights,
     summarise_weights,
 )
-from numpyro_ext.diagnostics.comparison import MEAN, SD, SHAPES, mean_and_sd, unit_root
+from numpyro_ext.diagnostics.comparison import MEAN, SD, SHAPES, unit_root
 from numpyro_ext.guides import AutoMixtureNormal
 from tests.diagnostics.drawn import rows_of
 from tests.scatter import KEYS, assert_errors_are_the_scatter

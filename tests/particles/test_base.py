@@ -207,6 +207,6 @@ def test_a_coordinate_in_which_all_particles_agree_keeps_its_own_unit(where):
         CovarianceWhitening.from_particles(jnp.asarray(x), where),
         slice(0 if where is None else 10, 60),
     )
-    assert (units.scale[0], units.mean[0]) == (1.0, np.float32(0.1))
-    np.testing.assert_allclose(units.scale[1], x[here, 1].std(), rtol=1e-5)
+    assert (units.factor.scale[0], units.center[0]) == (1.0, np.float32(0.1))
+    np.testing.assert_allclose(units.factor.scale[1], x[here, 1].std(), rtol=1e-5)
     np.testing.assert_array_equal(units.points(jnp.asarray(x))[here, 0], 0.0)

@@ -15,12 +15,13 @@ from numpyro_ext._model.exact import (
     may_be_imprecise,
     numbers_of,
 )
+from numpyro_ext._model.normal import mean_and_sd
 from numpyro_ext._model.operations import jit_on_data
 from numpyro_ext._model.read import Site, is_delta
 from numpyro_ext._typing import Sites
 from numpyro_ext.diagnostics._density import coordinates
 from numpyro_ext.diagnostics._evaluate import guide_trace_of, model_trace_of
-from numpyro_ext.diagnostics.comparison import least_spread, mean_and_sd
+from numpyro_ext.diagnostics.comparison import least_spread
 from numpyro_ext.diagnostics.context import FitContext, cached
 from numpyro_ext.diagnostics.table import Row
 

@@ -45,10 +45,10 @@ class AtModes(NamedTuple):
 
 def place_in(modes: list[Mode]) -> Callable[[Array], tuple[Array, Array]]:
     """The mode at which a point most likely is, and the square of its distance from there."""
-    volumes = [mode.whitening.log_volume for mode in modes]
+    volumes = [mode.log_volume for mode in modes]
 
     def place(x: Array) -> tuple[Array, Array]:
-        away = jnp.stack([jnp.sum(mode.whitening.to_xi(x) ** 2) for mode in modes])
+        away = jnp.stack([jnp.sum(mode.to_xi(x) ** 2) for mode in modes])
         logs = jnp.log(jnp.array([mode.share for mode in modes])) - jnp.stack(volumes) - away / 2
         k = jnp.argmax(jnp.where(jnp.isnan(logs), -jnp.inf, logs))
         return k, away[k]

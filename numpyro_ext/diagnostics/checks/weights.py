@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_ext._model.normal import mean_and_sd
 from numpyro_ext.diagnostics._density import declare
 from numpyro_ext.diagnostics.comparison import (
     Comparison,
     decide,
     is_heavy,
     least_spread,
-    mean_and_sd,
     void_if_any_unjudged,
 )
 from numpyro_ext.diagnostics.context import FitContext, cached
