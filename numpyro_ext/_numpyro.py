@@ -11,7 +11,6 @@ from typing import Any, cast
 import jax
 from jax import Array, jit, random
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
@@ -226,8 +225,8 @@ def triangular_root(root: Array) -> Array:
 
 
 def params_of_normal(guide: Any, loc: Array, factor: Array) -> Params:
-    """The parameters of a normal guide of this mean and covariance, as of :func:`normal_of_guide`;
-    variances of a diagonal one are those of each site given the others."""
+    """The parameters of a normal guide of this mean and factor: a matrix for an
+    ``AutoMultivariateNormal``, and scales for the others."""
     allowed = (AutoMultivariateNormal, AutoNormal, AutoDiagonalNormal)
     if not isinstance(guide, allowed):
         names = ", ".join(cls.__name__ for cls in allowed)
@@ -235,10 +234,6 @@ def params_of_normal(guide: Any, loc: Array, factor: Array) -> Params:
     size = sum(map(jnp.size, guide._init_locs.values()))
     if len(loc) != size:
         raise ValueError(f"the normal has {len(loc)} coordinates; the guide's model has {size}.")
-    scale = factor
-    if factor.ndim == 2:
-        root = solve_triangular(factor, jnp.eye(len(loc), dtype=factor.dtype), lower=True)
-        scale = 1 / jnp.linalg.norm(root, axis=0)
     prefix, trace = guide.prefix, guide.prototype_trace or {}
     if isinstance(guide, AutoNormal):
         params, start = {}, 0
@@ -246,15 +241,14 @@ def params_of_normal(guide: Any, loc: Array, factor: Array) -> Params:
             shape = jnp.shape(guide._init_locs[name])
             stop = start + math.prod(shape)
             params[f"{name}_{prefix}_loc"] = loc[start:stop].reshape(shape)
-            params[f"{name}_{prefix}_scale"] = scale[start:stop].reshape(shape)
+            params[f"{name}_{prefix}_scale"] = factor[start:stop].reshape(shape)
             start = stop
         return params
     place = guide._unpack_latent(jnp.arange(guide.latent_dim))
     back = jnp.argsort(jnp.concatenate([jnp.ravel(place[name]) for name in trace if name in place]))
     if isinstance(guide, AutoDiagonalNormal):
-        return {f"{prefix}_loc": loc[back], f"{prefix}_scale": scale[back]}
-    dense = factor if factor.ndim == 2 else jnp.diag(factor)
-    return {f"{prefix}_loc": loc[back], f"{prefix}_scale_tril": triangular_root(dense[back])}
+        return {f"{prefix}_loc": loc[back], f"{prefix}_scale": factor[back]}
+    return {f"{prefix}_loc": loc[back], f"{prefix}_scale_tril": triangular_root(factor[back])}
 
 
 def posterior_guide(

@@ -625,12 +625,8 @@ def make_search(
             if not directions.dense and np.isfinite(point.decrement):
                 point = directions.with_diagonal(point)
             both = point.x, point.factor
-            end = Mode(
-                *(jnp.asarray(np.asarray(y, dtype)) for y in both),
-                decrement=point.decrement,
-                num_negative=point.num_negative,
-                row_gradients=spent,
-            )
+            center, factor = (jnp.asarray(np.asarray(y, dtype)) for y in both)
+            end = Mode(center, factor, None, point.decrement, point.num_negative, spent)
             end = replace(end, log_evidence=end.laplace(point.value))
             if end.at_mode:
                 before.append((x, end))

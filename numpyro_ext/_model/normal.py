@@ -74,14 +74,12 @@ class Dense(NamedTuple):
         return np.linalg.norm(self.root, axis=1)
 
     def conditional_sds(self) -> Any:
-        return 1 / np.linalg.norm(np.linalg.inv(self.root), axis=0)
+        library = _library(self.root)
+        unit = library.eye(len(self.root), dtype=self.root.dtype)
+        return 1 / library.linalg.norm(self.solve(unit), axis=0)
 
     def dense(self) -> Any:
         return self.root
-
-
-type Factor = Any
-"""A factor as it is kept: ``(n, n)``, ``(n,)``, or an object with these methods."""
 
 
 def mean_and_sd(x: Any, where: Any = None) -> tuple[Any, Any]:
@@ -107,22 +105,19 @@ def as_factor(factor: Any) -> Any:
     return Dense(factor) if factor.ndim == 2 else Diagonal(factor)
 
 
-@partial(
+of_arrays = partial(
     jax.tree_util.register_dataclass, data_fields=["center", "factor", "circles"], meta_fields=[]
 )
+"""Makes a class of normals a pytree."""
+
+
+@of_arrays
 @dataclass(frozen=True, eq=False, repr=False)
 class Normal:
-    r"""
-    The normal :math:`z = c + A \xi` with :math:`\xi \sim N(0, I)`, in the flat order.
-
-    :param center: c, ``(n,)``.
-    :param factor: A: lower triangular ``(n, n)``, its diagonal ``(n,)``, or an :class:`Arrow`.
-    :param circles: for latent sites on circles, ``(n,)``, the angle opposite of which each is cut
-        to become a line, and inf for other coordinates; None where all are cut at pi.
-    """
+    r"""The normal :math:`z = c + A \xi` with :math:`\xi \sim N(0, I)`; see :class:`Whitening`."""
 
     center: Array
-    factor: Factor
+    factor: Any
     circles: Array | None = None
 
     @classmethod
@@ -154,14 +149,12 @@ class Normal:
                 "the guide finds no start at which the density is finite; make it with"
                 " init_loc_fn=find_modes(model, *args), of numpyro_ext.optim."
             ) from error
-        center, factor = self.center, self.factor
-        if isinstance(factor, Arrow):
-            diagonal = not isinstance(guide, AutoMultivariateNormal)
-            factor = factor.conditional_sds() if diagonal else self.matrix
+        center, is_dense = self.center, isinstance(guide, AutoMultivariateNormal)
+        factor = self.matrix if is_dense else as_factor(self.factor).conditional_sds()
         if self.circles is not None:  # the guide has them cut at pi
             ones = jnp.ones_like(center)
             center, slopes = jax.jvp(lambda x: recut(x, self.circles, None), (center,), (ones,))
-            factor = slopes[:, None] * factor if factor.ndim == 2 else slopes * factor
+            factor = slopes[:, None] * factor if is_dense else slopes * factor
         return params_of_normal(guide, center, factor)
 
     def __repr__(self) -> str:
@@ -241,9 +234,7 @@ class Normal:
         return float(np.sum(each + np.log(2 * np.pi) / 2) - value)
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["center", "factor", "circles"], meta_fields=[]
-)
+@of_arrays
 @dataclass(frozen=True, eq=False, repr=False)
 class Whitening(Normal):
     r"""

@@ -235,8 +235,7 @@ def _find(
         modes = search_modes(key_normal, kernel.model, potential, start, kernel.init_strategy)
         spent = modes.row_gradients
     elif modes is None:
-        center, factor = known.center.astype(float), known.factor.astype(float)
-        normal = Mode(center, factor, circles=known.circles)
+        normal = Mode(known.center.astype(float), known.factor.astype(float), known.circles)
         normal = NormalMeasure(key_normal, potential)(normal)
         modes = Modes((normal,), info.shapes, problems=normal.problems)
     assert modes is not None

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,13 +9,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_ext._model.normal import (
-    Dense,
-    Normal,
-    as_factor,
-    correlation_root,
-    mean_and_sd,
-)
+from numpyro_ext._model.normal import Dense, Normal, correlation_root, mean_and_sd, of_arrays
 from numpyro_ext._typing import Bool, Float
 from numpyro_ext.scores._points import matmul
 
@@ -78,9 +71,7 @@ class _LowRank(NamedTuple):
         return solve_triangular(one + self.R, v.T, lower=True, trans=trans).T
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["center", "factor", "circles"], meta_fields=[]
-)
+@of_arrays
 @dataclass(frozen=True, eq=False)
 class CovarianceWhitening(Normal):
     r"""The map :math:`y = (x - \bar x) L^{-\top}` of ``(m, d)`` particles with the L of
@@ -102,10 +93,10 @@ class CovarianceWhitening(Normal):
             return cls(mean, _Scaled(scale, _LowRank.of(u)))
         return cls(mean, _Scaled(scale, Dense(correlation_root(u, m))))
 
-    def at_most(self, scale: Array) -> "CovarianceWhitening":
+    def at_most(self, widest: Array) -> "CovarianceWhitening":
         """The map in which no coordinate is wider than this."""
-        factor: Any = self.factor
-        return replace(self, factor=factor._replace(scale=jnp.minimum(factor.scale, scale)))
+        scale = jnp.minimum(self.factor.scale, widest)
+        return replace(self, factor=self.factor._replace(scale=scale))
 
     def points(self, x: Array) -> Float[Array, "m d"]:
         return jax.vmap(self.to_xi)(x)
@@ -118,7 +109,7 @@ class CovarianceWhitening(Normal):
 
     def speed(self, v: Array) -> Float[Array, " m"]:
         """Root mean square over the coordinates of each velocity, in units of the spread."""
-        return jnp.sqrt(jnp.mean(jax.vmap(as_factor(self.factor).solve)(v) ** 2, axis=1))
+        return jnp.sqrt(jnp.mean(jax.vmap(self.factor.solve)(v) ** 2, axis=1))
 
 
 class PerModeWhitening(NamedTuple):
