@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-import hashlib
-import operator
 from typing import Any
 
 import jax
@@ -21,25 +19,6 @@ _NUMBERS = "biufc"
 def is_traced(tree: Any) -> bool:
     """Return whether a leaf has no numbers yet, as under ``jax.jit``."""
     return any(isinstance(x, Tracer) for x in jax.tree.leaves(tree))
-
-
-def is_same(before: Any, now: Any) -> bool:
-    """Return whether two trees have the very same leaves."""
-    (old, structure), (new, same) = map(jax.tree.flatten, (before, now))
-    return structure == same and all(map(operator.is_, old, new))
-
-
-def digest(tree: Any) -> str:
-    """A hash of the numbers in a tree, and of its structure."""
-    leaves, structure = jax.tree.flatten(tree)
-    whole = hashlib.sha256(str(structure).encode())
-    for leaf in leaves:
-        is_key = isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        values = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
-        whole.update(f"{values.dtype}{values.shape}".encode())
-        if values.dtype.kind != "O":  # an object has no numbers of its own
-            whole.update(np.ascontiguousarray(values).tobytes())
-    return whole.hexdigest()
 
 
 class _Indexed(np.ndarray):

@@ -14,13 +14,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 from jax import Array, random
-from jax.core import Tracer
 from jax.lax import stop_gradient
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
 from numpyro.handlers import block, seed
 
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.arrow import Arrow, ArrowPrecision
 from numpyro_ext._model.circles import circles_of, recut
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
@@ -29,12 +29,14 @@ from numpyro_ext._model.normal import Normal
 from numpyro_ext._model.operations import STEP, jit_on_data, pieces
 from numpyro_ext._model.potential import Potential, Program
 from numpyro_ext._model.read import (
+    Shapes,
     frames,
     latent_shapes,
     sample_sites,
     shape_trace,
     unravel,
 )
+from numpyro_ext._model.same import SAME, agree, difference, mark_of
 from numpyro_ext._model.units import Layout
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Model, Params, Sites, Trace
@@ -45,9 +47,6 @@ LARGEST_NOISE = 0.5
 """Nats of noise over minibatches up to which a proxy is near enough."""
 _VALUES = 0.5
 """The part of v by which values are compared, where there is no forward mode."""
-SAME, SAME_IN_A_STEP = 1e-4, 3e-2
-"""Root mean squares by which the log likelihoods l of the same rows may differ, in units of 1 +
-|l|; in a step, which is another program, and whose matrices a GPU multiplies in fewer digits."""
 
 
 @partial(
@@ -101,7 +100,7 @@ class TaylorProxy:
     forward: bool = True
 
     compared: ClassVar[Any] = None
-    """The model and the arguments that :meth:`check_data` has compared last."""
+    """A mark of the model and the arguments that :meth:`check_data` has compared last."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: x for name, x in vars(self).items() if name != "compared"}
@@ -194,7 +193,8 @@ class TaylorProxy:
         residuals = (at_t - at_center) - slope
         change = of_all_rows + self.size * jnp.mean(residuals)
         if index is not None:
-            same = _agree(at_center, self.rows[index], SAME_IN_A_STEP)
+            with jax.default_matmul_precision("highest"):  # as the rows that it has
+                same = agree(rows_at(self.location), self.rows[index])
             change = jnp.where(same, change, jnp.nan)
         return change, residuals
 
@@ -223,7 +223,7 @@ class TaylorProxy:
                 f"{name} has a term for each row of '{layout.plates[0]}', which is unbiased without"
                 " a proxy; leave it out."
             )
-        self._check_same(latent_shapes(model_trace), {self.plate: self.size})
+        self.check_sites(latent_shapes(model_trace), {self.plate: self.size})
 
     def _check_size(self, model_trace: Trace, others: list[str]) -> None:
         plates = {n: s["args"][0] for n, s in model_trace.items() if s["type"] == "plate"}
@@ -234,7 +234,8 @@ class TaylorProxy:
                 f" '{self.plate}', with a minibatch of no other plate; {_MAKE_ANOTHER}."
             )
 
-    def _check_same(self, shapes: tuple, sizes: dict[str, int]) -> None:
+    def check_sites(self, shapes: Shapes, sizes: dict[str, int]) -> None:
+        """An error unless a model has these latent sites, and so many rows."""
         if dict(shapes) != dict(self.shapes) or sizes != {self.plate: self.size}:
             raise ValueError(
                 f"the model has the unconstrained latent sites {dict(shapes)} and minibatches of"
@@ -250,11 +251,13 @@ class TaylorProxy:
         :param bool once: whether to leave out what was compared last, if it cannot have changed.
         :return: whether they were compared, which arguments that are traced cannot be.
         """
-        leaves = (model, *jax.tree.leaves((args, kwargs), is_leaf=is_rows))
-        if any(isinstance(x, Tracer) for x in (*leaves, *jax.tree.leaves(self))):
+        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_rows)
+        if is_traced((leaves, self)):
             return False
-        last = self.compared if once else None
-        if last is not None and len(last) == len(leaves) and all(map(_is_unchanged, last, leaves)):
+        # Rows on the host, which a mark has not, are the same where their source is.
+        rows, others = ([x for x in leaves if is_rows(x) is kind] for kind in (True, False))
+        now = mark_of((), model, others), rows
+        if once and now[0] is not None and self.compared == now:
             return True
         fn = seed(first_rows(model), random.key(0))
         with block():
@@ -270,7 +273,7 @@ class TaylorProxy:
             before, squares, off = np.asarray(self.rows), 0.0, 0
             for i in pieces(self.size, program.piece_size, "comparing the rows"):
                 then = before[np.asarray(i)]
-                change = (np.asarray(each(i), float) - then) / (1 + np.abs(then))
+                change = difference(np.asarray(each(i), float), then)
                 squares, off = squares + np.sum(change**2), off + np.sum(~(np.abs(change) <= SAME))
         if not squares <= SAME**2 * self.size:
             raise ValueError(
@@ -278,7 +281,7 @@ class TaylorProxy:
                 f" at its center the log likelihood of {off:,} of {self.size:,} rows is another;"
                 f" {_MAKE_ANOTHER}."
             )
-        object.__setattr__(self, "compared", leaves)
+        object.__setattr__(self, "compared", now)
         return True
 
     def of_potential(self, name: str, potential: Potential, *, compare: bool) -> "ProxyPotential":
@@ -286,7 +289,7 @@ class TaylorProxy:
         info = potential.info
         if info.params:
             raise ValueError(_with_param(name, info.params[0]))
-        self._check_same(info.shapes, {n: N for n, (N, _) in info.plates.items()})
+        self.check_sites(info.shapes, {n: N for n, (N, _) in info.plates.items()})
         return ProxyPotential(self, potential, compare)
 
     def of_run(
@@ -352,17 +355,6 @@ def _with_param(name: str, param: str) -> str:
         f"{name} with a proxy has the param site '{param}', with which the rows at the center move;"
         " leave proxy out."
     )
-
-
-def _agree(here: Any, before: Any, tolerance: float) -> Any:
-    mean = np.mean if isinstance(here, np.ndarray) else jnp.mean
-    return mean(((here - before) / (1 + abs(before))) ** 2) <= tolerance**2
-
-
-def _is_unchanged(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray | jax.Array) or callable(a):
-        return a is b and not isinstance(a, np.ndarray)
-    return type(a) is type(b) and bool(a == b)
 
 
 def check_proxy(proxy: Any) -> TaylorProxy | None:

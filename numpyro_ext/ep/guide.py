@@ -20,7 +20,7 @@ from numpyro.handlers import block, seed, substitute
 from numpyro.infer import init_to_median, init_to_uniform
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 
-from numpyro_ext._model.arguments import indexed, is_same, is_traced
+from numpyro_ext._model.arguments import indexed, is_traced
 from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.implicit import Implicit, Stated
@@ -35,6 +35,7 @@ from numpyro_ext._model.read import (
     sample_sites,
     shape_trace,
 )
+from numpyro_ext._model.same import is_same
 from numpyro_ext._numpyro import OnSupports, StartGiven, constrain_latent, site_of_log_det
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.ep import integral

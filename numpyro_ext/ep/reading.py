@@ -5,26 +5,18 @@ It is read once for all arguments of the same shapes.
 
 from dataclasses import dataclass, field
 from functools import partial
-import hashlib
 import math
-import re
 from typing import Any, NamedTuple
 
 import jax
 from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
-from numpyro.handlers import block
 
-from numpyro_ext._model.arguments import Arguments, is_traced, split_arguments
-from numpyro_ext._model.checks import valid_data
-from numpyro_ext._model.density import log_prob, scaled
+from numpyro_ext._model.arguments import Arguments, split_arguments
 from numpyro_ext._model.factors import Factors
-from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.posterior_as_prior import PosteriorAsPrior
-from numpyro_ext._model.potential import Program
-from numpyro_ext._model.read import plate_sizes, sample_sites
-from numpyro_ext._numpyro import default_key
+from numpyro_ext._model.same import fingerprint
 from numpyro_ext._typing import Model
 from numpyro_ext.ep.normal import Site
 
@@ -93,32 +85,6 @@ class Reader:
         """Whether what was compiled for a reading is right for these arguments too."""
         now = fingerprint(self.model, arguments, arrays)
         return arguments == reading.arguments and reading.key[-1] == now
-
-
-def fingerprint(model: Model, arguments: Arguments, arrays: list[Any]) -> str:
-    """A hash of a model's operations, and of the numbers that it reads from outside."""
-
-    def run(arrays: list[Any], rng_key: Array) -> Any:
-        checked = valid_data(every_row(default_key(model)))
-        program = Program(checked, *arguments.whole(arrays))
-        with block():
-            trace = program.trace(rng_key=rng_key)
-        sites = {x["name"]: (x["value"], scaled(x, log_prob(x))) for x in sample_sites(trace)}
-        return sites, plate_sizes(trace)
-
-    shapes = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in arrays]
-    closed, names = jax.make_jaxpr(run, return_shape=True)(shapes, random.key(0))
-    if is_traced(closed.consts):
-        raise ValueError(
-            "the model reads a value from outside that is traced, as under jax.grad or jax.jit;"
-            " pass it as an argument of the model."
-        )
-    text = re.sub("0x[0-9a-f]+", "", f"{names}{closed}")  # without addresses of functions
-    digest = hashlib.sha256(text.encode())
-    for x in closed.consts:
-        is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
-        digest.update(np.asarray(random.key_data(x) if is_key else x).tobytes())
-    return digest.hexdigest()
 
 
 class Center(NamedTuple):

@@ -120,12 +120,8 @@ class TaylorSites(NamedTuple):
 
 def sites_of_proxy(proxy: TaylorProxy, factors: Factors, diagonal: bool) -> TaylorSites:
     assert isinstance(proxy.hessian, Array)
-    info, shapes = factors.info, dict(proxy.shapes)
-    if (proxy.plate, proxy.size, shapes) != (factors.plate, factors.size, dict(info.shapes)):
-        raise ValueError(
-            "the proxy is one of other rows or sites; use taylor_proxy(model, *args) of this model"
-            " and the arguments of this run."
-        )
+    info = factors.info
+    proxy.check_sites(info.shapes, {factors.plate: factors.size})
     order = np.asarray(info.ravel(proxy.unravel(jnp.arange(info.size))))
     c, g, H = proxy.location, proxy.grad, proxy.hessian
     if proxy.circles is not None:  # the factors have them cut at pi

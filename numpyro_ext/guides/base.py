@@ -317,7 +317,7 @@ class AutoAtModes(AutoJoint):
         )
         return lax.stop_gradient((center, root))
 
-    def begin(self) -> tuple[Array, Array, list["FixedMap"], Mode | None]:
+    def begin(self) -> tuple[Array, Array, list[Transform], Mode | None]:
         """The location and standard deviations ``(latent_dim,)`` at the start; the fixed map after
         them, if there is one; and its mode, if that was found in this call."""
         d = self.latent_dim
@@ -354,7 +354,7 @@ class AutoWithoutDensity(AutoAtModes):
         """A draw of the guide's own site ``_{prefix}_{name}``."""
         return numpyro.sample(f"_{self.prefix}_{name}", fn, infer={"is_auxiliary": True})
 
-    def loc_and_scale(self) -> tuple[Any, Any, list["FixedMap"]]:
+    def loc_and_scale(self) -> tuple[Any, Any, list[Transform]]:
         """The trained location and standard deviations, and the fixed map after them, if any."""
         loc, scale, fixed, _ = self.begin()
         loc, positive = numpyro.param(f"{self.prefix}_loc", loc), constraints.softplus_positive

@@ -27,7 +27,7 @@ from numpyro_ext._checks import check_count
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._networks import Network, as_pair
-from numpyro_ext.guides.base import AutoAtModes
+from numpyro_ext.guides.base import AutoAtModes, FixedMap
 from numpyro_ext.guides.networks import check_widths, flat_module, mlp
 from numpyro_ext.transforms import VectorTransform
 
@@ -136,7 +136,7 @@ class AutoFlowNormal(AutoAtModes):
         loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
         zero = jnp.zeros_like(loc)
         shift = IndependentTransform(AffineTransform(loc, jnp.ones_like(loc)), 1)
-        if fixed and fixed[0].normal.is_matrix:
+        if fixed and isinstance(fixed[0], FixedMap) and fixed[0].normal.is_matrix:
             name, rows = f"{self.prefix}_scale_tril", RowsOfFactor()
             L: Any = numpyro.param(name, jnp.diag(scale), constraint=rows)
             return [LowerCholeskyAffine(zero, L), shift, *fixed]

@@ -32,7 +32,7 @@ from numpyro_ext._checks import (
     check_positive,
     summary,
 )
-from numpyro_ext._model.arguments import digest, is_same, is_traced
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.checks import check_rows, read_global
 from numpyro_ext._model.circles import circles_of, with_circles
 from numpyro_ext._model.handlers import given_rows
@@ -43,6 +43,7 @@ from numpyro_ext._model.normal import Whitening
 from numpyro_ext._model.operations import jit_on_data, linearized, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, check_site_table, refuse_scaled
+from numpyro_ext._model.same import digest, is_same
 from numpyro_ext._model.sharding import check_sharding, spread_arrays
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._numpyro import ResumableKernel
@@ -419,6 +420,7 @@ class ModelKernel(ResumableKernel):
         self._info: ModelInfo | None = None
         self._params: Params = {}
         self._arguments: tuple[tuple, dict[str, Any]] | None = None
+        self._sums_of: str | None = None  # a digest of the data
         self._potential: Potential | None = None
         self._key_params: Array | None = None
         self.circles: Array | None = getattr(self.whitening, "circles", None)
@@ -554,7 +556,12 @@ class ModelKernel(ResumableKernel):
         first_key, num_chains = (rng_key, 1) if single else (rng_key[0], len(rng_key))
         resumes = self.takes_up_a_chain()
         if resumes and self._info is not None:
-            self._check_same_data(model_args, kwargs)
+            now = model_args, kwargs
+            if self._sums_of and not is_traced(now) and self._sums_of != digest(now):
+                raise ValueError(
+                    "a chain goes on with other data, of which its state has no sums; start a new"
+                    " chain (mcmc.post_warmup_state = None)."
+                )
             if self.finds_settings:
                 potential = self.potential(model_args, kwargs)
                 self._find_settings(potential, None, resumes, num_chains)
@@ -574,6 +581,8 @@ class ModelKernel(ResumableKernel):
             if init_params is not None and not single:
                 first = jax.tree.map(lambda x: x[0], init_params)
             self._find_settings(potential, first, resumes, num_chains)
+        has_sums = self.keeps_sums and not is_traced((model_args, kwargs))
+        self._sums_of = digest((model_args, kwargs)) if has_sums else None
         self._check_whitening()
         self.setup(potential)
         if resumes:
@@ -581,18 +590,6 @@ class ModelKernel(ResumableKernel):
         near = self.modes if init_params is None else None
         self.chains_at = None if near is None else near.apportion(num_chains)
         return first_states(self, potential, rng_key, init_params, near)
-
-    def _check_same_data(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """An error where a chain goes on with other data than those of which its state has sums."""
-        (old, before), (new, now) = map(jax.tree.flatten, (self._arguments, (args, kwargs)))
-        if not self.keeps_sums or is_traced((old, new)):
-            return
-        same = before == now and all(map(lambda a, b: a is b or np.array_equal(a, b), old, new))
-        if not same:
-            raise ValueError(
-                "a chain goes on with other data, of which its state has no sums; start a new chain"
-                " (mcmc.post_warmup_state = None)."
-            )
 
     def _read_arguments(
         self, key: Array, args: tuple, kwargs: dict[str, Any], resumes: bool
@@ -695,12 +692,13 @@ class ModelKernel(ResumableKernel):
     def saved(self) -> dict[str, Any]:
         """What the kernel has found in its runs, for :func:`numpyro_ext.saving.save`."""
         sites = None if self._info is None else self._info.site_table
-        sums = digest(self._arguments) if self.keeps_sums and self._arguments else None
-        return {"sites": sites, "sums_of": sums, **{n: vars(self)[n] for n in _FOUND_IN_RUNS}}
+        runs = {name: vars(self)[name] for name in _FOUND_IN_RUNS}
+        return {"sites": sites, "sums_of": self._sums_of, **runs}
 
     def restore(self, saved: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
         """Take what :meth:`saved` gave, of another kernel that was made alike."""
-        if saved["sums_of"] not in (None, digest((args, kwargs))):
+        self._sums_of = saved["sums_of"]
+        if self._sums_of not in (None, digest((args, kwargs))):
             raise ValueError(
                 "the chain in the file has sums over all rows of other data; give load the"
                 " arguments of its run."

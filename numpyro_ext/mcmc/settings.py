@@ -20,6 +20,7 @@ from numpyro_ext._model.normal import Normal, Whitening
 from numpyro_ext._model.normal_fit import NormalMeasure, batch_rows, draw_batch, sum_rows
 from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.same import agree
 from numpyro_ext._typing import GradientEstimator, Sites
 from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient
 
@@ -29,7 +30,6 @@ _TOO_MANY = 10_000
 _NO_NOISE = 1e-6  # of gradients in posterior units, below which a correction has nothing to do
 _NORMAL = 0.1
 """The departure up to which a correction fails only where rows fit, as they do without noise."""
-_SAME = 1e-4
 _PROBES = 4
 # The noise of a corrected gradient grows as the square of the distance, so it varies from point to
 # point by one to two times its mean: few points with many batches would miss the mean by a third.
@@ -156,11 +156,9 @@ class Found:
             return False
         # By a program of its own: a kept one holds the data that a closure had when it was made.
         now = _gradients(copy(potential), whitening)
-        finite = np.isfinite(self.gradients)
-        moved = np.where(finite, now - self.gradients, 0)
-        size = np.mean(np.where(finite, self.gradients, 0) ** 2)
-        same = np.array_equal(finite, np.isfinite(now))
-        return same and bool(np.mean(moved**2) < _SAME * max(size, 1.0))
+        finite = np.isfinite(now)
+        same = np.array_equal(finite, np.isfinite(self.gradients))
+        return same and bool(agree(*(np.where(finite, x, 0) for x in (now, self.gradients))))
 
 
 def _gradients(potential: Potential, normal: Normal) -> np.ndarray:

@@ -60,7 +60,7 @@ from numpyro_ext._model.read import (
     transforms_of,
     value_before,
 )
-from numpyro_ext._model.reading import mark_of
+from numpyro_ext._model.same import mark_of
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._model.units import (
     Layout,

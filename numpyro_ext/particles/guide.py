@@ -13,7 +13,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.primitives import mutable
 
 from numpyro_ext._checks import check_count, check_nonnegative
-from numpyro_ext._model.arguments import is_same, is_traced
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.circular_guide import CircularGuide
 from numpyro_ext._model.enumeration import without_summed
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
@@ -21,6 +21,7 @@ from numpyro_ext._model.modes import SEARCH, InitFrom
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.same import is_same
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._typing import Float, Model, Params, Sites, Trace
 from numpyro_ext.particles._start import (

@@ -170,6 +170,18 @@ def test_other_data_for_a_chain_with_an_anchor_are_refused(gradient):
         mcmc.run(random.key(2), x + 5.0)
 
 
+def test_data_that_are_changed_in_place_are_other_data():
+    x = np.array(gaussian_mean_data())
+    kernel = SGLD(gaussian_mean, 1e-3, gradient=SVRG(1000))
+    state = kernel.init(random.key(0), 0, None, (x,), {})
+    kernel.takes_up_a_chain = lambda: True
+    kernel.init(random.key(0), 0, None, (x,), {})
+    x[3] += 1.0
+    with pytest.raises(ValueError, match="goes on with other data, of which its state has no sums"):
+        kernel.init(random.key(0), 0, None, (x,), {})
+    assert state.i == 0
+
+
 def test_a_refreshed_state_has_the_gradient_of_other_data():
     """As a block of a Gibbs sampler needs it, where the others are data that change."""
     x = gaussian_mean_data()

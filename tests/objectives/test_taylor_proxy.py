@@ -358,6 +358,23 @@ def test_data_that_are_changed_in_place_or_are_no_argument_are_refused():
         run_of(closed, inside)
 
 
+def test_a_loss_that_is_called_again_sees_other_rows_in_what_its_model_closes_over():
+    box = {"x": jnp.asarray(MEANS)}
+
+    def closed():
+        mean_of(box["x"])
+
+    loss = VRELBO(0.5, 3, proxy=taylor_proxy(closed, center={"mean": 3.0}))
+
+    def evaluate():
+        return loss.loss(random.key(0), {"m": 3.0}, closed, mean_guide)
+
+    assert evaluate() == evaluate()
+    box["x"] = box["x"] + 1.0
+    with pytest.raises(ValueError, match="hold other data than"):
+        evaluate()
+
+
 def test_a_compiled_step_on_traced_arguments_is_nan_on_other_data():
     """Each step compares its own rows, whose log likelihood at the center it has anyway."""
     loss = VRELBO(0.5, 3, proxy=proxy_of_means())

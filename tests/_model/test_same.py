@@ -1,4 +1,4 @@
-"""When a program would be read as it was before, and when that is not known."""
+"""Whether a model and its data are those of before, and when that is not known."""
 
 from functools import partial
 import pickle
@@ -13,7 +13,8 @@ import numpyro.distributions as dist
 from numpyro.infer.autoguide import AutoNormal
 import pytest
 
-from numpyro_ext._model.reading import mark_of
+from numpyro_ext._model.same import SAME, agree, digest, mark_of
+from numpyro_ext.data import HostArray
 from numpyro_ext.objectives import VRELBO, base, count_steps
 
 SIZE = 3
@@ -140,3 +141,29 @@ def test_a_loss_reads_its_programs_once_and_again_when_they_have_changed(monkeyp
     x[0] = np.nan
     with pytest.raises(ValueError, match="the data of the observed site 'x' have 1 NaN"):
         evaluate(kept)
+
+
+def test_a_digest_is_of_numbers_and_their_places_and_not_of_objects():
+    def tree(**changes):
+        x = np.arange(6.0)
+        return {"x": x, "key": random.key(0), "names": ["a", "b"], "n": 3, **changes}
+
+    assert digest(tree()) == digest(tree())
+    others = {"x": jnp.arange(6.0)[::-1]}, {"key": random.key(1)}, {"names": ["a", "c"]}, {"n": 4}
+    digests = [digest(tree(**change)) for change in others]
+    assert len({digest(tree()), *digests}) == 5
+
+
+def test_a_digest_of_rows_on_the_host_is_of_some_of_them():
+    x = np.random.default_rng(0).normal(size=(1000, 2))
+    assert digest(HostArray(x)) == digest(HostArray(x.copy()))
+    assert digest(HostArray(x)) != digest(HostArray(x + 1e-3))
+    assert digest(HostArray(x)) != digest(HostArray(x[:999]))
+
+
+def test_numbers_agree_up_to_a_thousandth_of_one_and_of_themselves():
+    l = np.array([-3.0, 0.0, 1e6])
+    for share, same in ((0.9, True), (1.1, False)):
+        now = l + share * SAME * (1 + abs(l))
+        assert agree(now, l) == same == agree(jnp.asarray(now, float), jnp.asarray(l, float))
+    assert not agree(np.array([np.nan, 0.0]), np.zeros(2))

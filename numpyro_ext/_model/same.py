@@ -1,0 +1,184 @@
+"""Whether a model, its guide and its data are the same as before.
+
+There are four answers, from the cheapest to the surest. :func:`is_same`: the arguments are the very
+same objects. :func:`mark_of`: so are the functions, and what they hold and name. :func:`digest` and
+:func:`fingerprint`: the numbers of the arguments, and the operations of a model with the numbers
+that it reads from outside, as words that another process can compare. :func:`agree`: what a model
+gives has the same values, whatever it was computed from, up to rounding.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache, partial
+import hashlib
+import operator
+import re
+import sys
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import jax
+from jax import Array, random
+from jax.core import Tracer
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import Distribution
+from numpyro.distributions.transforms import Transform
+from numpyro.handlers import block
+
+from numpyro_ext._model.arguments import Arguments, is_traced
+from numpyro_ext._model.checks import valid_data
+from numpyro_ext._model.density import log_prob, scaled
+from numpyro_ext._model.handlers import every_row
+from numpyro_ext._model.potential import Program
+from numpyro_ext._model.read import plate_sizes, sample_sites
+from numpyro_ext._numpyro import default_key, handlers_around
+from numpyro_ext._typing import Model
+from numpyro_ext.data._rows import Same, is_rows
+
+SAME = 1e-3
+"""The root mean square by which numbers l that a model gives on the same data may differ, in units
+of 1 + |l|: the gradient of ten million rows on a GPU, which adds them in any order, has 2e-4."""
+
+_VALUES = type(None), bool, int, float, complex, str, bytes, np.generic, np.dtype
+_LIBRARIES = {"jax", "jaxlib", "numpy", "numpyro", "numpyro_ext", "optax", "scipy"}
+"""Packages of which functions and classes stay as they are."""
+_BYTES, _MOST = 2**16, 2000
+"""The most bytes of an array on the host, and the most objects, that are compared."""
+_ROWS = 256
+"""Rows on the host that are in a digest."""
+
+
+def is_same(before: Any, now: Any) -> bool:
+    """Return whether two trees have the very same leaves."""
+    (old, structure), (new, same) = map(jax.tree.flatten, (before, now))
+    return structure == same and all(map(operator.is_, old, new))
+
+
+def digest(tree: Any) -> str:
+    """A hash of the numbers in a tree, and of its structure; of rows on the host of some."""
+
+    def numbers(x: Any) -> Any:
+        if is_rows(x) and not x.is_stream:
+            return x.read(np.linspace(0, len(x) - 1, min(len(x), _ROWS)).astype(int))
+        is_key = isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return random.key_data(x) if is_key else x
+
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_rows)
+    whole = hashlib.sha256(str((structure, [len(x) for x in leaves if is_rows(x)])).encode())
+    for x in map(np.asarray, jax.tree.leaves([numbers(leaf) for leaf in leaves])):
+        whole.update(f"{x.dtype}{x.shape}".encode())
+        if x.dtype.kind != "O":  # an object has no numbers of its own
+            whole.update(np.ascontiguousarray(x).tobytes())
+    return whole.hexdigest()
+
+
+class _Unseen(Exception):
+    """Something may change unseen."""
+
+
+def mark_of(params: Any, *things: Any) -> Any:
+    """What equals the mark of other things only if a run on shapes is the same, or None: under
+    handlers, and with arrays that are traced, or large on the host, or objects of a user's class.
+    ``params`` are marked by their shapes."""
+    if handlers_around():
+        return None
+    leaves, tree = jax.tree.flatten(params)
+    shapes = [(jnp.shape(x), jnp.result_type(x)) for x in leaves]
+    try:
+        return tree, shapes, jax.config.jax_enable_x64, _mark(things, {})
+    except _Unseen:
+        return None
+
+
+def _mark(x: Any, seen: dict[int, tuple[int, Any]]) -> Any:
+    if isinstance(x, _VALUES):
+        return type(x), x
+    if isinstance(x, np.ndarray):
+        if x.nbytes > _BYTES or x.dtype.hasobject:
+            raise _Unseen
+        return x.shape, x.dtype.str, x.tobytes()
+    if id(x) in seen:  # which holds x, so that no other object has its id meanwhile
+        return seen[id(x)][0]
+    seen[id(x)] = len(seen), x
+    if isinstance(x, tuple | list | dict):
+        parts = [*x, *x.values()] if isinstance(x, dict) else x
+        return type(x), [_mark(part, seen) for part in parts]
+    if isinstance(x, Tracer) or len(seen) > _MOST:
+        raise _Unseen
+    return Same(x), [] if _is_fixed(x) else [_mark(part, seen) for part in _parts(x)]
+
+
+def _root(x: Any) -> str:
+    """The package of a module, a function, a class or an object."""
+    if isinstance(x, ModuleType):
+        name = x.__name__
+    else:
+        is_named = isinstance(x, FunctionType | BuiltinFunctionType | type)
+        name = (x if is_named else type(x)).__module__ or ""
+    return name.split(".")[0]
+
+
+def _is_fixed(x: Any) -> bool:
+    """Whether what a program does with an object is the same as long as it is that object."""
+    root = _root(x)
+    if isinstance(x, ModuleType | BuiltinFunctionType | type):
+        return root in _LIBRARIES or root in sys.stdlib_module_names
+    if isinstance(x, FunctionType | Distribution | Transform) or not callable(x):
+        return root in _LIBRARIES and "data" not in type(x).__module__
+    return root in {"jax", "jaxlib"}
+
+
+def _parts(x: Any) -> Iterator[Any]:
+    """What a function, a guide or a handler holds and names."""
+    if isinstance(x, partial):
+        yield from (x.func, x.args, x.keywords)
+    elif isinstance(x, MethodType):
+        yield from (x.__func__, x.__self__)
+    elif isinstance(x, CellType):
+        yield x.cell_contents
+    elif isinstance(x, FunctionType):
+        yield from (x.__defaults__, x.__kwdefaults__, x.__closure__)
+        yield from (x.__globals__[n] for n in _names(x.__code__) if n in x.__globals__)
+    elif _root(x) in _LIBRARIES and hasattr(x, "__dict__"):
+        yield vars(x)
+    else:
+        raise _Unseen
+
+
+@lru_cache
+def _names(code: CodeType) -> tuple[str, ...]:
+    """The names that a function and the functions inside it may look up in their module."""
+    inner = [name for x in code.co_consts if isinstance(x, CodeType) for name in _names(x)]
+    return tuple(dict.fromkeys([*code.co_names, *inner]))
+
+
+def fingerprint(model: Model, arguments: Arguments, arrays: list[Any]) -> str:
+    """A hash of a model's operations, and of the numbers that it reads from outside."""
+
+    def run(arrays: list[Any], rng_key: Array) -> Any:
+        checked = valid_data(every_row(default_key(model)))
+        program = Program(checked, *arguments.whole(arrays))
+        with block():
+            trace = program.trace(rng_key=rng_key)
+        sites = {x["name"]: (x["value"], scaled(x, log_prob(x))) for x in sample_sites(trace)}
+        return sites, plate_sizes(trace)
+
+    shapes = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in arrays]
+    closed, names = jax.make_jaxpr(run, return_shape=True)(shapes, random.key(0))
+    if is_traced(closed.consts):
+        raise ValueError(
+            "the model reads a value from outside that is traced, as under jax.grad or jax.jit;"
+            " pass it as an argument of the model."
+        )
+    text = re.sub("0x[0-9a-f]+", "", f"{names}{closed}")  # without addresses of functions
+    return digest([text, *closed.consts])
+
+
+def difference(now: Any, before: Any) -> Any:
+    """How far numbers that a model gives are from others, in units of 1 + |l|."""
+    return (now - before) / (1 + abs(before))
+
+
+def agree(now: Any, before: Any) -> Any:
+    """Whether numbers that a model gives are those of the same data."""
+    return (difference(now, before) ** 2).mean() <= SAME**2
