@@ -270,14 +270,9 @@ def _compare_with_chains(
     )
 
 
-class Combined(NamedTuple):
-    """The narrowest and the widest linear combination."""
-
-    ratio: np.ndarray
-    """``(2,)`` ratios of their standard deviations; NaN of a heavy tail."""
-    error: np.ndarray
-    coordinates: np.ndarray
-    """``(2, 2)`` the two coordinates that have most of each."""
+Combined = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Of the narrowest and the widest linear combination ``(2,)`` ratios of their standard deviations,
+NaN of a heavy tail, the errors, and ``(2, 2)`` the two coordinates that have most of each."""
 
 
 def worst_combinations(moved: Moved) -> Combined | None:
@@ -307,7 +302,7 @@ def worst_combinations(moved: Moved) -> Combined | None:
         chosen.append(np.argsort(-weights * x.std(0)[:, None], 0)[:2].T)
     log_ratio, relative = np.stack(halves, 1)
     ratio = np.exp(log_ratio.mean(0))
-    return Combined(ratio, ratio * np.sqrt(np.sum(relative**2, 0)) / 2, chosen[0])
+    return ratio, ratio * np.sqrt(np.sum(relative**2, 0)) / 2, chosen[0]
 
 
 def _compare(x: np.ndarray, y: np.ndarray, draws_each: float) -> np.ndarray:

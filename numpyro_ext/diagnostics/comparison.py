@@ -5,8 +5,9 @@ distribution* (Annals of Statistics 1989).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax import Array, lax
 import jax.numpy as jnp
@@ -34,7 +35,8 @@ _MOST_CORRELATED = 300
 """Coordinates up to which the unit of points is their whole covariance."""
 
 
-class Comparison(NamedTuple):
+@dataclass(frozen=True)
+class Comparison:
     """Numbers of the draws beside a reference, with Monte Carlo errors; NaN does not vary."""
 
     reference: str
@@ -51,13 +53,18 @@ class Comparison(NamedTuple):
     """``(n,)`` sd of the draws over the sd of the reference."""
     ratio_error: np.ndarray
     widths: np.ndarray | None = None
-    """``(2, n)`` the widths of the intervals with a half and nine tenths of the draws over those of
-    the reference, in sds of a normal: they see the shape."""
+    """``(2, n)`` the widths of the intervals with a half and nine tenths of the draws, over widths
+    of the reference, in sds of a normal: they see the shape."""
     width_errors: np.ndarray | None = None
     limits: tuple[float, float] = (0.85, 1.15)
     """Limits of the ratios of sds."""
     farthest: float = SHIFT
     """The limit of the shift."""
+
+    @property
+    def values(self) -> np.ndarray:
+        """``(4, n)`` shifts and errors, ratios and errors."""
+        return np.stack([self.shift, self.shift_error, self.ratio, self.ratio_error])
 
     def rows(self) -> list[Row]:
         """The lines of the worst shift, ratio and shape, none right if one could not be judged."""

@@ -1,5 +1,6 @@
 """Draws that a Markov chain moves: laws of the moves, and what they find."""
 
+from dataclasses import replace
 import functools
 import math
 
@@ -24,7 +25,7 @@ from numpyro_ext.diagnostics._moves import (
     move_points,
 )
 from numpyro_ext.diagnostics.checks import moves
-from numpyro_ext.diagnostics.checks.moves import MovedDraws
+from numpyro_ext.diagnostics.checks.moves import compare_moved
 from numpyro_ext.diagnostics.comparison import MEAN, SD, SHAPES, decide, inside
 from tests.diagnostics.drawn import rows_of, visited, wrong
 from tests.scatter import KEYS, assert_errors_are_the_scatter
@@ -61,9 +62,7 @@ def group(n=2, known=False, **fields):
     at = {"ratio": 1.0, "error": 0.01, "shift": 0.0, "shift_error": 0.01, "between": 0.1}
     arrays = {k: np.broadcast_to(fields.pop(k, x), n).astype(float) for k, x in at.items()}
     moved = Moved(**arrays, **{"accepted": np.array(0.7)} | fields)
-    return MovedDraws(
-        moved, "abcdefgh".__getitem__, (0.85, 1.15), 0.2, "train longer", shares_known=known
-    )
+    return compare_moved(moved, "abcdefgh".__getitem__, "train longer", shares_known=known)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +211,7 @@ def test_draws_that_cannot_be_left_are_said_to_be_so():
         return jnp.where(jnp.any(jnp.all(z == x, axis=1)), 0.0, jnp.nan), z
 
     found = move_points(energy, lambda z: z, x, random.key(0), 4, 100)
-    (row,) = group()._replace(moved=found).rows()
+    (row,) = replace(group(), moved=found).rows()
     assert row.ok is False and "does not leave the draws" in row.verdict
 
 

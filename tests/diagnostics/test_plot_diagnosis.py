@@ -13,9 +13,9 @@ from numpyro.infer.autoguide import AutoNormal
 import pytest
 
 from numpyro_ext.diagnostics import Diagnosis, diagnose, plot_diagnosis
-from numpyro_ext.diagnostics._moves import Combined, Moved
+from numpyro_ext.diagnostics._moves import Moved
 from numpyro_ext.diagnostics.checks.chains import Agreement
-from numpyro_ext.diagnostics.checks.moves import MovedDraws
+from numpyro_ext.diagnostics.checks.moves import compare_moved
 from numpyro_ext.diagnostics.checks.weights import WeightSummary
 from numpyro_ext.diagnostics.comparison import MEAN, SD
 from numpyro_ext.diagnostics.plots import DiagnosisPlotData, _worst_numbers
@@ -37,7 +37,7 @@ def group(ratio, shift, names, combined=None, **more):
     ratio, shift = np.array(ratio), np.array(shift)
     error = np.full(len(ratio), 0.01)
     moved = Moved(ratio, error, shift, 2 * error, error, np.array(0.7), **more)
-    return MovedDraws(moved, names.__getitem__, (0.85, 1.15), 0.2, "run longer", combined)
+    return compare_moved(moved, names.__getitem__, "run longer", combined)
 
 
 def rows(**ok):
@@ -107,7 +107,7 @@ def test_weights_and_their_tail_losses_and_chains():
 
 
 def test_a_linear_combination_is_one_of_the_numbers_and_has_no_shift():
-    combined = Combined(np.array([0.4, 1.2]), np.full(2, 0.01), np.array([[0, 1], [1, 0]]))
+    combined = np.array([0.4, 1.2]), np.full(2, 0.01), np.array([[0, 1], [1, 0]])
     moved = _worst_numbers([group([0.8, 0.9], [0.1, 0.0], ["a", "b", "both", "all"], combined)])
     assert moved.names == ["both", "a", "all", "b"] and np.isnan(moved.values[0, 0])
     axes = plot_diagnosis(Diagnosis("title", rows(sd=False), parts(moved=moved)))

@@ -1,8 +1,9 @@
 """Check draws by running Hamiltonian Monte Carlo on the full data from each of them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax import Array, random
 import jax.numpy as jnp
@@ -51,32 +52,21 @@ Group = tuple[AtModes, int]
 """Where the draws are, and the mode whose draws are compared by themselves."""
 
 
-class MovedDraws(NamedTuple):
-    """Draws before and after moves, and the sentences about them."""
+@dataclass(frozen=True)
+class MovedDraws(Comparison):
+    """Draws before and after moves; the last two numbers are linear combinations, which have no
+    shift, if there are any."""
 
-    moved: Moved
-    name: Callable[[int], str]
-    """The name of a number; the last two are linear combinations, if there are any."""
-    limits: tuple[float, float]
-    """Limits of the ratios of sds."""
-    farthest: float
-    """The limit of the shift."""
-    remedy: str
-    combined: Combined | None = None
+    moved: Moved = field(kw_only=True)
     shares_known: bool = False
     """True if weights have judged the draws, and with them the shares of modes, or if the draws'
     own chains go from one to the other."""
 
     @property
-    def values(self) -> np.ndarray:
-        """``(4, n)`` shifts and errors, ratios and errors; linear combinations have no shift."""
-        moved = self.moved
-        values = moved.shift, moved.shift_error, moved.ratio, moved.error
-        of_numbers = np.stack([np.asarray(x, np.float64) for x in values])
-        if self.combined is None:
-            return of_numbers
-        none = np.full(2, np.nan)
-        return np.column_stack([of_numbers, [none, none, self.combined.ratio, self.combined.error]])
+    def of_numbers(self) -> "MovedDraws":
+        """The same without linear combinations."""
+        names = ("shift", "shift_error", "ratio", "ratio_error")
+        return replace(self, **{x: getattr(self, x)[: len(self.moved.ratio)] for x in names})
 
     def rows(self) -> list[Row]:
         """The lines of the worst numbers: their mean, spread and shape."""
@@ -88,27 +78,13 @@ class MovedDraws(NamedTuple):
             )
             ratio = float(np.nanmin(np.append(self.moved.ratio, np.inf)))
             return [Row(SD, ratio, None, f"{low} to {high}", False, verdict, True)]
-        rows = self._compared(self.values)
+        rows = super().rows()
         if not any(row.ok is False for row in rows[:2]):
             # The worst of many linear combinations is known less well.
-            rows = self._compared(self.values[:, : len(self.moved.ratio)])
+            rows = super(MovedDraws, self.of_numbers).rows()
         if (why := self._doubt()) and all(row.ok for row in rows):
             rows = [row._replace(ok=None, verdict=f"not judged: {why}.") for row in rows]
         return rows
-
-    def _compared(self, values: np.ndarray) -> list[Row]:
-        moved = self.moved
-        return Comparison(
-            "a Markov chain on all data from each draw",
-            "Markov chains",
-            self.name,
-            self.remedy,
-            *values,
-            widths=None if moved.range_ratio is None else np.asarray(moved.range_ratio, float),
-            width_errors=None if moved.range_error is None else np.asarray(moved.range_error),
-            limits=self.limits,
-            farthest=self.farthest,
-        ).rows()
 
     def _doubt(self) -> str | None:
         """Why chains that leave the draws as they are do not judge them, if so."""
@@ -127,6 +103,32 @@ class MovedDraws(NamedTuple):
                 " checked, or a larger num_moves is needed"
             )
         return None
+
+
+def compare_moved(
+    moved: Moved,
+    name: Callable[[int], str],
+    remedy: str,
+    combined: Combined | None = None,
+    **options: Any,
+) -> MovedDraws:
+    """The comparison with moves, and the sentences about it."""
+    values = moved.shift, moved.shift_error, moved.ratio, moved.error
+    values = np.stack([np.asarray(x, np.float64) for x in values])
+    if combined is not None:
+        unknown = np.full(2, np.nan)
+        values = np.column_stack([values, [unknown, unknown, *combined[:2]]])
+    widths = moved.range_ratio, moved.range_error
+    return MovedDraws(
+        "a Markov chain on all data from each draw",
+        "Markov chains",
+        name,
+        remedy,
+        *values,
+        *(None if x is None else np.asarray(x, float) for x in widths),
+        moved=moved,
+        **options,
+    )
 
 
 def moves(context: FitContext) -> list[Row]:
@@ -186,10 +188,10 @@ def _of_particles(context: FitContext) -> list[MovedDraws] | str:
         draws_each, mixes = _mixing(context, here) if context.is_ensemble else (0.0, False)
         moved = _moved(context, plan, draws, context.rng_key, draws_each, group)
         if len(here) < _TO_COMBINE * d * draws_each:
-            moved = moved._replace(combined=None)
+            moved = moved.of_numbers
         farthest = limits.particles_shift(len(here))
         within = limits.PARTICLES_RATIO
-        result.append(moved._replace(limits=within, farthest=farthest, shares_known=mixes))
+        result.append(replace(moved, limits=within, farthest=farthest, shares_known=mixes))
     return result
 
 
@@ -215,7 +217,7 @@ def _of_guide(context: FitContext) -> list[MovedDraws] | str:
     key_draws, key_moves = random.split(context.rng_key)
     moved = _moved(context, plan, _more_draws(context, key_draws), key_moves)
     # Where the weights may be used, they have judged the shares of modes.
-    return [moved._replace(shares_known=weights(context)[0].ok is True)]
+    return [replace(moved, shares_known=weights(context)[0].ok is True)]
 
 
 def _more_draws(context: FitContext, rng_key: Array) -> Sites:
@@ -340,13 +342,13 @@ def _moved(
     def name(k: int) -> str:
         if combined is None or k < len(moved.ratio):
             return coordinate_name(places, k) + where
-        both = sorted(combined.coordinates[k - len(moved.ratio)].tolist())
+        both = sorted(combined[2][k - len(moved.ratio)].tolist())
         first, second = (coordinate_name(info.slices, i) for i in both)
         return f"a linear combination of {first} and {second} most of all{where}"
 
     kind = "ensemble" if context.is_ensemble else context.kind
     remedy = context.noise_problem or _REMEDIES[kind]
-    return MovedDraws(moved, name, MOVED_RATIO, limits.SHIFT, remedy, combined)
+    return compare_moved(moved, name, remedy, combined)
 
 
 def _replace_nonfinite(x: Array) -> Array:
