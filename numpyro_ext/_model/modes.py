@@ -49,7 +49,7 @@ class Mode(Normal):
 
     :param int num_negative: negative directions of the curvature, which were turned positive.
     :param float stiffness: the largest curvature in whitened coordinates, in all but a twentieth of
-        the draws, and at least 1, which is that of a normal posterior.
+        the draws, and at least 1, as of a normal posterior.
     """
 
     decrement: float = 0.0
@@ -253,8 +253,4 @@ def given_modes(init_from: InitFrom) -> Modes | None:
 
 def check_sites(modes: Modes, info: ModelInfo, what: str = "init_from") -> None:
     """An error if the model has other latent sites than those for which the modes were found."""
-    if list(info.shapes) != list(modes.shapes):
-        raise ValueError(
-            f"{what} has the unconstrained latent sites {dict(modes.shapes)}, but the model has"
-            f" {dict(info.shapes)}; find or fit it on this model, with the same arguments."
-        )
+    info.check_shapes(modes.shapes, what, "find or fit it on this model, with the same arguments")

@@ -22,73 +22,56 @@ from numpyro_ext._numpyro import normal_of_guide, params_of_normal, triangular_r
 from numpyro_ext._typing import Params
 
 
-def _library(x: Any) -> Any:
-    return np if isinstance(x, np.ndarray) else jnp
-
-
-class Diagonal(NamedTuple):
-    """A factor A that is a diagonal ``(n,)``. All factors have the methods of an :class:`Arrow`."""
-
-    scale: Any
-
-    def push(self, xi: Any) -> Any:
-        return self.scale * xi
-
-    pull = push
-
-    def solve(self, moved: Any) -> Any:
-        return moved / self.scale
-
-    def log_diagonal(self) -> Any:
-        return _library(self.scale).log(abs(self.scale))
-
-    def sds(self) -> Any:
-        return abs(self.scale)
-
-    conditional_sds = sds
-
-    def dense(self) -> Any:
-        return jnp.diag(self.scale)
-
-
-class Dense(NamedTuple):
-    """A factor A that is a lower triangular matrix ``(n, n)``."""
+class Plain(NamedTuple):
+    """A factor A that is a lower triangular matrix ``(n, n)``, or its diagonal ``(n,)``, with the
+    methods of an :class:`Arrow`; one of NumPy arrays is computed on the host."""
 
     root: Any
 
+    @property
+    def is_matrix(self) -> bool:
+        return self.root.ndim == 2
+
     def push(self, xi: Any) -> Any:
-        return jnp.matmul(self.root, xi, precision="highest")
+        return _times(self.root, xi) if self.is_matrix else self.root * xi
 
     def pull(self, grad: Any) -> Any:
-        return jnp.matmul(self.root.T, grad, precision="highest")
+        return _times(self.root.T, grad) if self.is_matrix else self.root * grad
 
     def solve(self, moved: Any) -> Any:
+        if not self.is_matrix:
+            return moved / self.root
         on_host = isinstance(self.root, np.ndarray)
         solve = scipy.linalg.solve_triangular if on_host else solve_triangular
         return solve(self.root, moved, lower=True)
 
     def log_diagonal(self) -> Any:
-        return _library(self.root).log(abs(self.root.diagonal()))
+        diagonal = abs(self.root.diagonal() if self.is_matrix else self.root)
+        return np.log(diagonal) if isinstance(diagonal, np.ndarray) else jnp.log(diagonal)
 
     def sds(self) -> Any:
-        return np.linalg.norm(self.root, axis=1)
+        return (self.root**2).sum(1) ** 0.5 if self.is_matrix else abs(self.root)
 
     def conditional_sds(self) -> Any:
-        library = _library(self.root)
-        unit = library.eye(len(self.root), dtype=self.root.dtype)
-        return 1 / library.linalg.norm(self.solve(unit), axis=0)
+        if not self.is_matrix:
+            return abs(self.root)
+        inverse = self.solve(np.eye(len(self.root), dtype=self.root.dtype))
+        return 1 / (inverse**2).sum(0) ** 0.5
 
     def dense(self) -> Any:
-        return self.root
+        return self.root if self.is_matrix else jnp.diag(self.root)
+
+
+_times = partial(jnp.matmul, precision="highest")
 
 
 def mean_and_sd(x: Any, where: Any = None) -> tuple[Any, Any]:
     """Mean and standard deviation over the first axis, or over the rows ``where``; of equal numbers
     the number and 0."""
     # From one of them, because the mean of equal numbers is not quite this number.
-    first, here = (x[0], True) if where is None else (x[where.argmax()], where[:, None])
-    away = x - first
-    return first + away.mean(0, where=here), away.std(0, where=here)
+    first = x[0] if where is None else x[where.argmax()]
+    away, some = x - first, {} if where is None else {"where": where[:, None]}
+    return first + away.mean(0, **some), away.std(0, **some)
 
 
 def correlation_root(u: Array, m: Any) -> Array:
@@ -100,9 +83,7 @@ def correlation_root(u: Array, m: Any) -> Array:
 
 def as_factor(factor: Any) -> Any:
     """The factor with its methods."""
-    if not isinstance(factor, np.ndarray | Array):
-        return factor
-    return Dense(factor) if factor.ndim == 2 else Diagonal(factor)
+    return Plain(factor) if isinstance(factor, np.ndarray | Array) else factor
 
 
 of_arrays = partial(
@@ -173,7 +154,7 @@ class Normal:
     @property
     def is_matrix(self) -> bool:
         """Whether A is a matrix, and no diagonal or :class:`Arrow`."""
-        return isinstance(as_factor(self.factor), Dense)
+        return not isinstance(self.factor, Arrow) and self.factor.ndim == 2
 
     @property
     def matrix(self) -> Array:
@@ -207,8 +188,8 @@ class Normal:
     @property
     def on_host(self) -> Any:
         """The factor of which methods are computed on the host, but for an :class:`Arrow`."""
-        is_array = isinstance(self.factor, np.ndarray | Array)
-        return as_factor(np.asarray(self.factor, float) if is_array else self.factor)
+        is_arrow = isinstance(self.factor, Arrow)
+        return as_factor(self.factor if is_arrow else np.asarray(self.factor, float))
 
     @property
     def sds(self) -> np.ndarray:
@@ -244,10 +225,10 @@ class Whitening(Normal):
     :math:`U(c + A\xi)` (the constant Jacobian drops out) and its gradient :math:`A^\top g`. With
     :math:`A A^\top` near the posterior's covariance all directions have unit scale, so that one
     step size fits all, and step sizes have no units: 0.1 to 0.5 is usual for kernels with momentum.
-    State, samples, ``init_params`` and extra fields remain those of z; momenta, masses, metrics and
-    preconditioners are those of :math:`\xi`.
+    State, samples, ``init_params`` and extra fields remain in terms of z; momenta, masses, metrics
+    and preconditioners are in terms of :math:`\xi`.
 
-    It changes no law: whatever c and A are, the draws are those of the same posterior as the step
+    It changes no law: whatever c and A are, the draws come from the same posterior as the step
     vanishes. A wrong A only costs speed.
 
     :param center: c, ``(n,)`` in the flat order.

@@ -81,18 +81,18 @@ class NormalMeasure:
     r"""
     What is measured of a normal approximation :math:`z = c + A \xi`, at draws of it.
 
-    With the whitened gradient :math:`g = A^\top \nabla U`, that of a normal posterior would be
-    :math:`\xi`, and :math:`b = g - \xi` is what is left of it. Then
+    The whitened gradient :math:`g = A^\top \nabla U` of a normal posterior would be :math:`\xi`,
+    and :math:`b = g - \xi` is what is left of it. Then
 
     .. math::
         \text{ELBO} = -U(c) + \tfrac n2 \log 2\pi + \log |A|
         - E [U(z) - U(c) - \xi^\top g(c) - \tfrac12 |\xi|^2],
 
-    and its natural gradient has the squared length :math:`|E b|^2 + \tfrac12 |E b \xi^\top|^2`,
-    the symmetric part of the latter: by Stein's identity :math:`E b \xi^\top` is what the mean
-    curvature of U differs from that of the normal.
+    and its natural gradient has the squared length :math:`|E b|^2 + \tfrac12 |S|^2` with the
+    symmetric part S of :math:`E b \xi^\top`: by Stein's identity it is the difference between the
+    mean curvature of U and the curvature of the normal.
 
-    U is that of at most 10,000 rows, corrected by that of all rows at the center.
+    U is computed on at most 10,000 rows, and corrected by its gradient on all rows at the center.
     """
 
     def __init__(self, rng_key: Array, potential: Potential) -> None:
@@ -204,8 +204,8 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
     ``fit(starts)``, the normal of greatest ELBO from the best of several normals.
 
     Adam on minibatches moves :math:`q = N(c + A m, A L L^\top A^\top)` from m = 0, in stages of 500
-    steps, after each of which c and A are those of q. The gradient is that of *sticking the
-    landing*, whose noise vanishes where q is the posterior. Each start makes one stage; the one of
+    steps, after each of which c and A are taken from q. The gradient is called *sticking the
+    landing*: its noise vanishes where q is the posterior. Each start makes one stage; the start of
     greatest ELBO goes on until its slope is small, in at most fifteen more.
 
     References: Roeder, Wu and Duvenaud, *Sticking the landing* (NeurIPS 2017), eq. 8.

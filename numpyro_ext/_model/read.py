@@ -348,13 +348,12 @@ class ModelInfo:
                 f"{what} has {names}; it must be a dict with the sites {sorted(self.latents)}."
             )
 
-    def check_same_latents(self, before: "ModelInfo") -> None:
-        """A ``ValueError`` unless ``before`` has the same latent vector."""
-        if list(self.shapes) != list(before.shapes):
+    def check_shapes(self, before: Shapes, what: str, remedy: str) -> None:
+        """A ``ValueError`` unless the latent vector is ``before``, as ``what`` has it."""
+        if list(self.shapes) != list(before):
             raise ValueError(
-                f"on these arguments the model has the latent sites {list(self.shapes)}, but the"
-                f" chain that goes on has {list(before.shapes)}; start a new chain"
-                " (mcmc.post_warmup_state = None)."
+                f"{what} has the unconstrained latent sites {dict(before)}, but on these arguments"
+                f" the model has {dict(self.shapes)}; {remedy}."
             )
 
     def check_unconstrained(

@@ -180,5 +180,5 @@ def difference(now: Any, before: Any) -> Any:
 
 
 def agree(now: Any, before: Any) -> Any:
-    """Whether numbers that a model gives are those of the same data."""
+    """Whether a model can have given both numbers on the same data."""
     return (difference(now, before) ** 2).mean() <= SAME**2

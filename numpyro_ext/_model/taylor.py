@@ -134,7 +134,7 @@ class TaylorProxy:
         estimated on its M rows, less L; and the brackets of the formula, ``(M,)``.
 
         :param run: the trace of the model at other unconstrained sites, on the same rows.
-        :param compare: whether the result is NaN where these rows are not those of the proxy.
+        :param compare: whether the result is NaN where the proxy was made from other rows.
         """
         others = jnp.zeros(())
         for site in sample_sites(trace):
@@ -329,7 +329,7 @@ class ProxyOfRun(NamedTuple):
 
 
 class ProxyPotential(Potential):
-    """A potential of all rows: those of a minibatch, and the expansion of the others."""
+    """A potential of all rows: a minibatch of them, and the expansion of the others."""
 
     def __init__(self, proxy: TaylorProxy, potential: Potential, compare: bool) -> None:
         vars(self).update(vars(potential))

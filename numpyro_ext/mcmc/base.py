@@ -653,7 +653,8 @@ class ModelKernel(ResumableKernel):
         if self._potential is not None and self.has_read(model_args, kwargs):
             return self._potential
         here = self._read_sites(model_args, kwargs)
-        here.check_same_latents(self.info)
+        remedy = "start a new chain (mcmc.post_warmup_state = None)"
+        here.check_shapes(self.info.shapes, "the chain that goes on", remedy)
         info = replace(self.info, latents=here.latents, masked=here.masked)
         return self._potential_on(info, self._params, model_args, kwargs)
 

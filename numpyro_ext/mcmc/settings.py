@@ -60,7 +60,7 @@ class Settings:
     :param tuple kinetic_temperature: what the law predicts at the end of a step, over the
         temperature, of a coordinate without gradient noise and of the one with most of it.
     :param str kernel: class of the kernel.
-    :param whitening: the coordinates; None for a kernel that moves in those of the sites.
+    :param whitening: the coordinates; None for a kernel that moves the sites themselves.
     :param dict center: constrained values of the latent sites at the center.
     :param bool control_variate: True if the gradient is corrected at the center.
     :param float noise: largest variance of a coordinate of the minibatch gradient, whitened.
@@ -225,15 +225,16 @@ def _find(
     info = potential.info
     key_normal, key_noise = random.split(random.key(0))
     given: Whitening | None = kernel.given_whitening
-    known = given if modes is None else modes.whitening
+    coordinates = given if modes is None else modes.whitening
     look_around = noise_measure(key_noise, potential, kernel.gradient)
     spent = 0
-    if known is None:
+    if coordinates is None:
         # By a key of its own, so that runs on the same data have the same settings.
         modes = search_modes(key_normal, kernel.model, potential, start, kernel.init_strategy)
         spent = modes.row_gradients
     elif modes is None:
-        normal = Mode(known.center.astype(float), known.factor.astype(float), known.circles)
+        parts = coordinates.center.astype(float), coordinates.factor.astype(float)
+        normal = Mode(*parts, coordinates.circles)
         normal = NormalMeasure(key_normal, potential)(normal)
         modes = Modes((normal,), info.shapes, problems=normal.problems)
     assert modes is not None
@@ -241,7 +242,7 @@ def _find(
     normal = replace(modes.heaviest, stiffness=_stiffest(modes.modes[:taken]))
     center, noises = look_around(normal)
 
-    # One noise is that of the estimator that was given, two those without and with a correction.
+    # One noise is of the estimator that was given, two are without and with a correction.
     all_finite = bool(np.all([np.isfinite(noise) for noise in noises]))
     noises = [np.where(np.isfinite(noise), noise, 0) for noise in noises]
     plain = noises[0] if noises else np.zeros(info.size)

@@ -1,4 +1,4 @@
-"""An optimiser whose steps of a guide's mean are in standard deviations of the guide."""
+"""An optimiser that moves a guide's mean in steps of standard deviations of the guide."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ def whitened(
 
     .. math:: \mu = c + A \xi, \qquad \nabla_\xi = A^\top \nabla_\mu,
 
-    and its step of :math:`\xi`, multiplied by A, is that of the mean. All other parameters pass.
+    and its step of :math:`\xi`, multiplied by A, moves the mean. All other parameters pass.
 
     Adam moves each number by about its learning rate, whatever the gradient is. Here a rate of 0.01
     is a hundredth of a posterior standard deviation, for any number of rows and any units.

@@ -9,7 +9,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_ext._model.normal import Dense, Normal, correlation_root, mean_and_sd, of_arrays
+from numpyro_ext._model.normal import Normal, Plain, correlation_root, mean_and_sd, of_arrays
 from numpyro_ext._typing import Bool, Float
 from numpyro_ext.scores._points import matmul
 
@@ -47,8 +47,7 @@ class _LowRank(NamedTuple):
     def of(cls, u: Float[Array, "m d"]) -> "_LowRank":
         m, d = u.shape
         W = u / d**0.5  # so that lambda W^T W is u^T u / (m + d)
-        one = jnp.eye(m, dtype=u.dtype)
-        return cls(W, jnp.linalg.cholesky(one + matmul(W, W.T)))
+        return cls(W, jnp.linalg.cholesky(jnp.eye(m, dtype=u.dtype) + matmul(W, W.T)))
 
     @property
     def a(self) -> float:
@@ -67,8 +66,8 @@ class _LowRank(NamedTuple):
 
     def _divided(self, v: Array, trans: int) -> Array:
         """``v @ inv(I + R)``, or with ``trans=0`` ``v @ inv(I + R).T``."""
-        one = jnp.eye(len(self.R), dtype=v.dtype)
-        return solve_triangular(one + self.R, v.T, lower=True, trans=trans).T
+        R = jnp.eye(len(self.R), dtype=v.dtype) + self.R
+        return solve_triangular(R, v.T, lower=True, trans=trans).T
 
 
 @of_arrays
@@ -91,7 +90,7 @@ class CovarianceWhitening(Normal):
             # A coordinate without spread has the shrunk variance lambda instead of 1.
             scale = jnp.where(sd > 0, scale, ((d + m) / d) ** 0.5)
             return cls(mean, _Scaled(scale, _LowRank.of(u)))
-        return cls(mean, _Scaled(scale, Dense(correlation_root(u, m))))
+        return cls(mean, _Scaled(scale, Plain(correlation_root(u, m))))
 
     def at_most(self, widest: Array) -> "CovarianceWhitening":
         """The map in which no coordinate is wider than this."""

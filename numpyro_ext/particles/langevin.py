@@ -267,7 +267,7 @@ class _Gradients(ParticleField):
 
 
 def _units(y: Array, half: slice, other: slice, groups: Array | None, widest: Array) -> _Units:
-    """The map for the particles of one half that those of the other half define."""
+    """The map for the particles of one half, which the other half defines."""
     if groups is None or groups.shape[1] < 2:
         return CovarianceWhitening.from_particles(y[other]).at_most(widest)
     units = PerModeWhitening.from_particles(y[other], groups[other], groups[half], least=2)
