@@ -46,12 +46,9 @@ class Comparison:
     name: Callable[[int], str]
     """The name of a number."""
     remedy: str
-    shift: np.ndarray
-    """``(n,)`` mean of the reference minus the mean of the draws, in sds of the draws."""
-    shift_error: np.ndarray
-    ratio: np.ndarray
-    """``(n,)`` sd of the draws over the sd of the reference."""
-    ratio_error: np.ndarray
+    values: np.ndarray
+    """``(4, n)`` means of the reference minus means of the draws, in sds of the draws, with errors;
+    sds of the draws over sds of the reference, with errors."""
     widths: np.ndarray | None = None
     """``(2, n)`` the widths of the intervals with a half and nine tenths of the draws, over widths
     of the reference, in sds of a normal: they see the shape."""
@@ -61,23 +58,13 @@ class Comparison:
     farthest: float = SHIFT
     """The limit of the shift."""
 
-    @property
-    def values(self) -> np.ndarray:
-        """``(4, n)`` shifts and errors, ratios and errors."""
-        return np.stack([self.shift, self.shift_error, self.ratio, self.ratio_error])
-
     def rows(self) -> list[Row]:
         """The lines of the worst shift, ratio and shape, none right if one could not be judged."""
-        most = self.farthest
-        decided = decide(self.shift, self.shift_error, (-most, most), most)
-        right, distance = "the means are right", np.abs(self.shift)
-        rows = [
-            self._row(
-                MEAN, distance, self.shift_error, f"{most:.2g}", decided, right, self._wrong_mean
-            )
-        ]
-        right = "the sds are right"
-        sds = self.ratio, self.ratio_error, self.limits, RATIO_KNOWN
+        most, (shift, shift_error, ratio, ratio_error) = self.farthest, self.values
+        decided, right = decide(shift, shift_error, (-most, most), most), "the means are right"
+        distance = np.abs(shift), shift_error, f"{most:.2g}"
+        rows = [self._row(MEAN, *distance, decided, right, self._wrong_mean)]
+        right, sds = "the sds are right", (ratio, ratio_error, self.limits, RATIO_KNOWN)
         rows = void_if_any_unjudged([*rows, self._row_of_ratio(SD, *sds, right, self._wrong_sd)])
         # Where the draws lie elsewhere, the intervals have other shares in any case.
         if self.widths is None or self.width_errors is None or rows[0].ok is False:
@@ -88,11 +75,11 @@ class Comparison:
         return [*rows, void_if_any_unjudged([*rows, shape])[-1]]
 
     def _wrong_mean(self, k: int) -> str:
-        by = abs(self.shift[k])
+        by = abs(self.values[0, k])
         return f"moves the mean of {self.name(k)} by {by:.2g} of its sds; {self.remedy}."
 
     def _wrong_sd(self, k: int) -> str:
-        by = 1 / self.ratio[k]
+        by = 1 / self.values[2, k]
         return f"makes the sd of {self.name(k)} {by:.2g} times as large; {self.remedy}."
 
     def _wrong_shape(self, k: int) -> str:

@@ -65,8 +65,7 @@ class MovedDraws(Comparison):
     @property
     def of_numbers(self) -> "MovedDraws":
         """The same without linear combinations."""
-        names = ("shift", "shift_error", "ratio", "ratio_error")
-        return replace(self, **{x: getattr(self, x)[: len(self.moved.ratio)] for x in names})
+        return replace(self, values=self.values[:, : len(self.moved.ratio)])
 
     def rows(self) -> list[Row]:
         """The lines of the worst numbers: their mean, spread and shape."""
@@ -118,14 +117,17 @@ def compare_moved(
     if combined is not None:
         unknown = np.full(2, np.nan)
         values = np.column_stack([values, [unknown, unknown, *combined[:2]]])
-    widths = moved.range_ratio, moved.range_error
+    widths, errors = (
+        None if x is None else np.asarray(x, float) for x in (moved.range_ratio, moved.range_error)
+    )
     return MovedDraws(
         "a Markov chain on all data from each draw",
         "Markov chains",
         name,
         remedy,
-        *values,
-        *(None if x is None else np.asarray(x, float) for x in widths),
+        values,
+        widths,
+        errors,
         moved=moved,
         **options,
     )

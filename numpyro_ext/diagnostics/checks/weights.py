@@ -115,7 +115,7 @@ def compare_with_weights(
     by_weights = f"{remedy}; or draw from these draws by their weights (pareto_khat gives them)"
     name = names.__getitem__
     rows = Comparison(
-        "importance weighting", "weights", name, by_weights, *values, limits=WEIGHTED_RATIO
+        "importance weighting", "weights", name, by_weights, values, limits=WEIGHTED_RATIO
     ).rows()
     return [*_gap_row(summary, values[2], rows, remedy), *rows]
 
