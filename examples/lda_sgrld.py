@@ -11,14 +11,14 @@ gradient object ``GibbsGradient`` draws them for the 20 documents of a batch, gi
 - the reduced-natural coordinates, by ``simplex_langevin_step``;
 - collapsed Gibbs sampling of all documents, the reference.
 
-The first two take the best of a grid of steps. No step is good for reduced-natural. Where a word is
-absent from a topic, its probability p follows dp = (beta / n) dt + sqrt(2 p / n) dW and, for beta <
-1, reaches 0 in a finite time, at which its logarithm and the metric 1 / (n p) are infinite. Only
-steps that are too small to converge avoid this.
+The first two take the best of a grid of steps. Where a word is absent from a topic, its probability
+p follows dp = (beta / n) dt + sqrt(2 p / n) dW and, for beta < 1, reaches 0 in a finite time, at
+which its logarithm and the metric 1 / (n p) are infinite; so the step bounds the metric. Without
+the bound reduced-natural had a perplexity of 93 at a step of 1e-5 and diverged at 3e-5.
 
 The script prints the perplexity of held-out words and the distance of the topics from the truth,
-and saves a picture. The exit code is 1 if the perplexity of ``SGRLD`` is more than 5 % from the one
-by collapsed Gibbs, if reduced-natural is better than ``SGRLD``, or if a topic is not recovered. ::
+and saves a picture. The exit code is 1 if the perplexity of either is more than 5 % from the one
+by collapsed Gibbs, or if a topic is not recovered. ::
 
     python examples/lda_sgrld.py --out out/lda_sgrld.png
 
@@ -64,7 +64,7 @@ DOCUMENTS, HELD_OUT, LENGTH, VOCABULARY, TOPICS = 200, 100, 100, 100, 5
 ALPHA, BETA, BATCH = 0.1, 0.1, 20
 SWEEPS, KEPT = 10, 5
 EVERY, RECORDS = 20, 80  # steps per record of the topics, and records
-STEPS = {"expanded-mean": (5e-4, 2e-3, 8e-3), "reduced-natural": (1e-5, 3e-5, 1e-4, 1e-3)}
+STEPS = {"expanded-mean": (5e-4, 2e-3, 8e-3), "reduced-natural": (1e-4, 1e-3, 1e-2, 1e-1)}
 PERPLEXITY_BAND, TOPIC_BAND = 0.05, 0.15
 
 
@@ -339,14 +339,14 @@ def main() -> int:
 
     complaints = []
     reference = best["collapsed Gibbs"].final
-    if not abs(ours.final / reference - 1) < PERPLEXITY_BAND:
-        complaints.append(
-            f"The perplexity of SGRLD is {ours.final:.2f}, collapsed Gibbs has {reference:.2f}."
-        )
+    for name in STEPS:
+        final = best[name].final
+        if not abs(final / reference - 1) < PERPLEXITY_BAND:
+            complaints.append(
+                f"The perplexity of {name} is {final:.2f}, collapsed Gibbs has {reference:.2f}."
+            )
     if not ours.perplexity[-1] < ours.perplexity[0]:
         complaints.append("The perplexity of SGRLD does not fall.")
-    if not ours.final < best["reduced-natural"].final:
-        complaints.append("The reduced-natural coordinates are better than expanded-mean.")
     if not distances["expanded-mean"].max() < TOPIC_BAND:
         complaints.append(f"A topic is further than {TOPIC_BAND} (total variation) from the truth.")
     print("\n".join(complaints), end="\n" if complaints else "")

@@ -16,7 +16,8 @@ from numpyro_ext._checks import check_choice, check_nonnegative, check_positive
 from numpyro_ext._numpyro import unwrap_distribution, wrap_distribution
 
 # A parameterisation maps (theta, counts, alpha, zeta) to A grad, Gam and A^(1/2) zeta, written out
-# so that nothing is divided by a probability that may be 0.
+# so that nothing is divided by a probability that may be 0. The diagonals of A that are not bounded
+# get a bound, where they are constant and have no divergence: the law is the same in the limit.
 Terms = tuple[Array, Array, Array]
 
 
@@ -24,7 +25,7 @@ def _total(x: Array) -> Array:
     return jnp.sum(x, axis=-1, keepdims=True)
 
 
-def _reduced_mean(theta: Array, counts: Array, alpha: Array, zeta: Array) -> Terms:
+def _reduced_mean(theta: Array, counts: Array, alpha: Array, zeta: Array, bound: Array) -> Terms:
     pi = jnp.append(theta, jnp.maximum(1 - _total(theta), 0), axis=-1)
     n, a, K = _total(counts + alpha), counts + alpha - 1, pi.shape[-1]
     noise = jnp.sqrt(pi) * zeta - pi * _total(jnp.sqrt(pi) * zeta)  # (diag(pi) - pi pi')^(1/2)
@@ -32,30 +33,34 @@ def _reduced_mean(theta: Array, counts: Array, alpha: Array, zeta: Array) -> Ter
     return (gradient / n)[..., :-1], (correction / n)[..., :-1], (noise / jnp.sqrt(n))[..., :-1]
 
 
-def _reduced_natural(theta: Array, counts: Array, alpha: Array, zeta: Array) -> Terms:
+def _reduced_natural(theta: Array, counts: Array, alpha: Array, zeta: Array, bound: Array) -> Terms:
     pi = jax.nn.softmax(jnp.append(theta, jnp.zeros_like(theta[..., :1]), axis=-1))
     n, a = _total(counts + alpha), counts + alpha
+    b = jnp.minimum(1 / pi, n * bound)
+    divergence = jnp.where(b < n * bound, 1 - b, 0.0)
 
     def against_last(x: Array) -> Array:
         return x[..., :-1] - x[..., -1:]
 
-    gradient, correction = against_last(a / pi), -against_last(1 / pi)
-    return gradient / n, correction / n, against_last(zeta / jnp.sqrt(pi)) / jnp.sqrt(n)
+    gradient, correction = against_last(b * (a - pi * n)), against_last(divergence)
+    return gradient / n, correction / n, against_last(zeta * jnp.sqrt(b)) / jnp.sqrt(n)
 
 
-def _expanded_mean(theta: Array, counts: Array, alpha: Array, zeta: Array) -> Terms:
+def _expanded_mean(theta: Array, counts: Array, alpha: Array, zeta: Array, bound: Array) -> Terms:
     theta = jnp.abs(theta)
     gradient = counts + alpha - 1 - theta * (_total(counts) / _total(theta) + 1)
     return gradient, jnp.ones_like(theta), jnp.sqrt(theta) * zeta
 
 
-def _expanded_natural(theta: Array, counts: Array, alpha: Array, zeta: Array) -> Terms:
-    A = jnp.exp(-theta)
+def _expanded_natural(
+    theta: Array, counts: Array, alpha: Array, zeta: Array, bound: Array
+) -> Terms:
+    A = jnp.minimum(jnp.exp(-theta), bound)
     gradient = counts + alpha - _total(counts) * jax.nn.softmax(theta) - jnp.exp(theta)
-    return A * gradient, -A, jnp.sqrt(A) * zeta
+    return A * gradient, jnp.where(A < bound, -A, 0.0), jnp.sqrt(A) * zeta
 
 
-_TERMS: dict[str, Callable[[Array, Array, Array, Array], Terms]] = {
+_TERMS: dict[str, Callable[..., Terms]] = {
     "reduced-mean": _reduced_mean,
     "reduced-natural": _reduced_natural,
     "expanded-mean": _expanded_mean,
@@ -109,8 +114,10 @@ def simplex_langevin_step(
     :math:`\Gamma` is not the divergence of A.
 
     Biased at a fixed step. ``"expanded-mean"`` returns :math:`|\theta'|`; ``"reduced-mean"`` can
-    leave the simplex and is then put back at its nearest point, another bias. Both natural forms
-    take unbounded steps where a probability is near 0. For T other than 1 each draws from
+    leave the simplex and is then put back at its nearest point, another bias. In the natural forms
+    :math:`e^{-\theta_j}` and :math:`1/(\pi_j \bar n)` are at most :math:`1/(2\epsilon (1 + n_j +
+    \alpha_j))`, and constant beyond it, so that a step is at most about 1 where a probability is
+    near 0. For T other than 1 each draws from
     :math:`p^{1/T}` in its own coordinates.
 
     :param rng_key: random number generator key.
@@ -148,8 +155,9 @@ def simplex_langevin_step(
             f" the last dimension of counts must be {K}."
         )
     zeta = random.normal(rng_key, (*theta.shape[:-1], K), dtype)
-    gradient, correction, noise = _TERMS[parameterization](theta, counts, alpha, zeta)
     eps, T = jnp.asarray(step_size, dtype), jnp.asarray(temperature, dtype)
+    bound = 0.5 / (eps * (1 + counts + alpha))
+    gradient, correction, noise = _TERMS[parameterization](theta, counts, alpha, zeta, bound)
     theta = jnp.abs(theta) if parameterization == "expanded-mean" else theta
     theta = theta + eps * (gradient + T * correction) + jnp.sqrt(2 * eps * T) * noise
     if parameterization == "expanded-mean":

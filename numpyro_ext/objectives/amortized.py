@@ -9,7 +9,9 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice, check_count, check_positive, check_several
+from numpyro_ext._typing import Params
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
+from numpyro_ext.objectives.critic import critic_of
 from numpyro_ext.objectives.samples import Samples
 
 Transition = Callable[[Array, Array, Callable[[Array], Array]], Array]
@@ -20,15 +22,23 @@ class AmortizedMCMC(Objective):
     r"""Distils a Markov chain into the guide, which learns the law of where the chain ends.
 
     The unconstrained vectors :math:`z_k \sim q` of K draws are moved by T transitions that leave
-    the posterior invariant, to :math:`y_k`, which have no gradient. The guide minimises the energy
-    distance
+    the posterior invariant, to :math:`y_k \sim q_T`, which have no gradient. The guide minimises a
+    divergence:
 
-    .. math::
-        \frac{1}{K(K-1)} \sum_{i \ne j} \big( 2\,|z_i - y_j| - |z_i - z_j| - |y_i - y_j| \big),
+    * ``divergence="energy"``: the energy distance
 
-    in units of the standard deviations of z and y together in each coordinate, which needs draws
-    and no density. It is zero on average, and so is its gradient, where the transitions do not
-    change the law of the draws and are reversible: at the posterior.
+      .. math::
+          \frac{1}{K(K-1)} \sum_{i \ne j} \big( 2\,|z_i - y_j| - |z_i - z_j| - |y_i - y_j| \big),
+
+      in units of the standard deviations of z and y together in each coordinate, which needs draws
+      and no density. It is zero on average, and so is its gradient, where the transitions do not
+      change the law of the draws and are reversible: at the posterior.
+    * ``"kl"``: :math:`-\frac1K \sum_k \log q(y_k)` in nats, which is
+      :math:`\mathrm{KL}(q_T \| q)` but for a constant, for a guide with a density; less noise.
+    * ``"js"``: the Jensen-Shannon divergence of q and :math:`q_T` in nats, for the guide
+      ``with_critic(guide)``: with the logistic loss D of the critic :math:`T \approx \log q/q_T`,
+      the guide minimises :math:`\log 2 - D/2` by its draws, and the critic D. Too small, with a
+      gradient to match, while the critic lags behind.
 
     Parameters of the model get :math:`-\frac1K \sum_k \nabla_\theta \log p^*(y_k)`, a gradient
     without a value, as in Monte Carlo EM.
@@ -42,7 +52,7 @@ class AmortizedMCMC(Objective):
 
     A step takes K T gradients of the model (twice as many for ``"mala"``) and :math:`O(K^2 d)`.
 
-    :param int num_particles: number of draws K, at least 2.
+    :param int num_particles: number of draws K, at least 2 for the energy distance.
     :param int num_transitions: number of transitions T.
     :param transition: ``"langevin"``,
         :math:`z' = z + \epsilon \nabla \log p^*(z) + \sqrt{2\epsilon}\,\xi`; ``"mala"``, the same
@@ -50,6 +60,7 @@ class AmortizedMCMC(Objective):
         next ``(d,)`` vector, where ``potential_fn`` is minus the log density of the whole
         minibatch and ``z`` holds the vectors of all units.
     :param float step_size: :math:`\epsilon`, in units of length squared.
+    :param str divergence: ``"energy"``, ``"kl"`` or ``"js"``.
 
     **Reference:** *Approximate inference with amortised MCMC*, Li et al., arXiv:1702.08343, 2017
     (section 3: a divergence between q and the law of the chain's end).
@@ -65,6 +76,8 @@ class AmortizedMCMC(Objective):
     True
     """
 
+    without_log_q = 'divergence="energy"'
+
     def __init__(
         self,
         num_particles: int = 16,
@@ -72,11 +85,16 @@ class AmortizedMCMC(Objective):
         *,
         transition: str | Transition = "langevin",
         step_size: float | Array = 1e-2,
+        divergence: str = "energy",
         vectorize_particles: bool | MapT = True,
     ) -> None:
         if not callable(transition):
             check_choice("transition", transition, ("langevin", "mala"))
-        check_several("num_particles", num_particles, "the energy distance is a mean over pairs")
+        check_choice("divergence", divergence, ("energy", "kl", "js"))
+        if divergence == "energy":
+            why = "the energy distance is a mean over pairs; use divergence='kl'"
+            check_several("num_particles", num_particles, why)
+        self.divergence = divergence
         check_positive("step_size", step_size)
         self.num_transitions = check_count("num_transitions", num_transitions)
         self.transition = transition
@@ -85,6 +103,8 @@ class AmortizedMCMC(Objective):
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         samples = Samples(draws, implicit=False)
+        if self.divergence == "kl":
+            samples.refuse_auxiliary()
         params = draws.layout.model_params
         theta = {**draws.stopped, **{n: draws.params[n] for n in params if n in draws.params}}
 
@@ -93,13 +113,21 @@ class AmortizedMCMC(Objective):
             z = samples.vector_of(particle)
             y = stop_gradient(self._run(key, samples, draws, stop_gradient(z)))
             loss = jnp.zeros(draws.layout.shape)
+            if self.divergence == "kl":
+                there = samples.particle(key, y)
+                loss = -(there.log_q_local + there.log_q_global)
             if params:
                 log_p = samples.log_p(key, y, theta)
-                loss = stop_gradient(log_p) - log_p
+                loss += stop_gradient(log_p) - log_p
             return z, y, loss, particle.state
 
         z, y, loss, state = draws.map(draw, draws.keys)
-        return draws.total(jnp.mean(loss, axis=0) + energy_distance(z, y)), state
+        loss = jnp.mean(loss, axis=0)  # (*units)
+        if self.divergence == "energy":
+            loss += energy_distance(z, y)
+        elif self.divergence == "js":
+            loss += _jensen_shannon(draws, samples, z, y)
+        return draws.total(loss), state
 
     def _run(self, key: Array, samples: Samples, draws: Draws, z: Array) -> Array:
         """The vectors ``(*units, d)`` after the transitions."""
@@ -143,6 +171,19 @@ class AmortizedMCMC(Objective):
         # A proposal whose density is not finite is not accepted, but a NaN at z itself is shown.
         moved = jnp.where((log_u < log_ratio)[..., None], there, z)
         return jnp.where(jnp.isnan(log_p_z)[..., None] | jnp.isnan(mean), jnp.nan, moved)
+
+
+def _jensen_shannon(draws: Draws, samples: Samples, z: Array, y: Array) -> Array:
+    """``(*units)``: log 2 - D / 2, which the guide minimises, and the loss D of the critic."""
+    critic = critic_of(draws, samples.group, 'divergence="energy"')
+
+    def logistic_loss(params: Params, z: Array) -> Array:
+        of_guide, of_ends = jax.nn.softplus(-critic(params, z)), jax.nn.softplus(critic(params, y))
+        return jnp.mean(of_guide, 0) + jnp.mean(of_ends, 0)
+
+    training = logistic_loss(draws.params, stop_gradient(z))
+    js = jnp.log(2.0) - logistic_loss(draws.stopped, z) / 2
+    return js + (training - stop_gradient(training))
 
 
 def energy_distance(z: Array, y: Array) -> Array:

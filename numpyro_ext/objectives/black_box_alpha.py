@@ -73,7 +73,7 @@ class BBAlphaELBO(Objective):
     **References:** *Black-box alpha divergence minimization*, Hernandez-Lobato et al., ICML 2016
     (eqs. 8-10; its energy is :math:`-L`); *Dropout inference in Bayesian neural networks with
     alpha-divergences*, Li and Gal, ICML 2017 (eq. 5); *Approximate inference: new visions*,
-    Yingzhen Li, PhD thesis, 2018, appendix B (eqs. B.8, B.15 and B.19)
+    Yingzhen Li, PhD thesis, 2018, appendix B (eqs. B.8 and B.15)
 
     >>> guide = AutoNormal(normal_mean)
     >>> svi = SVI(normal_mean, guide, optax.adam(0.02), BBAlphaELBO(0.5, 100))

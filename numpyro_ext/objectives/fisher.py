@@ -9,8 +9,6 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_choice
-from numpyro_ext._model.implicit import has_density
-from numpyro_ext._model.read import is_delta, latent_sites
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.critic import critic_of
 from numpyro_ext.objectives.samples import Samples
@@ -85,7 +83,7 @@ class FisherDivergence(Objective):
 
 
 def _explicit(draws: Draws, samples: Samples) -> tuple[Array, State]:
-    _refuse_auxiliary(draws, samples)
+    samples.refuse_auxiliary()
 
     def squared_distance(key: Array) -> tuple[Array, State]:
         particle = draws.particle(key)
@@ -128,16 +126,3 @@ def _minimax(draws: Draws, samples: Samples) -> tuple[Array, State]:
     difference = score - score_q
     gain = value(critic(draws.params, stop_gradient(z)), stop_gradient(difference))
     return value(critic(draws.stopped, z), difference) - (gain - stop_gradient(gain)), state
-
-
-def _refuse_auxiliary(draws: Draws, samples: Samples) -> None:
-    trace = draws.guide_trace(draws.keys[0])
-    if not all(has_density(site["fn"]) for site in latent_sites(trace)):
-        return  # log q of an Implicit site is an error of its own
-    names = {site.name for site in samples.group.sites}
-    for site in latent_sites(trace):
-        if site["name"] not in names and not is_delta(site):
-            raise ValueError(
-                f"FisherDivergence: the guide draws the auxiliary site '{site['name']}' too, so"
-                " that log q of the latents alone is not known; use SteinDiscrepancy."
-            )

@@ -4,14 +4,15 @@ from collections.abc import Callable
 from functools import partial
 
 import jax
-from jax import Array
+from jax import Array, random
 from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_several
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
+from numpyro_ext.objectives.critic import critic_of
 from numpyro_ext.objectives.samples import Samples
-from numpyro_ext.scores import SteinScore
+from numpyro_ext.scores import DenoisingScore, SteinScore
 
 
 class ImplicitELBO(Objective):
@@ -45,10 +46,14 @@ class ImplicitELBO(Objective):
     :param int num_particles: number of particles K, at least 2, better 50 to 200; the score takes
         :math:`O(K^3 + K^2 d)` per element of the plates.
     :param score: a score estimator of :mod:`numpyro_ext.scores`, or a function of ``(K, d)``
-        vectors that gives ``(K, d)`` scores; defaults to ``SteinScore()``.
+        vectors that gives ``(K, d)`` scores; defaults to ``SteinScore()``. With
+        ``DenoisingScore(sigma)`` the guide is ``with_critic(guide, output_dim=d)``: its network is
+        :math:`\sigma` times the score of q convolved with :math:`N(0, \sigma^2 I)`, and trained on
+        the draws of each step, so that it lags behind a guide that moves fast.
 
-    **Reference:** *Gradient estimators for implicit models*, Li and Turner, ICLR 2018 (sections 2
-    and 3).
+    **References:** *Gradient estimators for implicit models*, Li and Turner, ICLR 2018 (sections 2
+    and 3); *A connection between score matching and denoising autoencoders*, Vincent, Neural
+    Computation 2011 (eq. 9)
 
     >>> from numpyro_ext.guides import Implicit
     >>> def guide(x):
@@ -67,13 +72,18 @@ class ImplicitELBO(Objective):
     def __init__(
         self,
         num_particles: int = 64,
-        score: Callable[[Array], Array] | None = None,
+        score: Callable[[Array], Array] | DenoisingScore | None = None,
         *,
         vectorize_particles: bool | MapT = True,
     ) -> None:
         why = "the score of q is estimated from several draws"
         check_several("num_particles", num_particles, why)
-        self.score: Callable[[Array], Array] = SteinScore() if score is None else score
+        if isinstance(score, DenoisingScore) and score.network is not None:
+            raise ValueError(
+                "score is a DenoisingScore with a network, whose parameters the guide does not"
+                " have; give the network to with_critic, and DenoisingScore sigma alone."
+            )
+        self.score = SteinScore() if score is None else score
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
@@ -90,15 +100,31 @@ class ImplicitELBO(Objective):
 
         z, log_p, state = draws.map(vector_and_log_p, draws.keys)
         loss = -draws.total(jnp.mean(log_p, axis=0))
-        force = stop_gradient(self._scores(z))
+        if isinstance(self.score, DenoisingScore):
+            force, training = _denoised(self.score.sigma, draws, samples, stop_gradient(z))
+            loss = loss + (training - stop_gradient(training))
+        else:
+            force = stop_gradient(_scores(self.score, z))
         num_states = self.num_particles * samples.structure.num_states
         entropy = samples.group.scale * jnp.sum(force * z) / num_states
         return loss + (entropy - stop_gradient(entropy)), state
 
-    def _scores(self, z: Array) -> Array:
-        """``(K, *elements, d)`` estimates, from the K draws of each element."""
-        K, *elements, d = z.shape
-        z = stop_gradient(z)
-        if not elements:
-            return self.score(z)
-        return jax.vmap(self.score, 1, 1)(z.reshape(K, -1, d)).reshape(z.shape)
+
+def _scores(score: Callable[[Array], Array], z: Array) -> Array:
+    """``(K, *elements, d)`` estimates, from the K draws of each element."""
+    K, *elements, d = z.shape
+    z = stop_gradient(z)
+    if not elements:
+        return score(z)
+    return jax.vmap(score, 1, 1)(z.reshape(K, -1, d)).reshape(z.shape)
+
+
+def _denoised(
+    sigma: float | Array, draws: Draws, samples: Samples, z: Array
+) -> tuple[Array, Array]:
+    """The scores that the critic's network gives, and the loss that trains it."""
+    sigma = jnp.asarray(sigma, z.dtype)
+    critic = critic_of(draws, samples.group, "SteinScore()", field=True)
+    noise = sigma * random.normal(draws.extra_key, z.shape, z.dtype)
+    residual = sigma * critic(draws.params, z + noise) + noise
+    return critic(draws.stopped, z) / sigma, jnp.sum(residual**2) / z.shape[0]

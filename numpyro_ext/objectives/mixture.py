@@ -5,8 +5,10 @@ from typing import Any
 import jax
 from jax import Array, random
 import jax.numpy as jnp
+import numpyro.distributions as dist
 
-from numpyro_ext._model.read import sample_sites
+from numpyro_ext._checks import check_choice
+from numpyro_ext._model.read import base_distribution, sample_sites
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.samples import Samples
 
@@ -19,16 +21,26 @@ class MixtureELBO(Objective):
     .. math::
         L = \sum_c w_c \frac{1}{K} \sum_k \big[\log p^*(z_{ck}) - \log q(z_{ck})\big]
 
-    where :math:`\log p^*` is the log joint with the Jacobian. It is unbiased for the ELBO. No
-    component is drawn at random, so the gradient of the weights has no score term.
+    (``entropy="stratified"``), where :math:`\log p^*` is the log joint with the Jacobian. It is
+    unbiased for the ELBO. No component is drawn at random, so the gradient of the weights has no
+    score term. ``entropy="gershman"`` replaces the entropy of a mixture of normals by its lower
+    bound
+
+    .. math:: H[q] \ge -\sum_a w_a \log \sum_b w_b\, N(m_a; m_b, S_a + S_b),
+
+    which needs no draws: less noise, and a looser bound on the evidence, by
+    :math:`\frac{d}{2} (1 - \log 2)` nats with one component (0.153 a dimension). The sds of
+    components that overlap come out too small.
 
     **When it fails.** Modes at which no component starts are left out. A step runs the model C K
     times. A minibatch is scaled as for ``Trace_ELBO``, without bias.
 
     :param int num_particles: number K of draws of each component.
+    :param str entropy: ``"stratified"``, or ``"gershman"`` for normal components.
 
-    **Reference:** *Sticking the landing: simple, lower-variance gradient estimators for variational
-    inference*, Roeder et al., NIPS 2017 (section 4.1).
+    **References:** *Sticking the landing: simple, lower-variance gradient estimators for
+    variational inference*, Roeder et al., NIPS 2017 (section 4.1); *Nonparametric variational
+    inference*, Gershman et al., ICML 2012 (eqs. 6-8)
 
     >>> from numpyro_ext.guides import AutoMixtureNormal
     >>> def model():
@@ -49,15 +61,19 @@ class MixtureELBO(Objective):
     def __init__(
         self,
         num_particles: int = 1,
+        entropy: str = "stratified",
         *,
         vectorize_particles: bool | MapT = True,
     ) -> None:
+        check_choice("entropy", entropy, ("stratified", "gershman"))
+        self.entropy = entropy
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         samples = Samples(draws, implicit=False)
         weights, components = _components(draws, samples)
         log_w = jnp.log(jnp.maximum(weights, jnp.finfo(weights.dtype).tiny))
+        bound = _gershman(log_w, components) if self.entropy == "gershman" else None
 
         def particle(key: Array) -> tuple[Array, State]:
             z = components.rsample(random.split(key)[1])
@@ -66,6 +82,8 @@ class MixtureELBO(Objective):
                 particle = samples.particle(key, z)
                 _refuse_scales(particle.guide_trace)
                 log_p = samples.log_p_of(particle, z)
+                if bound is not None:
+                    return log_p + bound, particle.state
                 log_q = jax.nn.logsumexp(log_w + components.log_prob(z))
                 return log_p - log_q, particle.state
 
@@ -100,3 +118,21 @@ def _refuse_scales(guide_trace: Any) -> None:
                 f"guide site '{site['name']}' lies under a subsampled plate or handlers.scale, but"
                 " MixtureELBO counts the density of the latent vector once; use Trace_ELBO."
             )
+
+
+def _gershman(log_w: Array, components: dist.Distribution) -> Array:
+    """The lower bound of the entropy, from pairs of normals."""
+    m, innermost = components.mean, base_distribution(components)
+    between = m[:, None] - m
+    if isinstance(innermost, dist.Normal):
+        v = components.variance
+        log_n = dist.Normal(0.0, jnp.sqrt(v[:, None] + v)).log_prob(between).sum(-1)
+    elif isinstance(innermost, dist.MultivariateNormal):
+        S: Any = innermost.covariance_matrix
+        log_n = dist.MultivariateNormal(0.0, covariance_matrix=S[:, None] + S).log_prob(between)
+    else:
+        raise TypeError(
+            f"the components are {type(innermost).__name__}, and the bound of Gershman et al. is"
+            ' for normal ones; use entropy="stratified".'
+        )
+    return -jnp.sum(jnp.exp(log_w) * jax.nn.logsumexp(log_w + log_n, axis=1))

@@ -190,6 +190,20 @@ class Samples:
             supports = {n: x if is_circle(x) else moved[n] for n, x in supports.items()}
         return {name: biject_to(supports[name]) for name in parts}
 
+    def refuse_auxiliary(self) -> None:
+        """An error for a guide with auxiliary sites, whose log q of the latents is not known."""
+        trace, draws = self._draws.guide_trace(self._draws.keys[0]), self._draws
+        if not all(has_density(site["fn"]) for site in latent_sites(trace)):
+            return  # log q of an Implicit site is an error of its own
+        names = {site.name for site in self.group.sites}
+        for site in latent_sites(trace):
+            if site["name"] not in names and not is_delta(site):
+                raise ValueError(
+                    f"{type(draws.objective).__name__}: the guide draws the auxiliary site"
+                    f" '{site['name']}' too, so that log q of the latents alone is not known; use"
+                    f" {draws.objective.without_log_q}."
+                )
+
     def log_p(self, key: Array, z: Array, params: Params | None = None) -> Array:
         """``(*units)``, log p* at any vectors ``z``, with the parameters ``draws.params`` if None;
         the sites outside the vectors are drawn with the key of a particle."""

@@ -51,7 +51,10 @@ class SteinScore:
 
     ``(K, d)`` in units of 1/length; :math:`k(0)` is the mean of the diagonal of K. They minimise
     the V-statistic of the squared kernel Stein discrepancy between q and the estimate plus
-    :math:`\frac{\eta\,k(0)}{K^2} |G|_F^2`.
+    :math:`\frac{\eta\,k(0)}{K^2} |G|_F^2`. ``statistic="u"`` minimises the U-statistic: K without
+    its diagonal in the inverse. For a kernel of :math:`x - y` that is the V-statistic with
+    :math:`\eta - 1` for :math:`\eta`, so below 1 the matrix is indefinite, and G explodes where
+    :math:`1 - \eta` is near an eigenvalue of :math:`K / k(0)`.
 
     ``fit(x)`` predicts elsewhere. The nonparametric form gives at y the last row of the estimate on
     the sample with y added, at O(K^2 + K d) a point. The parametric form, for :class:`RBF` and
@@ -74,9 +77,11 @@ class SteinScore:
     :param float eta: the ridge, positive.
     :param kernel: defaults to ``RBF("median_distance")``; or a function of ``(n, d)`` and ``(m,
         d)`` points to ``(n, m)``. No gradient flows through a rule.
+    :param str statistic: ``"v"``, or ``"u"``: at the samples alone if nonparametric.
     :param str form: ``"nonparametric"``, or ``"parametric"`` (RBF and Cauchy only).
 
-    **Reference:** *Gradient estimators for implicit models*, equation 9, Li and Turner (ICLR 2018)
+    **Reference:** *Gradient estimators for implicit models*, equation 9, Li and Turner (ICLR 2018);
+    *Approximate inference: new visions*, appendix A.3, Li (PhD thesis, 2018)
 
     >>> noise = jax.random.normal(jax.random.key(0), (200, 1))
     >>> x = 3.0 + 2.0 * noise  # the entropy of this sampler has the gradient 1 / 2 in its scale
@@ -87,10 +92,12 @@ class SteinScore:
 
     eta: float | Array = 1e-2
     kernel: Any = None
+    statistic: str = field(default="v", kw_only=True)
     form: str = field(default="nonparametric", kw_only=True)
 
     def __post_init__(self) -> None:
         check_positive("eta", self.eta)
+        check_choice("statistic", self.statistic, ("v", "u"))
         check_choice("form", self.form, ("nonparametric", "parametric"))
         kernel = as_kernel(RBF("median_distance") if self.kernel is None else self.kernel)
         if self.form == "parametric" and not isinstance(kernel, RBF | Cauchy):
@@ -110,18 +117,23 @@ class SteinScore:
         """The nonparametric estimates at the samples, and the relative residual of the solve."""
         x = as_points("x", x)
         kernel = resolved(self.kernel, x)
-        large = len(x) > _DENSE_UP_TO and not isinstance(kernel, Epanechnikov)
-        if large and isinstance(kernel, RadialKernel):
+        large = len(x) > _DENSE_UP_TO and self.statistic == "v"
+        if large and isinstance(kernel, RadialKernel) and not isinstance(kernel, Epanechnikov):
             at_zero = kernel.phi(jnp.zeros((), x.dtype))
             return stein_score_by_cg(kernel, x, self._relative_ridge(len(x), x.dtype) * at_zero)
         k, _, push = kernel_sums(kernel, x, x)
-        matrix, b = add_ridge(k, self._ridge(k)), push()
-        g = solve(jnp.linalg.cholesky(matrix), b)
+        matrix, b = add_ridge(self._without_diagonal(k), self._ridge(k)), push()
+        g = self._solve(matrix, b)
         size = jnp.maximum(jnp.linalg.norm(b), jnp.finfo(x.dtype).tiny)
         return -g, jnp.linalg.norm(lax.stop_gradient(matmul(matrix, g) - b)) / size
 
     def fit(self, x: ArrayLike) -> "KernelField | SteinPrediction":
         """The estimate from the samples ``x`` as a function of ``(n, d)`` points, a pytree."""
+        if self.statistic == "u" and self.form == "nonparametric":
+            raise ValueError(
+                "statistic is 'u' and form 'nonparametric', which gives no estimates away from the"
+                " samples; use statistic='v' or form='parametric'."
+            )
         x = as_points("x", x)
         kernel = resolved(self.kernel, x)
         if self.form == "parametric":
@@ -130,6 +142,14 @@ class SteinScore:
         ridge = self._ridge(k)
         factor = jnp.linalg.cholesky(add_ridge(k, ridge))
         return SteinPrediction(x, -solve(factor, push()), factor, ridge, kernel)
+
+    def _without_diagonal(self, k: Array) -> Array:
+        return k if self.statistic == "v" else jnp.fill_diagonal(k, 0.0, inplace=False)
+
+    def _solve(self, matrix: Array, b: Array) -> Array:
+        if self.statistic == "u":  # the matrix may be indefinite
+            return jnp.linalg.solve(matrix, b)
+        return solve(jnp.linalg.cholesky(matrix), b)
 
     def _relative_ridge(self, num: int, dtype: Any) -> Array:
         return jnp.asarray(self.eta, dtype) + num * jnp.finfo(dtype).eps
@@ -140,22 +160,23 @@ class SteinScore:
     def _coefficients(self, x: Array, kernel: Any) -> Array:
         r"""The coefficients :math:`a = (\Lambda + \eta I)^{-1} b` of the parametric form.
 
-        With the weights P of the basis, :math:`\Lambda` of :func:`gram_of_gradients` around K, and
-        elementwise products with the Gram matrix X of centred x,
+        With the weights P of the basis, :math:`\Lambda` of :func:`gram_of_gradients` around K
+        (without its diagonal for "u"), and elementwise products with X, the Gram matrix of centred
+        x,
 
         .. math::
             b = (P\, \mathrm{diag}(X)\, P + (P P) \circ X - P (P \circ X) - (P \circ X) P)\, 1.
         """
         s = squared_distances(x, x)
         p = basis_weights(kernel, s)
-        lam = gram_of_gradients(x, p, kernel.phi(s))
+        lam = gram_of_gradients(x, p, self._without_diagonal(kernel.phi(s)))
         x = x - jnp.mean(x, axis=0)
         gram, ones = matmul(x, x.T), p.sum(1)
         b = matmul(p, jnp.diagonal(gram) * ones) + (matmul(p, p) * gram).sum(1)
         b = b - matmul(p, (p * gram).sum(1)) - matmul(p * gram, ones)
         scale = jnp.mean(jnp.abs(jnp.diagonal(lam)))
         ridge = jnp.asarray(self.eta, x.dtype) + len(x) * jnp.finfo(x.dtype).eps * scale
-        return solve(jnp.linalg.cholesky(add_ridge(lam, ridge)), b)
+        return self._solve(add_ridge(lam, ridge), b)
 
 
 @pytree

@@ -1,17 +1,22 @@
 """`AmortizedMCMC`: explicit loops, laws of its chains, and what it refuses."""
 
+import math
+
 import jax
 from jax import random
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer.autoguide import AutoDelta
 import pytest
 
+from numpyro_ext.guides import Implicit, with_critic
 from numpyro_ext.objectives import AmortizedMCMC
 from numpyro_ext.objectives.amortized import energy_distance
 from numpyro_ext.objectives.base import Draws
 from numpyro_ext.objectives.samples import Samples
+from tests.objectives.compare import assert_refuses
 from tests.objectives.models import guide_draws
 
 
@@ -148,3 +153,89 @@ def test_a_point_has_no_gradient():
         AmortizedMCMC(2).loss(
             random.key(0), {"z_auto_loc": jnp.ones(2)}, standard, AutoDelta(standard)
         )
+
+
+@pytest.mark.parametrize("transition", ["langevin", "mala"])
+def test_kl_is_the_cross_entropy_of_the_ends(transition):
+    """v <- (1 - eps)^2 v + 2 eps, five times from .01; MALA keeps the target's variance."""
+    s, step, variance = (0.1, 0.1, 0.6890884264) if transition == "langevin" else (1.0, 0.5, 1.0)
+    K = 20_000
+    loss = AmortizedMCMC(K, transition=transition, step_size=step, divergence="kl")
+
+    @jax.jit
+    @jax.value_and_grad
+    def value_and_slope(s):
+        return loss.loss(random.key(2), {"s": s}, one_dimension, narrow)
+
+    value, slope = value_and_slope(s)
+    error = 4 * variance * (2 / K) ** 0.5  # Monte Carlo
+    # The loss is log(2 pi s^2) / 2 + E y^2 / (2 s^2).
+    found = (value - 0.5 * math.log(2 * math.pi * s**2)) * 2 * s**2
+    assert jnp.abs(found - variance) < error
+    assert jnp.abs((1 / s - slope) * s**3 - variance) < error
+
+
+def quadratic(params, z):
+    """A critic of one dimension, T(z) = a + b z + c z^2."""
+    return params[0] + params[1] * z + params[2] * z**2
+
+
+@pytest.mark.slow
+def test_jensen_shannon_is_that_of_quadrature_at_the_best_critic():
+    """The ends are N(1 + .5 m, .25 s^2), by a transition that is no Markov chain of a target."""
+    K, m, s = 200_000, 0.3, 0.7
+    push = lambda key, z, U: 0.5 * z + 1.0  # noqa: E731
+    network = (lambda key, shape: ((1,), jnp.zeros(3)), quadratic)
+    guide = with_critic(scalar_guide, network)
+    loss = AmortizedMCMC(K, 1, transition=push, divergence="js")
+    mean, sd = 0.5 * m + 1.0, 0.5 * s  # of the ends
+    best = jnp.array(
+        [
+            jnp.log(sd / s) - m**2 / (2 * s**2) + mean**2 / (2 * sd**2),
+            m / s**2 - mean / sd**2,
+            1 / (2 * sd**2) - 1 / (2 * s**2),
+        ]
+    )
+    z = jnp.linspace(-8.0, 8.0, 20_001)
+    log_r = dist.Normal(mean, sd).log_prob(z)
+
+    def divergence(m, s):
+        log_q = dist.Normal(m, s).log_prob(z)
+        log_half = jnp.logaddexp(log_q, log_r) - jnp.log(2.0)
+        terms = jnp.exp(log_q) * (log_q - log_half) + jnp.exp(log_r) * (log_r - log_half)
+        return jnp.sum(terms) * (z[1] - z[0]) / 2
+
+    @jax.jit
+    @jax.value_and_grad
+    def ours(params):
+        return loss.loss(random.key(5), params, one_dimension, guide)
+
+    value, grads = ours({"m": m, "s": s, "critic$params": best})
+    expected, slopes = jax.value_and_grad(divergence, (0, 1))(m, s)
+    # softplus(T) and its slope have sds below 2 here: 4 errors of the mean of K draws.
+    atol = 4 * 2 / K**0.5
+    np.testing.assert_allclose(value, expected, atol=atol)
+    np.testing.assert_allclose([grads["m"], grads["s"]], slopes, atol=3 * atol)
+    np.testing.assert_allclose(grads["critic$params"], 0.0, atol=3 * atol)  # it is the best one
+
+
+def scalar_guide():
+    m, s = numpyro.param("m", 0.3), numpyro.param("s", 0.7)
+    e = numpyro.sample("e", dist.Normal(), infer={"is_auxiliary": True})
+    numpyro.sample("z", Implicit(m + s * e))
+
+
+def mixed_by_noise():
+    e = numpyro.sample("e", dist.Normal(), infer={"is_auxiliary": True})
+    numpyro.sample("z", dist.Normal(e, 1.0))
+
+
+def test_what_a_divergence_lacks_is_named():
+    kl, params = AmortizedMCMC(2, divergence="kl"), {"m": 0.3, "s": 0.7}
+    assert_refuses("has no density|has no log", kl, params, one_dimension, scalar_guide)
+    sentence = 'auxiliary site .e. too.*use divergence="energy"'
+    assert_refuses(sentence, kl, {}, one_dimension, mixed_by_noise)
+    js, sentence = AmortizedMCMC(2, divergence="js"), "trains a critic, and the guide has none"
+    assert_refuses(sentence, js, params, one_dimension, scalar_guide)
+    with pytest.raises(ValueError, match="divergence is 'tv'"):
+        AmortizedMCMC(2, divergence="tv")

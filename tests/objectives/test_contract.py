@@ -60,9 +60,11 @@ OBJECTIVES = {
     "FisherDivergence": lambda **kwargs: FisherDivergence(3, **kwargs),
     "ThermodynamicELBO": lambda **kwargs: ThermodynamicELBO(3, 3, **kwargs),
     "ImplicitELBO": lambda **kwargs: ImplicitELBO(3, **kwargs),
+    "AmortizedMCMC, KL": lambda **kwargs: AmortizedMCMC(3, 2, divergence="kl", **kwargs),
     "SteinDiscrepancy": lambda **kwargs: SteinDiscrepancy(3, **kwargs),
     "AmortizedMCMC": lambda **kwargs: AmortizedMCMC(3, 2, transition="mala", **kwargs),
     "KLWeightedELBO": lambda **kwargs: KLWeightedELBO(0.5, Trace_ELBO(3, **kwargs)),
+    "MixtureELBO, Gershman": lambda **kwargs: MixtureELBO(3, "gershman", **kwargs),
     "MixtureELBO": lambda **kwargs: MixtureELBO(3, **kwargs),
     "PosteriorRegularizedELBO": lambda **kwargs: PosteriorRegularizedELBO(
         Trace_ELBO(3, **kwargs), {"ratio": hinge}, 3, **kwargs
@@ -70,7 +72,13 @@ OBJECTIVES = {
     "CurvatureELBO": lambda **kwargs: CurvatureELBO("fisher", 3, **kwargs),
 }
 # The last two have a base of NumPyro's, whose minibatch takes a key.
-WITHOUT_UNITS = {"CurvatureELBO", "MixtureELBO", "KLWeightedELBO", "PosteriorRegularizedELBO"}
+WITHOUT_UNITS = {
+    "CurvatureELBO",
+    "MixtureELBO",
+    "MixtureELBO, Gershman",
+    "KLWeightedELBO",
+    "PosteriorRegularizedELBO",
+}
 X = jnp.array([0.5, -1.0, 2.0, 0.1, 1.3, -0.4])
 TRACES = []
 
@@ -159,7 +167,7 @@ def test_pickled_objectives_are_finite_unless_the_model_is_not():
         return jnp.array([l.loss(random.key(0), params, model, q, X, broken) for l, q in losses])
 
     assert jnp.all(jnp.isfinite(values(False)))
-    assert jnp.all(jnp.isnan(values(True)))
+    assert not jnp.any(jnp.isfinite(values(True)))
 
 
 def rows_of(size):

@@ -2,14 +2,19 @@
 
 import jax
 from jax import random
+from jax.example_libraries import stax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.infer import SVI
+import optax
 import pytest
 
-from numpyro_ext.guides import Implicit
+from numpyro_ext.guides import Implicit, with_critic
 from numpyro_ext.objectives import ImplicitELBO
-from numpyro_ext.scores import SteinScore
+from numpyro_ext.objectives.base import Draws
+from numpyro_ext.scores import DenoisingScore, SteinScore
 from tests.objectives.models import guide_draws
 
 LOC = jnp.array([3.0, -20.0])
@@ -148,3 +153,59 @@ def test_of_a_trajectory_it_is_the_mean_over_the_states():
     values, grads = jax.jit(lambda s: (losses(s), jax.jacfwd(losses)(s)))(0.7)
     assert jnp.allclose(values[0], jnp.mean(values[1:]), rtol=1e-5)
     assert jnp.allclose(grads[0], jnp.mean(grads[1:]), rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_denoising_score_is_that_of_the_critic_and_trains_it():
+    sigma, key = 0.5, random.key(6)
+    network = (lambda key, shape: ((2,), jnp.zeros((2, 2))), lambda P, z: z @ P)
+    guide = with_critic(linear_guide, network, output_dim=2)
+    L, P = jnp.array([[0.8, 0.0], [-1.0, 2.0]]), jnp.array([[-0.3, 0.1], [0.2, -0.6]])
+    params = {"m": LOC, "L": L, "shift": 0.0}
+
+    def ours(L, P):
+        loss = ImplicitELBO(4, DenoisingScore(sigma))
+        return loss.loss(key, {**params, "L": L, "critic$params": P.ravel()}, normal, guide)
+
+    drawn = guide_draws(key, 4, linear_guide, params)["e"]
+    extra_key = Draws(ImplicitELBO(4), key, params, normal, linear_guide, (), {}).extra_key
+
+    def theirs(L, P):
+        z = LOC + drawn @ L.T
+        fixed = jax.lax.stop_gradient(z)
+        noise = sigma * random.normal(extra_key, z.shape)
+        energy = -dist.MultivariateNormal(LOC, scale_tril=FACTOR).log_prob(z).mean()
+        force = jax.lax.stop_gradient(fixed @ P) / sigma
+        training = ((sigma * (fixed + noise) @ P + noise) ** 2).sum(1).mean()
+        return energy + (force * z).sum() / 4 + training
+
+    grads = [jax.jit(jax.grad(fn, (0, 1)))(L, P) for fn in (ours, theirs)]
+    for mine, reference in zip(*grads, strict=True):
+        assert jnp.allclose(mine, reference, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.nightly
+def test_a_trained_denoising_score_widens_a_guide_to_the_posterior():
+    """The optimal score is that of q with the variance sigma^2 more: so q has sigma^2 less."""
+    guide = with_critic(linear_guide, hidden_dims=(16,), output_dim=2)
+
+    def unit():
+        numpyro.sample("z", dist.Normal().expand([2]).to_event(1))
+
+    def rates(params):
+        return {name: "critic" if name == "critic$params" else "guide" for name in params}
+
+    optim = optax.multi_transform({"critic": optax.adam(1e-2), "guide": optax.adam(3e-3)}, rates)
+    svi = SVI(unit, guide, optim, ImplicitELBO(200, DenoisingScore(0.3)))
+    start = {"L": 0.5 * jnp.eye(2), "m": jnp.array([0.5, -0.5])}
+    result = svi.run(random.key(0), 4000, init_params=start, progress_bar=False)
+    L = result.params["L"]
+    np.testing.assert_allclose(L @ L.T, (1 - 0.3**2) * jnp.eye(2), atol=0.12)
+
+
+def test_what_a_denoising_score_lacks_is_named():
+    params, score = {"m": LOC, "L": jnp.eye(2), "shift": 0.0}, DenoisingScore(0.5)
+    with pytest.raises(ValueError, match="trains a critic, and the guide has none"):
+        ImplicitELBO(4, score).loss(random.key(0), params, normal, linear_guide)
+    with pytest.raises(ValueError, match="give the network to with_critic"):
+        ImplicitELBO(4, DenoisingScore(0.5, stax.Dense(2)))

@@ -28,6 +28,9 @@ Y = np.array([[0.5, 0.5], [-0.2, 0.1]])
 ESTIMATORS: dict[str, Callable[[float], Any]] = {
     "stein v": lambda a: SteinScore(0.1, RBF(1.5 * a)),
     "stein v, rule": lambda a: SteinScore(0.1, IMQ("median", factor=1.5)),
+    "stein u, parametric": lambda a: SteinScore(
+        a**2, RBF(1.5 * a), statistic="u", form="parametric"
+    ),
     "stein parametric": lambda a: SteinScore(a**2, RBF(1.5 * a), form="parametric"),
     "stein parametric, Cauchy": lambda a: SteinScore(a**2, Cauchy(1.5 * a), form="parametric"),
     "stein, Epanechnikov": lambda a: SteinScore(30.0, Epanechnikov(2.0 * a)),

@@ -51,6 +51,7 @@ def test_matches_reference_values(tol):
     estimator = SteinScore(0.1, RBF(1.5))
     close(estimator(x), AT_X)
     close(estimator.fit(x)(y), AT_Y)
+    close(SteinScore(0.5, RBF(1.5), statistic="u")(x)[0], [-1.5756117864, 2.2712814773])
 
 
 @pytest.mark.x64
@@ -65,37 +66,41 @@ def test_parametric_form_matches_reference_values_and_is_blind_to_the_origin(tol
 
 
 @pytest.mark.x64
+@pytest.mark.parametrize("statistic", ["v", "u"])
 @pytest.mark.parametrize(
     ("kernel", "eta"),
     [(RBF(0.8), 1.3), (IMQ(1.1), 1.3), (lopsided, 1.3), (Epanechnikov(2.0), 9.0)],
     ids=name_of,
 )
-def test_estimate_minimises_the_stein_discrepancy_plus_ridge(kernel, eta, needs_x64):
-    """Zero gradient of sum k0 + eta k(0) |G|^2, by autodiff."""
+def test_estimate_minimises_the_stein_discrepancy_plus_ridge(kernel, eta, statistic, needs_x64):
+    """Zero gradient of sum k0 (without its diagonal for "u") + eta k(0) |G|^2, by autodiff."""
     x = jnp.array(X)
     at_zero = float(kernel(x, x)[0, 0])
 
     def objective(g):
         k0 = stein_kernel_matrix(x, g, kernel)
-        return k0.sum() + eta * at_zero * jnp.sum(g**2)
+        total = k0.sum() - (jnp.trace(k0) if statistic == "u" else 0.0)
+        return total + eta * at_zero * jnp.sum(g**2)
 
-    g = SteinScore(eta, kernel)(x)
+    g = SteinScore(eta, kernel, statistic=statistic)(x)
     assert jnp.abs(g).max() > 0.1
     assert jnp.abs(jax.jit(jax.grad(objective))(g)).max() < 1e-12
 
 
 @pytest.mark.x64
 @pytest.mark.parametrize("family", [RBF, Cauchy])
-def test_parametric_form_minimises_the_stein_discrepancy_plus_ridge(family, needs_x64):
+@pytest.mark.parametrize("statistic", ["v", "u"])
+def test_parametric_form_minimises_the_stein_discrepancy_plus_ridge(statistic, family, needs_x64):
     x, h, eta = jnp.array(X), 1.5, 2.0
     kernel = family(h)
     basis = jnp.swapaxes(kernel.grad_y(x, x), 0, 1)
 
     def objective(a):
         k0 = stein_kernel_matrix(x, jnp.einsum("nkd,k->nd", basis, a), kernel)
-        return h**4 * k0.sum() + eta * jnp.sum(a**2)
+        total = k0.sum() - (jnp.trace(k0) if statistic == "u" else 0.0)
+        return h**4 * total + eta * jnp.sum(a**2)
 
-    estimator = SteinScore(eta, kernel, form="parametric")
+    estimator = SteinScore(eta, kernel, statistic=statistic, form="parametric")
     a = estimator.fit(x).coefficients
     assert jnp.abs(a).max() > 0.1
     assert jnp.abs(jax.jit(jax.grad(objective))(a)).max() < 1e-11
@@ -163,6 +168,8 @@ def test_many_samples_take_memory_in_blocks():
     ("call", "words"),
     [
         (lambda x: SteinScore(0.0), "eta is 0.0; it must be a positive"),
+        (lambda x: SteinScore(statistic="u").fit(x), "statistic='v' or form='parametric'"),
+        (lambda x: SteinScore(statistic="w"), "statistic is 'w'.*'u'"),
         (lambda x: SteinScore(form="linear"), "form is 'linear'.*'parametric'"),
         (lambda x: SteinScore(kernel=IMQ(), form="parametric"), r"use RBF\(\) or form="),
     ],
