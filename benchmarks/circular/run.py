@@ -73,7 +73,8 @@ def fit(method: str, problem: Problem, turn: float, key: int) -> tuple[dict[str,
         rate = optax.cosine_decay_schedule(1e-2, FLOW_STEPS)
         guide, loss = AutoRealNVPNormal(problem.model), Trace_ELBO(8)
         if method == "AutoMixtureNormal":
-            guide, loss = AutoMixtureNormal(problem.model, 8, covariance="full"), MixtureELBO()
+            guide = AutoMixtureNormal(problem.model, num_components=8, covariance="full")
+            loss = MixtureELBO()
         svi = SVI(problem.model, guide, optax.adam(rate), loss)
         result = svi.run(random.key(key), FLOW_STEPS, *args, progress_bar=False)
         draws = guide.sample_posterior(random.key(key + 1), result.params, sample_shape=(DRAWS,))
