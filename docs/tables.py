@@ -46,8 +46,8 @@ divergences | trajectories that diverged, or refused transitions; shown if too m
 | 0; {limits.DIVERGING:.0%} of stochastic gradients | reparametrise
 kinetic temperature | mean square of the momentum | T, {limits.TEMPERATURE} | smaller step
 implied variance ratio | variance over the right one | {1 + limits.TEMPERATURE} | smaller step
-largest R-hat | disagreement of the chains, or of restarts | {limits.RHAT}; \
-{limits.RHAT_OF_ENSEMBLE} of an ensemble | run longer
+largest R-hat | disagreement of the chains, or of restarts | {limits.RHAT}, or \
+what chance makes; {limits.RHAT_OF_ENSEMBLE} of an ensemble | run longer
 smallest ESS | number of independent draws | {limits.ESS_EACH} a chain, at most {limits.ESS} \
 | run longer
 """,

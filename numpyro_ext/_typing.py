@@ -93,7 +93,12 @@ class DiagnosableChains(Diagnosable, Protocol):
     def settings(self) -> Any:
         """The settings that the kernel has found, None if they were given: ``step_size``,
         ``variance_ratio``, ``kinetic_temperature`` (the least and the largest that are predicted,
-        over T), ``transitions`` per draw, sentences of ``problems``, and ``if_hot``, what to do."""
+        over T), ``transitions`` per draw, and sentences of ``problems``."""
+        ...
+
+    @property
+    def if_hot(self) -> str:
+        """What to do about a chain that is too hot."""
         ...
 
     def temperature_at(self, i: Any) -> Array | None:

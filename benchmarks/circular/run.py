@@ -33,14 +33,16 @@ from numpyro.infer.util import log_density
 import optax
 
 from numpyro_ext.diagnostics import diagnose
-from numpyro_ext.guides import AutoRealNVPNormal
+from numpyro_ext.guides import AutoMixtureNormal, AutoRealNVPNormal
 from numpyro_ext.mcmc import SGHMC
+from numpyro_ext.objectives import MixtureELBO
 from numpyro_ext.particles import AutoParticles, RegularizedSVGD, particle_step
 
 sys.path.append(str(Path(__file__).parents[1]))
 from circular.models import PROBLEMS, Moments, Problem, of_angle, of_number
 
 METHODS = ["AutoRealNVPNormal", "SGHMC", "RegularizedSVGD", "NUTS"]
+OF_SEVERAL_MODES = {"migration": ["AutoMixtureNormal"]}
 FLOW_STEPS, PARTICLE_STEPS, PARTICLES, DRAWS = 3000, 1000, 200, 20_000
 SHIFT, RATIO = 0.25, 1.25
 
@@ -67,12 +69,13 @@ def fit(method: str, problem: Problem, turn: float, key: int) -> tuple[dict[str,
         mcmc = MCMC(SGHMC(problem.model), num_warmup=1000, num_samples=DRAWS, progress_bar=False)
         mcmc.run(random.key(key), *args)
         return mcmc.get_samples(), diagnose(mcmc).ok
-    if method == "AutoRealNVPNormal":
-        guide, rate = (
-            AutoRealNVPNormal(problem.model),
-            optax.cosine_decay_schedule(1e-2, FLOW_STEPS),
-        )
-        svi = SVI(problem.model, guide, optax.adam(rate), Trace_ELBO(8))
+    if method in ("AutoRealNVPNormal", "AutoMixtureNormal"):
+        rate = optax.cosine_decay_schedule(1e-2, FLOW_STEPS)
+        guide, loss = AutoRealNVPNormal(problem.model), Trace_ELBO(8)
+        if method == "AutoMixtureNormal":
+            guide = AutoMixtureNormal(problem.model, num_components=8, covariance="full")
+            loss = MixtureELBO()
+        svi = SVI(problem.model, guide, optax.adam(rate), loss)
         result = svi.run(random.key(key), FLOW_STEPS, *args, progress_bar=False)
         draws = guide.sample_posterior(random.key(key + 1), result.params, sample_shape=(DRAWS,))
     else:
@@ -158,7 +161,7 @@ def compare(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", nargs="*", default=list(PROBLEMS), choices=list(PROBLEMS))
-    parser.add_argument("--only", nargs="*", default=METHODS, choices=METHODS)
+    parser.add_argument("--only", nargs="*", choices=[*METHODS, "AutoMixtureNormal"])
     parser.add_argument("--turn", type=float, default=float(np.pi))
     parser.add_argument("--key", type=int, default=0)
     options = parser.parse_args()
@@ -168,7 +171,8 @@ def main() -> None:
     for name in options.model:
         problem = PROBLEMS[name]
         truth = truth_of(problem)
-        for method in options.only:
+        more = OF_SEVERAL_MODES.get(name, [])
+        for method in options.only or [*METHODS, *more]:
             began = time.perf_counter()
             draws, ok = fit(method, problem, options.turn, options.key)
             seconds = time.perf_counter() - began

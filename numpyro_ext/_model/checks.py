@@ -152,15 +152,20 @@ def _check_nan(name: str, site: Site) -> None:
         return
     data = np.asarray(site["value"])  # because while a loss is traced JAX would trace this too
     if np.issubdtype(data.dtype, np.floating) and np.any(np.isnan(data)):
-        _refuse_nan(name, np.isnan(data).sum(), data.size)
+        _refuse_nan(name, np.isnan(data).sum(), data.size, _first_row(np.isnan(data)))
 
 
-def _refuse_nan(name: str, missing: Any, size: int) -> None:
+def _refuse_nan(name: str, missing: Any, size: int, row: Any) -> None:
     raise ValueError(
-        f"the data of the observed site '{name}' have {missing} NaN among {size} numbers, so the"
-        " log density is NaN; drop these rows, or leave them out by"
+        f"the data of the observed site '{name}' have {missing} NaN among {size} numbers, the first"
+        f" in row {row}, so the log density is NaN; drop these rows, or leave them out by"
         " numpyro.handlers.mask(mask=~jnp.isnan(data))."
     )
+
+
+def _first_row(there: Any) -> Any:
+    """The first place along the first axis at which an array has a true entry."""
+    return there.any(tuple(range(1, there.ndim))).argmax()
 
 
 def read_global(
@@ -235,23 +240,27 @@ def _look_at_rows(
 
 
 def _refuse_nan_rows(counted: dict[str, Any]) -> None:
-    for name, (rows, num_rows, missing, size) in counted.items():
+    for name, (rows, num_rows, row, missing, size, of_data) in counted.items():
         if rows and missing:
-            _refuse_nan(name, missing, size)
+            _refuse_nan(name, missing, size, of_data)
         if rows:
             raise ValueError(
                 f"the log density of the observed site '{name}' is NaN in {rows} of {num_rows}"
-                " rows, and the arguments of the model hold NaN; drop these rows, or mask them."
+                f" rows, the first of them row {row}, and the arguments of the model hold NaN; drop"
+                " these rows, or mask them."
             )
 
 
 def _count_nan(site: Site) -> tuple[Any, ...]:
-    """The rows with a log density that is NaN, all rows, the NaN in them, and all numbers."""
+    """The rows with a log density that is NaN, all rows, the first of them, the NaN among the
+    data, all numbers, and the first row with one."""
     fn, value = site["fn"], jnp.asarray(site["value"], float)
     log_p, missing = fn.log_prob(site["value"]), jnp.isnan(value)
     # NumPyro may make -inf of what is out of the support, as NaN is.
     gone = jnp.any(missing, tuple(range(-fn.event_dim, 0))) & ~jnp.isfinite(log_p)
-    return jnp.sum(jnp.isnan(log_p) | gone), log_p.size, jnp.sum(missing), value.size
+    lost = jnp.isnan(log_p) | gone
+    of_data = jnp.sum(missing), value.size, _first_row(missing)
+    return jnp.sum(lost), log_p.size, _first_row(lost), *of_data
 
 
 def _bounds(support: Any) -> tuple[Any, Any]:

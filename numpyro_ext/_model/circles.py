@@ -12,21 +12,26 @@ from typing import Any
 from jax import Array
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import ComposeTransform, Transform
 from numpyro.primitives import Messenger
+from scipy.special import ndtr
 
+from numpyro_ext._model.density import Around
 from numpyro_ext._model.read import ModelInfo, elementwise
 from numpyro_ext._typing import Model
 
+_AT_PI = 2.99  # in unconstrained space, 0.3 from pi
 _SHARPNESS, _PLACES = 4.0, 64
 """Of the kernel by which :func:`quietest` smooths draws, and the number of places it looks at."""
 
 
-def wrapped(angle: Array) -> Array:
-    """The same angle between -pi and pi."""
-    return jnp.remainder(angle + jnp.pi, 2 * jnp.pi) - jnp.pi
+def wrapped(angle: Any, middle: Any = 0.0) -> Any:
+    """The same angles ``(*batch, *site)`` within pi of a middle, so that what is near on the circle
+    is near as a number."""
+    turn = jnp if isinstance(angle, Array) else np
+    middle = turn.asarray(middle, angle.dtype)
+    return middle + turn.remainder(angle - middle + np.pi, 2 * np.pi) - np.pi
 
 
 class Rotation(Transform):
@@ -173,19 +178,27 @@ def recut(x: Array, before: Any, after: Any) -> Array:
     return jnp.where(on_circle, _cut(CutCircle(b)).inv(_cut(CutCircle(a))(inside)), x)
 
 
-class OnCircle(dist.Distribution):
+def reflected(x: Array, middles: Any) -> Array | None:
+    """Coordinates ``(n,)`` with the angles reflected at their mean, by which two of them change
+    places, as the directions of a mixture may; None with fewer than two circles. ``middles`` are
+    as by :func:`circles_of`."""
+    if middles is None or np.sum(on_circle := np.isfinite(middles)) < 2:
+        return None
+    angles = _cut(CutCircle(finite(middles)))(jnp.where(on_circle, x, 0))
+    mean = jnp.angle(jnp.sum(jnp.where(on_circle, jnp.exp(1j * angles), 0)))
+    common = jnp.where(on_circle, mean, jnp.inf)
+    mirrored = recut(-recut(x, middles, common), common, middles)
+    return jnp.where(on_circle, mirrored, x)
+
+
+class OnCircle(Around):
     """A distribution with another cut of its circles."""
 
-    arg_constraints = {}  # noqa: RUF012 - NumPyro's own way to say that nothing is checked
-    pytree_data_fields = ("base_dist", "cut")
+    pytree_data_fields = ("cut",)
 
     def __init__(self, base_dist: Any, cut: Any) -> None:
-        self.base_dist, self.cut = base_dist, cut
-        super().__init__(base_dist.batch_shape, base_dist.event_shape)
-
-    @property
-    def has_rsample(self) -> bool:
-        return self.base_dist.has_rsample
+        super().__init__(base_dist)
+        self.cut = cut
 
     @property
     def support(self) -> constraints.Constraint:
@@ -194,14 +207,6 @@ class OnCircle(dist.Distribution):
     @property
     def mean(self) -> Array:
         return self.base_dist.mean
-
-    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
-        return self.base_dist(rng_key=key, sample_shape=sample_shape)
-
-    rsample = sample
-
-    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
-        return self.base_dist.log_prob(value)
 
 
 def on_circle(fn: Any, support: Any) -> OnCircle:
@@ -234,21 +239,20 @@ def on_supports(model: Model, supports: dict[str, Any]) -> Model:
     return _on_supports(model, supports) if supports else model
 
 
-def unroll(x: Any, middle: Any) -> Any:
-    """Angles ``(*batch, *site)`` within pi of a middle, so that what is near on the circle is near
-    as a number."""
-    turn = np if isinstance(x, np.ndarray) else jnp
-    middle = turn.asarray(middle, x.dtype)
-    return (middle + turn.remainder(x - middle + np.pi, 2 * np.pi) - np.pi).astype(x.dtype)
-
-
 def unrolled(values: dict[str, Any], info: ModelInfo) -> dict[str, Any]:
     """Values with the angles of circles within pi of their middles."""
     near = dict(values)
     for name, latent in info.latents.items():
         if name in values and isinstance(support := elementwise(latent.support), CutCircle):
-            near[name] = unroll(values[name], support.middle)
+            near[name] = wrapped(values[name], support.middle)
     return near
+
+
+def sites_at_pi(info: ModelInfo, mean: Any, sd: Any) -> list[str]:
+    """The sites on circles cut at pi of which a normal in unconstrained space, ``(n,)`` each, has
+    more than a quarter within 0.3 of there, where a uniform angle has a tenth."""
+    beyond = ndtr((-_AT_PI - mean) / sd) + ndtr((mean - _AT_PI) / sd)
+    return [n for n in circular_sites(info) if np.any(np.asarray(beyond)[info.slices[n]] > 0.25)]
 
 
 def middle_of(draws: Any) -> np.ndarray:
@@ -258,7 +262,7 @@ def middle_of(draws: Any) -> np.ndarray:
     x = np.where(np.isfinite(x), x, 0.0)
     # By the kernel exp(s cos(place - x)), whose tails tell even where there are no draws.
     here = [np.exp(_SHARPNESS * np.cos(x - place)).mean(0) for place in places]
-    return np.remainder(places[np.argmin(here, 0)] + 2 * np.pi, 2 * np.pi) - np.pi
+    return wrapped(places[np.argmin(here, 0)] + np.pi)
 
 
 def cut_by_draws(info: ModelInfo, draws: dict[str, Any]) -> ModelInfo:

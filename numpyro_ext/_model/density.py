@@ -6,12 +6,41 @@ from typing import Any
 from jax import Array, random
 from jax.lax import stop_gradient
 import jax.numpy as jnp
-from numpyro.distributions import Independent, biject_to
+from numpyro.distributions import Distribution, Independent, biject_to
+from numpyro.distributions.constraints import Constraint
 from numpyro.distributions.util import is_identically_one
 
 from numpyro_ext._model.read import Site, frames, is_data, layers, sample_sites
 from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Trace
+
+
+class Around(Distribution):
+    """A distribution around another one, of which a subclass replaces a part."""
+
+    arg_constraints = {}  # noqa: RUF012 - NumPyro's own way to say that nothing is checked
+    pytree_data_fields = ("base_dist",)
+
+    def __init__(self, base_dist: Any) -> None:
+        self.base_dist = base_dist
+        super().__init__(base_dist.batch_shape, base_dist.event_shape)
+
+    @property
+    def has_rsample(self) -> bool:
+        return self.base_dist.has_rsample
+
+    @property
+    def support(self) -> Constraint:
+        return self.base_dist.support
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+        return self.base_dist(rng_key=key, sample_shape=sample_shape)
+
+    def rsample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+        return self.sample(key, sample_shape)
+
+    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+        return self.base_dist.log_prob(value)
 
 
 def log_prob(site: Site) -> Array:

@@ -27,7 +27,7 @@ from numpyro_ext._model.handlers import first_rows, refuse_noise, valid_plates
 from numpyro_ext._model.mode_search import advice, place_cuts, search_modes
 from numpyro_ext._model.modes import DENSE_UP_TO, Modes, check_sites
 from numpyro_ext._model.normal import Normal
-from numpyro_ext._model.operations import jit_on_data, linearized, pieces, quick_options
+from numpyro_ext._model.operations import gradient, jit_on_data, linearized, pieces, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import (
     ModelInfo,
@@ -187,7 +187,7 @@ class TaylorExpansion:
                 return here.rows_log_lik(self.info.unravel(x), {self.plate: idx})
 
             def slope(x: Array) -> tuple[Array, None]:
-                return jax.grad(lambda x: jnp.sum(log_lik(x)))(x), None
+                return gradient(lambda x: jnp.sum(log_lik(x)))(x), None
 
             if directions is None:
                 return log_lik(x), slope(x)[0], None

@@ -9,14 +9,14 @@ from jax import Array, random
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from numpyro.distributions import biject_to, constraints
+from numpyro.distributions import biject_to
 from numpyro.distributions.distribution import validation_enabled
 from numpyro.distributions.util import sum_rightmost
 from numpyro.handlers import block, seed, substitute
 from numpyro.primitives import Messenger
 
 from numpyro_ext._model.arguments import is_traced
-from numpyro_ext._model.density import log_prob, scaled, seen, without_mask
+from numpyro_ext._model.density import Around, log_prob, scaled, seen, without_mask
 from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.read import (
@@ -38,32 +38,21 @@ def is_masked(site: Site) -> bool:
     return not isinstance(site["fn"], Filled) and has_array_mask(site["fn"])
 
 
-class Filled(dist.Distribution):
+class Filled(Around):
     """A masked distribution whose masked entries are independent N(0, 1) in unconstrained space,
     if ``where`` is true."""
 
-    arg_constraints = {}  # noqa: RUF012 - NumPyro's own way to say that nothing is checked
-    pytree_data_fields = ("base_dist", "where")
+    pytree_data_fields = ("where",)
 
     def __init__(self, base_dist: Any, where: Array | bool = True) -> None:
-        self.base_dist, self.where = base_dist, jnp.asarray(where)
-        super().__init__(base_dist.batch_shape, base_dist.event_shape)
-
-    @property
-    def has_rsample(self) -> bool:
-        return self.base_dist.has_rsample
-
-    @property
-    def support(self) -> constraints.Constraint:
-        return self.base_dist.support
+        super().__init__(base_dist)
+        self.where = jnp.asarray(where)
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
-        value = self.base_dist(rng_key=key, sample_shape=sample_shape)
+        value = super().sample(key, sample_shape)
         T, masked, _ = self._parts(value)
         u = random.normal(random.fold_in(key, 0), T.inverse_shape(jnp.shape(value)))
         return jnp.where(masked, T(u), value)
-
-    rsample = sample
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         T, masked, size = self._parts(value)
@@ -72,7 +61,7 @@ class Filled(dist.Distribution):
         log_p = log_p - T.log_abs_det_jacobian(u, T(u))
         masked = jnp.any(masked, tuple(range(-size, 0)))
         filled = sum_rightmost(jnp.where(masked, log_p, 0.0), self.event_dim - size)
-        return self.base_dist.log_prob(value) + filled
+        return super().log_prob(value) + filled
 
     def _parts(self, value: Array) -> tuple[Any, Array, int]:
         """The map to one event of the support, the masked entries and the axes of that event."""

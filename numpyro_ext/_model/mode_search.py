@@ -25,6 +25,7 @@ from numpyro_ext._model.circles import (
     circular_sites,
     cut_by_draws,
     recut,
+    reflected,
     with_circles,
     wrapped,
 )
@@ -317,7 +318,11 @@ def search_modes(
         start = _start_again(key_start, model, potential, init_strategy)
         ends = search(starts_of(key_start, info, start, starts))
         mode = next(ends)
-    all_ends = [mode, *ends] if mode.at_mode and not has_start else [mode]
+    all_ends = [mode]
+    if mode.at_mode and not has_start:
+        all_ends += ends
+        if (exchanged := reflected(mode.center, circles_of(info))) is not None:
+            all_ends += search(np.asarray(exchanged)[None])
     spent += sum(end.row_gradients for end in all_ends)
     modes = [measure(x) for x in _merge_ends(all_ends)] if mode.at_mode else [mode]
     mode, problems = modes[0], _several_problem(modes, len(all_ends))

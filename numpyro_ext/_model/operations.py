@@ -94,6 +94,21 @@ def in_either_mode[T](differentiate: Callable[[bool], T], forward: bool = False)
         return differentiate(True)
 
 
+def gradient(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """``jax.grad(fn)``, :func:`in_either_mode`."""
+    return lambda x: in_either_mode(lambda forward: (jax.jacfwd if forward else jax.grad)(fn)(x))
+
+
+def jacobian(fn: Callable[[Array], Any]) -> Callable[[Array], Any]:
+    """``jax.jacrev(fn)``, :func:`in_either_mode`."""
+    return lambda x: in_either_mode(lambda forward: (jax.jacfwd if forward else jax.jacrev)(fn)(x))
+
+
+def hessian(fn: Callable[[Array], Any]) -> Callable[[Array], Any]:
+    """``jax.hessian(fn)``, :func:`in_either_mode`."""
+    return jax.jacfwd(jacobian(fn))
+
+
 def jit_on_data(
     fn: Callable[..., Any], options: dict[str, int] | None = None
 ) -> Callable[..., Any]:
@@ -118,31 +133,47 @@ def jit_on_data(
     return call
 
 
-def count_operations(fn: Callable[..., Any], *args: Any) -> float:
+def count_operations(fn: Callable[..., Any], *args: Any, fixed: int = 0) -> float:
     """Numbers that ``fn(*args)`` computes, and the products in its matrix arithmetic; a loop of
-    unknown length counts once, and of two branches the longer one."""
-    return _count_program(jax.make_jaxpr(fn)(*args).jaxpr)
+    unknown length counts once, and of two branches the longer one. What depends on the first
+    ``fixed`` arguments alone, which are the same in all calls, does not count."""
+    jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
+    constant = len(jax.tree.leaves(args[:fixed]))
+    return _count_program(jaxpr, set(jaxpr.invars[constant:]))[0]
 
 
-def _count_program(jaxpr: Any) -> float:
-    return sum(_count_equation(equation) for equation in jaxpr.eqns)
+def _count_program(jaxpr: Any, vary: set[Any]) -> tuple[float, list[bool]]:
+    """The numbers that depend on these variables, and which of the results do."""
+    total, vary = 0.0, set(vary)
+    for equation in jaxpr.eqns:
+        inputs = [not hasattr(x, "val") and x in vary for x in equation.invars]
+        if any(inputs):
+            count, outputs = _count_equation(equation, inputs)
+            total += count
+            vary |= {x for x, does in zip(equation.outvars, outputs, strict=True) if does}
+    return total, [not hasattr(x, "val") and x in vary for x in jaxpr.outvars]
 
 
-def _count_equation(equation: Any) -> float:
+def _count_equation(equation: Any, inputs: list[bool]) -> tuple[float, list[bool]]:
     name, params = equation.primitive.name, equation.params
     leaves = jax.tree.leaves(params, is_leaf=lambda x: hasattr(x, "eqns"))
-    inner = [_count_program(x) for x in leaves if hasattr(x, "eqns")]
-    if inner:
+    programs = [getattr(x, "jaxpr", x) for x in leaves if hasattr(x, "eqns")]
+    every = [True] * len(equation.outvars)
+    if programs:
+        if name in ("jit", "pjit"):
+            vary = {x for x, does in zip(programs[0].invars, inputs, strict=True) if does}
+            return _count_program(programs[0], vary)
+        inner = [_count_program(x, set(x.invars))[0] for x in programs]
         length = params.get("length", 1) if name == "scan" else 1
-        return max(inner) if name == "cond" else length * sum(inner)
+        return max(inner) if name == "cond" else length * sum(inner), every
     size = float(sum(math.prod(jnp.shape(out.aval)) for out in equation.outvars))
     shape = list(equation.invars[0].aval.shape) if equation.invars else []
     if name == "dot_general":
         (summed, _), _ = params["dimension_numbers"]
-        return 2 * size * math.prod(shape[axis] for axis in summed)
+        return 2 * size * math.prod(shape[axis] for axis in summed), every
     if name in _CUBIC:
-        return size + _CUBIC[name] * math.prod(shape) * shape[-1]
-    return size
+        return size + _CUBIC[name] * math.prod(shape) * shape[-1], every
+    return size, every
 
 
 _MOVED = {"broadcast_in_dim", "convert_element_type", "gather", "reshape", "slice", "squeeze"}

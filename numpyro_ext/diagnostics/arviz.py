@@ -12,7 +12,7 @@ import numpyro
 from numpyro.infer import MCMC
 
 from numpyro_ext._checks import InferenceWarning, check_count
-from numpyro_ext._model.circles import is_circle, middle_of, unroll
+from numpyro_ext._model.circles import is_circle, middle_of, wrapped
 from numpyro_ext._model.read import is_data, sample_sites
 from numpyro_ext._typing import Trace
 from numpyro_ext.diagnostics._evaluate import Prototype, count_of, dims_of, evaluator, prototype
@@ -22,6 +22,8 @@ from numpyro_ext.diagnostics._predicted import LARGEST
 if TYPE_CHECKING:
     from xarray import DataTree
 
+_TIED = 1e-12
+"""The relative size of the noise in rows that have the same log likelihood in all draws."""
 Names = Mapping[str, Sequence[str]]
 """Dimension names by site."""
 
@@ -131,12 +133,23 @@ def _without_masked(
     out, names, places = {}, {}, {}
     for site, x in log_lik.items():
         kept = np.broadcast_to(counted[site], x.shape[2:])
-        out[site] = x
-        if kept.all() or not kept.any():
-            continue
-        name = dims[site][0] if kept.ndim == 1 else f"{site}_entry"
-        out[site], names[site], places[name] = x[..., kept], [name], np.flatnonzero(kept)
+        if not kept.all() and kept.any():
+            name = dims[site][0] if kept.ndim == 1 else f"{site}_entry"
+            x, names[site], places[name] = x[..., kept], [name], np.flatnonzero(kept)
+        out[site] = _without_ties(x)
     return out, names, places
+
+
+def _without_ties(x: np.ndarray) -> np.ndarray:
+    """Log likelihoods ``(chain, draw, *rows)``, with noise below their rounding in the rows that
+    have one value in all draws, at which LOO by ArviZ stops."""
+    low = x.min((0, 1))
+    tied = (low == x.max((0, 1))) & np.isfinite(low)
+    if not np.any(tied):
+        return x
+    noise = _TIED * np.random.default_rng(0).uniform(size=x.shape[:2])
+    size = np.where(tied, np.maximum(np.abs(low), 1.0), 0.0)
+    return x + np.multiply.outer(noise, size)
 
 
 def _refuse_large(
@@ -216,8 +229,8 @@ def to_arviz(
       ``MCMC``: its extra fields that are arrays (``potential_energy`` becomes ``lp``, or
       ``lp_minibatch`` of a minibatch).
     - ``log_likelihood``: :math:`\log p(x_n \mid z)` of every datum that no mask leaves out, without
-      plate scale, with the places of these data as coordinates where there are masks (for LOO,
-      which fails where a row has the same value in all draws).
+      plate scale, with the places of these data as coordinates where there are masks. A row that
+      has the same value in all draws, at which ArviZ's LOO stops, has noise in its twelfth digit.
       ``numpyro.factor`` terms belong to ``lp`` only; an :class:`InferenceWarning` says where LOO
       would leave out a factor that looks like a likelihood.
     - ``posterior_predictive``: the observed sites drawn anew at the same arguments.
@@ -296,7 +309,7 @@ def to_arviz(
     circular = [name for name in out["latent"] if is_circle(proto.trace[name]["fn"].support)]
     for name in circular:
         x = out["latent"][name]
-        out["latent"][name] = unroll(x, middle_of(x.reshape(-1, *x.shape[2:])))
+        out["latent"][name] = wrapped(x, middle_of(x.reshape(-1, *x.shape[2:])))
     if circular:
         attributes["circular"] = circular
     densities = [out["stats"][name] for name in ("lp",) if name in out["stats"]]

@@ -104,6 +104,11 @@ def regression_calibration(
         u, sharpness = np.asarray(pit, np.float64), np.nan
     else:
         observed = np.asarray(y, np.float64)
+        if lost := np.sum(~np.isfinite(observed)):
+            raise ValueError(
+                f"y has {lost} numbers among {observed.size} that are not finite, the first at"
+                f" place {np.argmin(np.isfinite(observed))}; leave these observations out."
+            )
         u, sharpness = _pit_of_arrays(observed, samples, loc, scale)
     if not u.size or not ((u >= 0) & (u <= 1)).all():
         raise ValueError("the pit must hold probabilities in [0, 1], at least one, and no NaN.")

@@ -8,7 +8,9 @@ DIVERGING = 0.01
 """Share of the transitions of a stochastic-gradient kernel that may be refused."""
 SHORTENED = 0.05
 """Share of the gradients of an ensemble that may be too long for its step."""
-RHAT = 1.01
+RHAT, FALSE_ALARM = 1.01, 0.01
+"""The limit where the chains are long, and the probability with which right ones of a smaller
+effective size may be beyond theirs."""
 RHAT_OF_ENSEMBLE = 1.5
 """The limit of many chains, of which one draw of each has the posterior's spread: there the first
 and the last draw of a chain have a correlation of about a hundredth, whatever it began at."""

@@ -16,12 +16,13 @@ from tqdm import tqdm
 
 from numpyro_ext._checks import InferenceWarning, check_choice, check_count, check_positive, summary
 from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.circles import sites_at_pi
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.posterior_as_prior import posterior_as_prior
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.ep.factors import EPPlan, FactorTable, find_table
 from numpyro_ext.ep.guide import guide_of, has_sites, start_guide
-from numpyro_ext.ep.normal import moments_of, plus
+from numpyro_ext.ep.normal import moments_of, plus, variances
 from numpyro_ext.ep.projection import Projection
 from numpyro_ext.ep.quadrature import Quadrature
 from numpyro_ext.ep.reading import ModelReading, Prior, Reader, read_prior
@@ -289,6 +290,17 @@ class EPEngine(Engine):
     def evaluate(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
         """Minus :meth:`log_evidence`: the loss at a state."""
         return -self.log_evidence(state, *args, **kwargs)
+
+    def warn(self, first: EPState, state: EPState, num_steps: int) -> None:
+        """A warning of a posterior where the circle is cut, and what a subclass adds."""
+        q = jax.device_get(moments_of(state.total))
+        for name in sites_at_pi(self.plan.reading.factors.info, q.mean, np.sqrt(variances(q))):
+            words = (
+                f"the posterior of the angle '{name}' lies at pi, where {type(self).__name__} cuts"
+                " the circle, and is in two pieces; sample an angle that is turned and turn it back"
+                " in the model, as by jnp.pi, or take SGHMC(model) or a guide over all sites."
+            )
+            warnings.warn(InferenceWarning(words), stacklevel=4)
 
     def convergence(self, state: EPState) -> dict[str, float]:
         """For :func:`~numpyro_ext.diagnostics.diagnose`: parts of the report of a state."""

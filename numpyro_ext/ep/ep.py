@@ -123,6 +123,7 @@ class EP(EPEngine):
         return parallel_sweep(plan, float(self.tol), adaptive, state, arrays)
 
     def warn(self, first: EPState, state: EPState, num_steps: int) -> None:
+        super().warn(first, state, num_steps)
         report = state.report
         if report.converged:
             return

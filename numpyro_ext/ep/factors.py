@@ -15,6 +15,7 @@ import numpy as np
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.factors import Factors
+from numpyro_ext._model.operations import gradient
 from numpyro_ext._typing import Sites
 from numpyro_ext.ep import integral
 from numpyro_ext.ep.projection import Projection
@@ -257,7 +258,7 @@ def find_subspace(
     near = scales[first][:, None] * probes
 
     points = jnp.concatenate([near, probes, jnp.zeros((1, D), mean.dtype)])
-    g = jax.vmap(jax.grad(whitened))(points)
+    g = jax.vmap(gradient(whitened))(points)
     largest = jnp.max(jnp.abs(g), 1, keepdims=True)
     finite = jnp.all(jnp.isfinite(g), 1, keepdims=True) & (largest > 0)
     # Not the norm itself, whose squares overflow.

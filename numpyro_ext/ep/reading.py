@@ -12,9 +12,12 @@ import jax
 from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
+from numpyro.infer import init_to_uniform
 
 from numpyro_ext._model.arguments import Arguments, split_arguments
+from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.factors import Factors
+from numpyro_ext._model.operations import gradient, hessian, jacobian
 from numpyro_ext._model.posterior_as_prior import PosteriorAsPrior
 from numpyro_ext._model.same import fingerprint
 from numpyro_ext._typing import Model
@@ -65,6 +68,7 @@ class Reader:
         """The model on these arguments, after checks of their numbers, and the arrays in them."""
         arguments, arrays = self.split(args, kwargs)
         whole = (*self.leading, *args), kwargs
+        check_rows(self.model, *whole, init_to_uniform, bounded=False)
         try:
             now = fingerprint(self.model, arguments, arrays)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
@@ -121,19 +125,19 @@ def _terms_of_prior(reading: ModelReading, arrays: list[Array], rng_key: Array) 
         return {name: jnp.sum(term) for name, term in factors.terms(x).items()}
 
     points = mean + sd * random.normal(key_points, (3, len(mean)), mean.dtype)
-    there = jax.vmap(sums)(x[:_LOOKED_AT]), jax.vmap(jax.hessian(sums))(points)
-    return x, mean, sd, sums(mean), jax.jacrev(sums)(mean), *there
+    there = jax.vmap(sums)(x[:_LOOKED_AT]), jax.vmap(hessian(sums))(points)
+    return x, mean, sd, sums(mean), jacobian(sums)(mean), *there
 
 
 def read_prior(reading: ModelReading, arrays: list[Array], rng_key: Array, diagonal: bool) -> Prior:
     """The normal part of the prior, diagonal or not, and the draws and sites of the rest."""
     factors = reading.factors_of(arrays)
     terms = jax.device_get(_terms_of_prior(reading, arrays, rng_key))
-    draws, mean, sd, value, grad, values, hessian = terms
+    draws, mean, sd, value, grad, values, H_of = terms
     x64 = mean.dtype == np.float64
 
     def is_normal(name: str) -> bool:
-        H = hessian[name] * sd * sd[:, None]
+        H = H_of[name] * sd * sd[:, None]
         target = np.diag(np.diag(H[0])) if diagonal else H[0]
         close = np.abs(H - target) <= (1e-8 if x64 else 1e-4) * np.max(np.abs(H), initial=1e-3)
         # A term with a kink, such as Laplace's, has a constant Hessian beside it.
@@ -142,11 +146,11 @@ def read_prior(reading: ModelReading, arrays: list[Array], rng_key: Array, diago
         off = np.abs(values[name] - expected) > 1e-2 * (1 + np.abs(expected))
         return bool(np.all(np.isfinite(H)) and np.all(close) and not np.any(off))
 
-    normal = [name for name in hessian if is_normal(name)]
+    normal = [name for name in H_of if is_normal(name)]
     zeros = mean.dtype.type(0), np.zeros_like(mean), np.zeros((len(mean),) * 2, mean.dtype)
-    parts = [(value[name], grad[name], hessian[name][0]) for name in normal]
-    log_p, gradient, curvature = map(sum, zip(zeros, *parts, strict=True))
-    term, constant = _expand(log_p, gradient, curvature, mean, diagonal)
+    parts = [(value[name], grad[name], H_of[name][0]) for name in normal]
+    log_p, slope, curvature = map(sum, zip(zeros, *parts, strict=True))
+    term, constant = _expand(log_p, slope, curvature, mean, diagonal)
     shapes = jax.eval_shape(factors.terms, mean)
     names = tuple(name for name in shapes if name not in normal)
     places = [factors.owners(name, math.prod(shapes[name].shape)) for name in names]
@@ -167,12 +171,13 @@ def normal_part(
         terms = factors.terms(x)
         return sum((jnp.sum(terms[name]) for name in names), jnp.zeros((), x.dtype))
 
-    return _expand(*jax.value_and_grad(log_p)(mean), jax.hessian(log_p)(mean), mean, diagonal)
+    derivatives = gradient(log_p)(mean), hessian(log_p)(mean)
+    return _expand(log_p(mean), *derivatives, mean, diagonal)
 
 
-def _expand(value: Any, gradient: Any, hessian: Any, mean: Any, diagonal: bool) -> tuple[Site, Any]:
+def _expand(value: Any, slope: Any, H: Any, mean: Any, diagonal: bool) -> tuple[Site, Any]:
     """The natural parameters of a normal term and its log at 0, by its derivatives at a point."""
-    Lam = -(hessian + hessian.T) / 2
-    eta = gradient + Lam @ mean
+    Lam = -(H + H.T) / 2
+    eta = slope + Lam @ mean
     at_zero = value - eta @ mean + mean @ Lam @ mean / 2
     return Site(eta, Lam.diagonal() if diagonal else Lam), at_zero

@@ -14,6 +14,7 @@ import numpy as np
 from numpyro.infer.hmc import hmc
 
 from numpyro_ext._checks import check_count, check_positive, check_share
+from numpyro_ext._model.operations import gradient, hessian
 from numpyro_ext.ep.projection import (
     LogFactor,
     Projected,
@@ -93,7 +94,7 @@ class ImportanceSampling(Projection):
         m, S = weighted_moments(log_w, e[:, :r])
         v, T = from_moments(m, S)
         if r <= LARGEST_HESSIAN:
-            g, H = jax.vmap(jax.grad(f))(e), jax.vmap(jax.hessian(f))(e)
+            g, H = jax.vmap(gradient(f))(e), jax.vmap(hessian(f))(e)
             # With local sites, too, these give the derivatives of the integral over them.
             g, H = g[:, :r], H[:, :r, :r]
             g, H = (jnp.where(jnp.isfinite(x), x, 0.0) for x in (g, H))
@@ -107,7 +108,7 @@ class ImportanceSampling(Projection):
     def expected(self, f: LogFactor, r: int, rng_key: Array | None) -> Projected:
         e = self._normal_points(rng_key, r)
         mean_log = jnp.mean(jax.vmap(f)(e))
-        g, H = (jnp.mean(jax.vmap(D(f))(e), 0) for D in (jax.grad, jax.hessian))
+        g, H = (jnp.mean(jax.vmap(D(f))(e), 0) for D in (gradient, hessian))
         return Projected(g, -H, mean_log, jnp.isfinite(mean_log))
 
     def draw(self, log_density: LogFactor, size: int, rng_key: Array) -> tuple[Array, Array]:
@@ -233,7 +234,7 @@ def around(
 ) -> tuple[Array, Array]:
     """Points of a normal at a mode of ``log_p``, and its log density, but for (2 pi)^(-size/2)."""
     mode = newton(log_p, start, least)
-    L = jnp.linalg.cholesky(floored(-jax.hessian(log_p)(mode), least) / INFLATION)
+    L = jnp.linalg.cholesky(floored(-hessian(log_p)(mode), least) / INFLATION)
     return mode + matvec(inverse_root(L), points), half_logdet(L) - jnp.sum(points**2, -1) / 2
 
 
@@ -267,8 +268,8 @@ def newton(f: Callable[[Array], Array], e: Array, least: float, num_steps: int =
     lengths = jnp.array([0.0, 1.0, 0.5, 0.25, 0.05, 0.01])
 
     def step(_: int, e: Array) -> Array:
-        g = jax.grad(f)(e)
-        precision = floored(-jax.hessian(f)(e), least)
+        g = gradient(f)(e)
+        precision = floored(-hessian(f)(e), least)
         direction = jnp.linalg.solve(precision, jnp.where(jnp.isfinite(g), g, 0))
         places = e + outer(lengths, direction)
         return places[jnp.argmax(finite(jax.vmap(f)(places)))]

@@ -25,6 +25,7 @@ import numpy as np
 from numpyro_ext._checks import check_nonnegative, check_rate
 from numpyro_ext._model.circles import recut
 from numpyro_ext._model.factors import Factors
+from numpyro_ext._model.operations import gradient, hessian
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.ep.base import EPEngine
 from numpyro_ext.ep.factors import EPPlan, FactorTable, map_factors
@@ -132,10 +133,9 @@ def sites_of_proxy(proxy: TaylorProxy, factors: Factors, diagonal: bool) -> Tayl
 
         c = recut(proxy.location, proxy.circles, None)
         g, H = jax.grad(log_lik)(c), jax.hessian(log_lik)(c)
-    c, gradient, hessian = c[order], g[order], H[np.ix_(order, order)]
+    c, g, H = c[order], g[order], H[np.ix_(order, order)]
     whole = jnp.eye(len(c), dtype=c.dtype)
-    derivatives = gradient / proxy.size, hessian / proxy.size
-    return TaylorSites(c, _taylor(whole, c, *derivatives, diagonal))
+    return TaylorSites(c, _taylor(whole, c, g / proxy.size, H / proxy.size, diagonal))
 
 
 def site_of_row(factors: Factors, spec: Any, n: Array, A: Array, taylor: TaylorSites) -> Site:
@@ -146,15 +146,15 @@ def site_of_row(factors: Factors, spec: Any, n: Array, A: Array, taylor: TaylorS
     def log_factor(v: Array) -> Array:
         return spec.log_factor(factors, n, center + (v - u) @ A)
 
-    return _taylor(A, center, jax.grad(log_factor)(u), jax.hessian(log_factor)(u), diagonal)
+    return _taylor(A, center, gradient(log_factor)(u), hessian(log_factor)(u), diagonal)
 
 
-def _taylor(A: Array, center: Array, gradient: Array, hessian: Array, diagonal: bool) -> Site:
+def _taylor(A: Array, center: Array, g: Array, H: Array, diagonal: bool) -> Site:
     """The site whose log density has these derivatives at u = A c."""
     if diagonal:
-        t = -jnp.sum((symmetric(hessian) @ A) * A, 0)
-        return Site(t * center + gradient @ A, t)
-    return Site(gradient - hessian @ (A @ center), symmetric(-hessian))
+        t = -jnp.sum((symmetric(H) @ A) * A, 0)
+        return Site(t * center + g @ A, t)
+    return Site(g - H @ (A @ center), symmetric(-H))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

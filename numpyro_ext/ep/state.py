@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._model.factors import Factors
+from numpyro_ext._model.operations import gradient
 from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorGroupSpec, FactorTable, map_factors
 from numpyro_ext.ep.normal import (
     Moments,
@@ -221,7 +222,7 @@ def _bases_fit(plan: EPPlan, q: Moments, table: FactorTable, arrays: list[Array]
 
         def fits(index: Array, A: Array, spec: Any = spec) -> Array:
             """Whether the gradient of a factor at these points is in the rows of A."""
-            g = sd * jax.vmap(jax.grad(partial(spec.log_factor, factors, index)))(points)
+            g = sd * jax.vmap(gradient(partial(spec.log_factor, factors, index)))(points)
             g = jnp.where(jnp.all(jnp.isfinite(g), -1, keepdims=True), g, 0.0)
             Q, _ = jnp.linalg.qr((A * sd).T)
             outside, size = (jnp.max(jnp.linalg.norm(x, axis=-1)) for x in (g - (g @ Q) @ Q.T, g))

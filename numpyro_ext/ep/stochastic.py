@@ -97,6 +97,7 @@ class RandomRowsEngine(SharedSitesEngine):
         return jnp.asarray(scatter * scale, sd.dtype)
 
     def warn(self, first: EPState, state: EPState, num_steps: int) -> None:
+        super().warn(first, state, num_steps)
         assert self._plan is not None
         before, report, noise = first.report, state.report, float(state.report.noise)
         if self._is_random(self._plan) and not noise <= _NOISY:

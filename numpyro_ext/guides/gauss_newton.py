@@ -10,6 +10,7 @@ import numpy as np
 from numpyro.handlers import substitute
 
 from numpyro_ext._model.factors import Factors
+from numpyro_ext._model.operations import gradient, hessian, jacobian
 from numpyro_ext._model.read import Site, frames, sample_sites
 from numpyro_ext._typing import Params, Trace
 from numpyro_ext.guides.likelihoods import predictor, whitened, with_predictor
@@ -76,7 +77,7 @@ class Outputs(Factors):
         k = jax.eval_shape(row, v, jnp.zeros((), int)).shape[0]
 
         def term_of_rows(n: Array, counts: Array) -> Array:
-            J = jax.vmap(jax.jacrev(row), (None, 0))(v, n)
+            J = jax.vmap(lambda n: jacobian(lambda v: row(v, n))(v))(n)
             return term(jnp.where(counts[:, None, None], J, 0.0).reshape(-1, d))
 
         block = int(np.clip(_NUMBERS // max(1, k * d), 1, self.size))
@@ -93,11 +94,11 @@ class Outputs(Factors):
 
     def prior_curvature(self, x: Array, coords: np.ndarray) -> Array:
         """The Hessian of minus the log of all other factors."""
-        return jax.hessian(self._minus_log_prior(x, coords))(x[coords])
+        return hessian(self._minus_log_prior(x, coords))(x[coords])
 
     def diagonal_prior_curvature(self, x: Array, coords: np.ndarray) -> Array:
         """The diagonal of :meth:`prior_curvature`; by two products where that is diagonal."""
-        v, slope = x[coords], jax.grad(self._minus_log_prior(x, coords))
+        v, slope = x[coords], gradient(self._minus_log_prior(x, coords))
 
         def product(u: Array) -> Array:
             return jax.jvp(slope, (v,), (u,))[1]

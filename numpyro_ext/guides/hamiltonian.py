@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import jax
 from jax import Array, lax
 import jax.numpy as jnp
 import numpyro
@@ -14,6 +13,7 @@ from numpyro.handlers import block, seed, substitute
 
 from numpyro_ext._checks import check_count, check_positive
 from numpyro_ext._model.handlers import every_row
+from numpyro_ext._model.operations import gradient
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, drawn_names, read_model
 from numpyro_ext._networks import Network, as_pair
@@ -205,4 +205,4 @@ class AutoHVI(AutoWithoutDensity):
             with block():
                 return potential(self.unpack(apply_fixed_map(z, fixed)), rows)
 
-        return jax.grad(u)
+        return gradient(u)

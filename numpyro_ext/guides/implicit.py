@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from jax import Array, lax
 import jax.numpy as jnp
 import numpyro
@@ -16,6 +15,7 @@ from numpyro_ext._checks import check_count, if_given
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.handlers import refuse_mutable
 from numpyro_ext._model.implicit import Implicit
+from numpyro_ext._model.operations import gradient
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.start import params_in_scope
@@ -161,7 +161,7 @@ class AutoImplicit(AutoWithoutDensity):
 
         def run(start: tuple[Array, Array]) -> Array:
             z, xi = start
-            grad_log_p = jax.grad(lambda z: -potential(self.unpack(z), rows))
+            grad_log_p = gradient(lambda z: -potential(self.unpack(z), rows))
 
             def move(z: Array, parts: tuple[Any, Array]) -> tuple[Array, None]:
                 return step(parts[0], z, grad_log_p(z), parts[1]), None

@@ -426,7 +426,7 @@ class ModelKernel(ResumableKernel):
         self.circles: Array | None = getattr(self.whitening, "circles", None)
         # Between the flat vector of the sites and the coordinates of a step.
         self.coordinates = self.given_whitening or IdentityCoordinates()
-        if self.finds_settings and type(self).choose is ModelKernel.choose:
+        if self.finds_settings and not self.can_find_settings:
             raise ValueError(
                 f"step_size is None, but {type(self).__name__} has no law by which a step could be"
                 " found; give step_size."
@@ -472,6 +472,21 @@ class ModelKernel(ResumableKernel):
     def finds_settings(self) -> bool:
         """True if :meth:`init` finds the step size, and what belongs to it."""
         return self.step_size is None
+
+    @property
+    def can_find_settings(self) -> bool:
+        """True if there is a law by which a step could be found."""
+        return type(self).choose is not ModelKernel.choose
+
+    @property
+    def if_hot(self) -> str:
+        """What to do about a chain that is hotter than its law says."""
+        if self.settings is not None:
+            return self.settings.if_hot
+        step = "a smaller step_size"
+        if self.can_find_settings:
+            step = "no step_size, which is then found, or a smaller one"
+        return f"take {step}, or gradient=ControlVariate(...)"
 
     def in_use(self, argument: str) -> Any:
         """The value that a chain takes for an argument: found, or else given."""

@@ -38,14 +38,12 @@ def warn_if_hot(kernel: Any, state: Any) -> Any:
         ratio, mean_of = x / jnp.where(T > 0, T, 1), lambda mean: mean
     else:
         ratio, mean_of, limit = jnp.log(x), jnp.exp, jnp.asarray(_HOT_BY_GRADIENTS)
-    remedy = "leave out step_size, or take a smaller one or a ControlVariate"
     if kernel.settings is not None:
         limit *= max(kernel.settings.kinetic_temperature[1], kernel.settings.variance_ratio)
-        remedy = kernel.settings.if_hot
     message = (
         f"the mean of {name} over {DRAWS} draws is at least {{count}} times what it should be, so"
         " gradient noise or too long a step makes standard deviations too large by about the root"
-        f" of this; {remedy}."
+        f" of this; {kernel.if_hot}."
     )
     draws = (state.i - kernel.num_adapt) // kernel.steps_per_sample
     # Infinite once it has been said.

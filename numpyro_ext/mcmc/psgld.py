@@ -87,6 +87,12 @@ class PSGLD(SGMCMCKernel):
                 " smaller step; take adapt='warmup', or give a step_size."
             )
 
+    @property
+    def if_hot(self) -> str:
+        if self.adapt == "always":
+            return "take adapt='warmup' without a step_size, or gradient=ControlVariate(...)"
+        return super().if_hot
+
     def setup(self, potential: Potential) -> None:
         super().setup(potential)
         if self.adapt == "warmup" and self.num_adapt == 0:

@@ -1,6 +1,7 @@
 """Circles that are cut where the posterior has least mass: a turned model is the same model."""
 
 import pickle
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +17,15 @@ from numpyro_ext._model.circles import (
     middle_of,
     on_circles,
     recut,
-    unroll,
+    reflected,
     with_circles,
+    wrapped,
 )
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
+from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.optim import find_modes
-from tests.turned import ANGLES, pair, turned, wrapped
+from tests.turned import ANGLES, pair, turned
 
 
 @pytest.mark.parametrize("middle", [0.0, 2.5, -np.pi])
@@ -91,7 +94,7 @@ def test_the_cut_lies_between_modes_of_unequal_mass():
 def test_unrolled_draws_have_the_mean_and_the_spread_of_the_circle():
     rng = np.random.default_rng(1)
     x = rng.vonmises(0.0, 30.0, 4000) + np.array([[3.1], [-2.0]])
-    y = unroll(np.asarray(wrapped(x.T)), middle_of(wrapped(x.T)))
+    y = wrapped(x.T, middle_of(wrapped(x.T)))
     np.testing.assert_allclose(y.std(0), x.T.std(0), rtol=1e-4)
     np.testing.assert_allclose(wrapped(y.mean(0) - x.mean(1)), 0, atol=1e-4)
 
@@ -112,3 +115,34 @@ def test_a_model_without_circles_is_left_alone():
     info = read_model(line)
     assert with_circles(info, jnp.ones(1)) is info and circles_of(info) is None
     assert on_circles(line, info) is line
+
+
+def test_reflected_directions_have_changed_places():
+    """However they are cut, and a number beside them stays."""
+    angles, middles = jnp.array([3.0, 0.0, -1.6]), jnp.array([2.0, jnp.inf, -1.0])
+    T = biject_to(CutCircle(jnp.where(jnp.isfinite(middles), middles, 0.0)))
+    x = jnp.where(jnp.isfinite(middles), T.inv(angles), 0.7)
+    y = reflected(x, middles)
+    np.testing.assert_allclose(wrapped(T(y)[::2] - angles[::-2]), 0, atol=1e-4)
+    assert float(y[1]) == pytest.approx(0.7)
+    assert reflected(x, middles.at[0].set(jnp.inf)) is None
+
+
+def directions_of_a_mixture(y):
+    """Two directions a right angle apart, which can change places, with the priors of each."""
+    first = numpyro.sample("first", dist.VonMises(np.pi, 1.0))
+    second = numpyro.sample("second", dist.VonMises(np.pi + 1.6, 1.0))
+    kappa = numpyro.sample("kappa", dist.LogNormal(1.0, 0.5))
+    each = dist.VonMises(jnp.stack([first, second]), kappa)
+    numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(jnp.ones(2) / 2), each), obs=y)
+
+
+@pytest.mark.nightly
+def test_both_modes_of_directions_that_can_change_places_are_found():
+    """The second one has exp(2 cos(1.6) - 2) / (1 + ...) = 0.11 of the mass by the priors."""
+    rng = np.random.default_rng(4)
+    y = wrapped(np.where(rng.random(30) < 0.5, 0.0, 1.6) + rng.vonmises(0.0, 4.0, 30) + np.pi)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InferenceWarning)  # that there are several
+        modes = find_modes(directions_of_a_mixture, jnp.asarray(y, float))
+    assert [mode.share for mode in modes.modes] == pytest.approx([0.89, 0.11], abs=0.06)

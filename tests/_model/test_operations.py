@@ -1,5 +1,6 @@
 """Operations of programs that are known."""
 
+import jax
 from jax import lax
 import jax.numpy as jnp
 
@@ -21,3 +22,16 @@ def test_counts_of_known_programs():
     # Of two branches the longer one.
     branches = count_operations(lambda x: lax.cond(x[0, 0] > 0, loop, lambda x: x, x), x)
     assert 3500 <= branches <= 3700
+
+
+def test_what_does_not_depend_on_the_point_is_not_counted():
+    """As the normaliser of a prior with known parameters, which one program computes once."""
+
+    def energy(concentration, x):
+        normaliser = jax.jit(lambda c: jnp.sum(jnp.exp(c * jnp.arange(10_000.0))))(concentration)
+        return jnp.sum(concentration * x**2) - normaliser
+
+    gradient = jax.value_and_grad(energy, 1)
+    x = jnp.ones(5)
+    assert count_operations(gradient, 2.0, x) > 10_000
+    assert 10 <= count_operations(gradient, 2.0, x, fixed=1) < 100

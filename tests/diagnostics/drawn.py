@@ -21,6 +21,7 @@ class Drawn(MCMCKernel):
     sample_field = "z"
     steps_per_sample = 1
     settings = None
+    if_hot = "take a smaller step"
     default_fields = ("z",)
 
     def __init__(self, model, draws, *, T=1.0, sampling=None, method="sgmcmc"):

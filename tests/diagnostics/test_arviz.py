@@ -1,5 +1,7 @@
 """``to_arviz``: reference values, and what the stock converters cannot do."""
 
+import warnings
+
 import arviz as az
 import jax
 from jax import random
@@ -394,3 +396,20 @@ def test_draws_without_a_density_are_counted():
     log_lik[1, 0, 2] = -np.inf
     with pytest.warns(InferenceWarning, match=r"1 of 4 draws \(chains \[1\]\) have no density"):
         _warn_of_lost_draws([np.zeros((2, 2)), log_lik])
+
+
+def with_a_row_that_nothing_changes(x):
+    """The first row does not depend on the latent site."""
+    z = numpyro.sample("z", dist.Normal())
+    with numpyro.plate("N", len(x)) as i:
+        numpyro.sample("x", dist.Normal(jnp.where(i == 0, 1.0, z), 1.0), obs=x)
+
+
+def test_loo_of_a_row_with_one_value_is_that_value():
+    svi = svi_of(with_a_row_that_nothing_changes, AutoNormal(with_a_row_that_nothing_changes))
+    tree = to_arviz(svi, EXACT, model_args=(X,), num_samples=500)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the two other rows
+        loo = az.loo(tree, pointwise=True)
+    assert float(loo.elpd_i[0]) == pytest.approx(-0.125 - np.log(2 * np.pi) / 2, abs=1e-6)
+    assert float(loo.pareto_k[0]) < 0.5

@@ -81,3 +81,10 @@ def test_error_of_a_perfect_model_is_that_of_the_noise_of_its_observations():
 def test_bad_input(kwargs, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence):
         regression_calibration(Y, **kwargs)
+
+
+def test_an_observation_that_is_not_finite_is_named():
+    y = np.array([1.0, np.inf, -np.inf])
+    for source in ({"loc": 0.0, "scale": 1.0}, {"samples": np.zeros((4, 3))}):
+        with pytest.raises(ValueError, match=r"y has 2 numbers among 3 .* the first at place 1"):
+            regression_calibration(y, **source)

@@ -48,6 +48,7 @@ class Scripted(MCMCKernel):
     default_fields = ("z", "kinetic_temperature", "diverging")
     model = staticmethod(conjugate)
     steps_per_sample = 3
+    if_hot = "take a smaller step"
 
     def __init__(self, *, heat=1.0, diverging=0.0, still=0.0, lost=0.0, sg=True, settings=None):
         self.heat, self.share, self.settings = heat, diverging, settings

@@ -13,7 +13,7 @@ from numpyro.infer import MCMC
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning
-from numpyro_ext.mcmc import SGHMC, SGLD
+from numpyro_ext.mcmc import PSGLD, SGHMC, SGLD, SGNHT
 from tests.mcmc.laws import normal
 
 Y = jnp.asarray(np.random.default_rng(0).normal(size=20_000))
@@ -57,3 +57,22 @@ def test_right_chains_of_one_coordinate_say_nothing(make):
         warnings.simplefilter("error", InferenceWarning)
         state = jax.jit(lambda s: lax.fori_loop(0, 1000, lambda _, s: kernel.sample(s), s))(state)
     assert np.all(np.isfinite(state.heat))
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (SGLD, "take no step_size"),
+        (SGHMC, "take no step_size"),
+        (SGNHT, "take no step_size"),
+        (PSGLD, "take no step_size"),
+        (partial(PSGLD, adapt="always"), "take adapt='warmup'"),
+    ],
+)
+def test_the_remedy_names_arguments_that_the_kernel_has(make, remedy):
+    assert remedy in make(mean_of, 0.1).if_hot
+    if "step_size" in remedy:
+        make(mean_of)
+    else:
+        with pytest.raises(ValueError, match="adapt='warmup'"):
+            make(mean_of)

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
+from scipy.special import chdtri
 
 from numpyro_ext._model.modes import of_kind
 from numpyro_ext._model.read import coordinate_name, slices_of
@@ -14,6 +15,7 @@ from numpyro_ext.diagnostics.limits import (
     DIVERGING,
     ESS,
     ESS_EACH,
+    FALSE_ALARM,
     RHAT,
     RHAT_OF_ENSEMBLE,
     SHORTENED,
@@ -24,6 +26,8 @@ from numpyro_ext.diagnostics.table import Row, equally_spaced, judged, shown
 AGREEMENT = "largest R-hat"
 _NUMBERS = 1000
 """The largest number of coordinates, equally spaced, that are looked at."""
+_WORST = 20
+"""Coordinates of the largest R-hat, of which it is asked whether they are by chance."""
 _FEWEST_TIMES = 4
 _LONGEST = 10.0
 """Times as long: from here on another start is the better advice than a longer run."""
@@ -58,7 +62,8 @@ def agreement(context: FitContext) -> list[Row]:
     compared = compare_chains(context)
     if context.is_ensemble:
         return rows_of_ensemble(compared)
-    return [_rhat(compared, RHAT), _ess(compared, min(ESS, ESS_EACH * compared.chains))]
+    enough = min(ESS, ESS_EACH * compared.chains)
+    return [_rhat(compared, compared.by_chance(RHAT, enough)), _ess(compared, enough)]
 
 
 def rows_of_ensemble(compared: "Agreement") -> list[Row]:
@@ -100,7 +105,7 @@ class Agreement:
         self.names = [coordinate_name(places, k) for k in chosen.tolist()]
         x = x[..., chosen].astype(np.float64)
         self.chains, self.draws = x.shape[:2]
-        self.rhat = self.ess = np.zeros(0)
+        self.rhat = self.ess = self.own = np.zeros(0)
         if not self.names:
             return
         halves = x
@@ -113,6 +118,23 @@ class Agreement:
                 self.ess = self.chains * np.var(x, (0, 1)) / np.var(x.mean(1), 0, ddof=1)
             else:
                 self.ess = np.asarray(array_stats.ess(x, chain_axis=0, draw_axis=1))
+            self.parts = 2 * len(halves)  # into which R-hat cuts them
+            self.own = np.full(len(self.names), np.nan)
+            if not independent:
+                worst = np.argsort(-np.nan_to_num(self.rhat))[:_WORST]
+                self.own[worst] = _own_sizes(halves[..., worst])
+
+    def by_chance(self, limit: float, enough: int) -> np.ndarray:
+        r"""The R-hat that right chains have by chance, at least ``limit``, of the worst numbers.
+
+        Of M parts of chains with an effective size E in all, R-hat squared is about
+        :math:`1 + (M / E) \chi^2_{M-1} / (M - 1)` (Vats & Knudson, *Revisiting the Gelman-Rubin
+        diagnostic*, 2021). E is what the chains have by themselves, or ``enough`` if they have
+        less."""
+        if not self.names:
+            return np.zeros(0)
+        quantile = chdtri(self.parts - 1, FALSE_ALARM / len(self.names)) / (self.parts - 1)
+        return np.maximum(limit, np.sqrt(1 + self.parts * quantile / np.maximum(self.own, enough)))
 
     def worst_rhat(self) -> tuple[float, str]:
         """The largest R-hat and its number; NaN if there is none."""
@@ -122,8 +144,25 @@ class Agreement:
         return float(self.rhat[k]), self.names[k]
 
 
-def _rhat(compared: Agreement, limit: float) -> Row:
-    value, name = compared.worst_rhat()
+def _own_sizes(x: np.ndarray) -> np.ndarray:
+    """The sum over ``(chain, draw, n)`` chains of the effective size of each by itself, of a number
+    or of its distance from the median, which R-hat looks at too."""
+    from arviz_stats.base.array import array_stats
+
+    sizes: Any = [
+        [array_stats.ess(chain[None], chain_axis=0, draw_axis=1) for chain in y]
+        for y in (x, abs(x - np.median(x, (0, 1))))
+    ]
+    # A chain that does not move may be right, but then no chance moves its mean either.
+    return np.where(np.isfinite(sizes), sizes, x.shape[1]).sum(1).min(0)
+
+
+def _rhat(compared: Agreement, limits: np.ndarray | float) -> Row:
+    limits = np.broadcast_to(limits, compared.rhat.shape)
+    value, limit, name = math.nan, RHAT, ""
+    if not np.all(np.isnan(beyond := (compared.rhat**2 - 1) / (limits**2 - 1))):
+        k = int(np.nanargmax(beyond))
+        value, limit, name = float(compared.rhat[k]), float(limits[k]), compared.names[k]
     what = "chains" if compared.chains > 1 else "halves of the chain"
     if math.isnan(value):
         wrong = f"it needs 4 finite draws of each of the {what}; draw more."
@@ -132,7 +171,7 @@ def _rhat(compared: Agreement, limit: float) -> Row:
         longer = (value**2 - 1) / (limit**2 - 1)
         wrong = f"the {what} differ, most of all in {name}; {_run_longer(longer)}."
     right = f"the {what} agree."
-    return judged(AGREEMENT, value, f"{limit}", value <= limit, right, wrong)
+    return judged(AGREEMENT, value, shown(limit, 3), value <= limit, right, wrong)
 
 
 def _ess(compared: Agreement, limit: int) -> Row:
@@ -170,33 +209,27 @@ def _restarts(context: FitContext) -> list[Row]:
 def temperature(context: FitContext) -> list[Row]:
     """The line of the kinetic temperature, or of the implied variances, of biased kernels."""
     stats, T = context.stats, context.temperature
-    if not context.is_biased or T is None:
+    if not context.is_biased or T is None or context.kernel is None:
         return []
     kept: Any = slice(None)
     if context.sampling is not None and context.sampling.any():
         kept = context.sampling.all(0)
-    rows, settings = [], context.settings
+    rows, settings, remedy = [], context.settings, context.kernel.if_hot
     if "kinetic_temperature" in stats:
-        rows.append(_kinetic(stats["kinetic_temperature"][:, kept], T, settings))
+        rows.append(_kinetic(stats["kinetic_temperature"][:, kept], T, settings, remedy))
     if "implied_variance_ratio" in stats:
         ratio, limit = stats["implied_variance_ratio"][:, kept], f"{1 + TEMPERATURE:.3g}"
         right = "the size of the gradients says that the step is small enough."
         wrong = (
             "the step is too large for the noise of the gradients, so variances are too large by"
-            f" this factor on average; {_less_noise(settings)}."
+            f" this factor on average; {remedy}."
         )
         name, bounds = "implied variance ratio", (-math.inf, 1.0)
         rows.append(row_of_mean(name, ratio, limit, bounds, TEMPERATURE, right, wrong))
     return rows
 
 
-def _less_noise(settings: Any) -> str:
-    if settings is not None:
-        return settings.if_hot
-    return "pass step_size=None to have it found, or take a smaller step or a ControlVariate"
-
-
-def _kinetic(x: np.ndarray, T: float, settings: Any) -> Row:
+def _kinetic(x: np.ndarray, T: float, settings: Any, remedy: str) -> Row:
     coldest, hottest = (1.0, 1.0) if settings is None else settings.kinetic_temperature
     low, high = T * float(coldest), T * float(hottest)
     limit = f"{shown(low, 3)} to {shown(high, 3)}"
@@ -210,7 +243,7 @@ def _kinetic(x: np.ndarray, T: float, settings: Any) -> Row:
     if value > high:
         wrong = (
             "gradient noise or too large a step heats the chain, so its draws are about"
-            f" {math.sqrt(value / high):.2g} times too wide; {_less_noise(settings)}."
+            f" {math.sqrt(value / high):.2g} times too wide; {remedy}."
         )
     right, allowed = "the draws have the temperature of the posterior.", TEMPERATURE * T
     return row_of_mean("kinetic temperature", x, limit, (low, high), allowed, right, wrong)
