@@ -11,6 +11,7 @@ from typing import Any, cast
 import jax
 from jax import Array, jit, random
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
@@ -207,13 +208,14 @@ def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
         return loc, scale
     transform: Any = guide.get_transform(params)
     # The guide's order falls back to the alphabet if its first start was not finite.
-    place = guide._unpack_latent(jnp.arange(guide.latent_dim))
-    order = jnp.concatenate([jnp.ravel(place[name]) for name in sites])
+    with jax.ensure_compile_time_eval():
+        place = guide._unpack_latent(jnp.arange(guide.latent_dim))
+    order = np.concatenate([np.ravel(place[name]) for name in sites])
     if isinstance(guide, AutoDiagonalNormal):
         loc = transform(jnp.zeros(guide.latent_dim))
         return loc[order], (transform(jnp.ones(guide.latent_dim)) - loc)[order]
     loc, factor = transform.loc[order], transform.scale_tril[order]
-    if bool(jnp.all(order[1:] > order[:-1])):
+    if np.all(order[1:] > order[:-1]):
         return loc, factor
     return loc, triangular_root(factor)
 

@@ -105,10 +105,6 @@ class Factors:
         self._masked = [name for name in self.axes if is_masked(trace[name])]
         self._index: Array | None = None  # of the row that has been read
         self.rows_by = self.choose_rows_by()
-        # One program for all data, which are its arguments.
-        self._is_right_on = jax.jit(
-            lambda words, arrays: self.on(*words.whole(arrays))._is_right(), static_argnums=0
-        )
 
     def _valid_trace(self) -> Trace:
         fn = seed(valid_data(self.program.model), random.key(0))
@@ -152,7 +148,7 @@ class Factors:
         """An error that names the site if the data do not fit the model, and one if a row alone,
         which was right on other data, is wrong on these."""
         self._valid_trace()
-        if not self._is_right_on(*split_arguments(*self.program.arguments)):
+        if not self._rows_are_right():
             raise ValueError(
                 f"on these data a row of the plate '{self.plate}' computed alone differs from that"
                 f" of a pass over all; {self._remedy}, or make a new engine for these data."
@@ -220,8 +216,12 @@ class Factors:
         # An error in a pass over all rows is one of the model.
         jax.eval_shape(lambda x: self._log_lik(x, every, local), jnp.zeros(self.info.size))
         for self.rows_by in ("plate", "arguments"):
+            # One program for all data, which are its arguments.
+            self._is_right_on = jax.jit(
+                lambda words, arrays: self.on(*words.whole(arrays))._is_right(), static_argnums=0
+            )
             try:
-                if jax.jit(self._is_right)():
+                if self._rows_are_right():
                     return self.rows_by
             except (TypeError, ValueError):  # what is not indexed may not broadcast with a row
                 pass
@@ -236,6 +236,12 @@ class Factors:
             f"write `with numpyro.plate('{self.plate}', {self.size}) as idx:` and index everything"
             " that has a row for each datum, as in X[idx] and obs=y[idx]"
         )
+
+    def _rows_are_right(self) -> bool:
+        try:
+            return bool(self._is_right_on(*split_arguments(*self.program.arguments)))
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):  # the model looks at its data
+            return bool(jax.jit(self._is_right)())
 
     def _is_right(self) -> Array | bool:
         """Whether each row alone has the number that it has in a pass over all, at two points; of

@@ -221,7 +221,8 @@ class _replace_sites(Messenger):
             if self.noise:
                 m = m + L[:, :start] @ jnp.concatenate(self.noise)
             L = L[:, place]
-            base = dist.MultivariateNormal(m, scale_tril=L)
+            # L is one, and to look at it would compile a program for each operation.
+            base = dist.MultivariateNormal(m, scale_tril=L, validate_args=False)
         else:
             base = dist.Normal(m, L).to_event(1)
         # One event, outside all plates: no element is independent of the others.

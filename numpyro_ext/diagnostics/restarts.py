@@ -1,6 +1,7 @@
 """Several runs of one fit from different starts."""
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from tqdm.auto import trange
 
 from numpyro_ext._checks import check_count
 from numpyro_ext.diagnostics._fit import check_key
+from numpyro_ext.diagnostics._workers import of_each
 
 
 def restarts(
@@ -21,6 +23,7 @@ def restarts(
     num_steps: int,
     *args: Any,
     vectorized: bool = False,
+    executor: Executor | None = None,
     **kwargs: Any,
 ) -> list[Any]:
     r"""Run one fit R times, each time with a new guide, key and start.
@@ -35,7 +38,8 @@ def restarts(
 
     **It fails** to find an optimum that no start leads to. It costs R times one run, compilation
     included. ``vectorized=True`` compiles once, and takes a step of all R runs together by
-    :func:`jax.vmap`, with the same numbers up to rounding.
+    :func:`jax.vmap`, with the same numbers up to rounding. With an ``executor`` each run is a task,
+    with the same numbers.
 
     :param make_svi: a function of no argument that makes an ``SVI`` (or an engine with ``run``)
         with a **new** guide.
@@ -44,6 +48,8 @@ def restarts(
     :param int num_steps: steps of each run.
     :param args: the arguments of the model.
     :param bool vectorized: whether all runs take their steps together (of an ``SVI`` only).
+    :param executor: any ``concurrent.futures.Executor`` that can send ``make_svi`` to its workers:
+        of processes, a function with a name in a module; of ``dask.distributed``, any.
     :param kwargs: its keyword arguments, and options of ``run``, such as ``progress_bar``.
     :return: a list of R results of ``run``.
 
@@ -68,9 +74,18 @@ def restarts(
     keys = random.split(check_key(rng_key), num_restarts)
     fits = [make_svi() for _ in keys]
     _check_new_guides(fits)
+    if vectorized and executor is not None:
+        raise ValueError("vectorized=True takes all steps in this process; leave out the executor.")
     if vectorized:
         return _run_together(fits, keys, num_steps, args, kwargs)
+    if executor is not None:
+        kept = make_svi, num_steps, args, {"progress_bar": False} | kwargs
+        return list(of_each(executor, _run, kept, [(key,) for key in keys]))
     return [svi.run(key, num_steps, *args, **kwargs) for svi, key in zip(fits, keys, strict=True)]
+
+
+def _run(make_svi: Callable[[], Any], num_steps: int, args: tuple, kwargs: Any, key: Any) -> Any:
+    return make_svi().run(key, num_steps, *args, **kwargs)
 
 
 def _check_new_guides(fits: list[Any]) -> None:

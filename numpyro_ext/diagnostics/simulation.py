@@ -1,6 +1,7 @@
 """Simulation-based calibration: fits of data that were drawn from the model's own prior."""
 
 from collections.abc import Collection
+from concurrent.futures import Executor
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 import warnings
@@ -26,6 +27,7 @@ from numpyro_ext._model.read import (
 )
 from numpyro_ext._typing import Model, Sites, Trace
 from numpyro_ext.diagnostics._fit import check_arguments, check_key
+from numpyro_ext.diagnostics._workers import of_each
 from numpyro_ext.diagnostics.simulation_fits import Fit
 from numpyro_ext.diagnostics.table import in_columns
 
@@ -89,6 +91,7 @@ def simulation_based_calibration(
     observed_sites: Collection[str] | None = None,
     num_simulations: int = 100,
     num_samples: int = 100,
+    executor: Executor | None = None,
     **kwargs: Any,
 ) -> SBCResult:
     r"""Test a method of inference on data that are drawn from the model's own prior.
@@ -124,6 +127,9 @@ def simulation_based_calibration(
     :param observed_sites: names of the sites that are data; None for those that are observed.
     :param int num_simulations: I, at least 20.
     :param int num_samples: L, at least 10. If a fit has more draws, equally spaced ones are taken.
+    :param executor: any ``concurrent.futures.Executor``, of which each fit is a task. It sends
+        ``model`` and ``fit`` to its workers: that of ``dask.distributed`` any of them, one of
+        processes functions with a name in a module.
     :param kwargs: keyword arguments of the model.
     :return: an :class:`SBCResult`.
 
@@ -168,9 +174,11 @@ def simulation_based_calibration(
     # Of a new-style key or a legacy one.
     rng = np.random.default_rng(jax.device_get(random.bits(key_ranks, (4,))))
     fits: list[dict[str, tuple[np.ndarray, ...]]] = []
-    for i, key in enumerate(random.split(key_fits, num_simulations)):
-        truth, data = jax.tree.map(lambda x: x[i], simulated)  # noqa: B023 - used at once
-        draws = fit(key, observed, (data, *args), kwargs)
+    each = [jax.tree.map(lambda x, i=i: x[i], simulated) for i in range(num_simulations)]
+    keys = random.split(key_fits, num_simulations)
+    asked = ((key, data) for key, (_, data) in zip(keys, each, strict=True))
+    of_all = of_each(executor, _fit_of, (fit, observed, args, kwargs), asked)
+    for (truth, _), draws in zip(each, of_all, strict=True):
         fits.append({name: _ranked(name, draws, truth[name], L, rng) for name in names})
     ranks = {name: np.stack([each[name][0] for each in fits]) for name in names}
     _warn_of_correlation({name: np.mean([each[name][2] for each in fits], 0) for name in names}, L)
@@ -184,6 +192,12 @@ def simulation_based_calibration(
     tree = arviz_base.from_dict({"prior_sbc": {name: x[None] for name, x in pit.items()}})
     tree.attrs.update(notes="\n".join(notes), num_simulations=num_simulations, num_samples=L)
     return SBCResult(ranks, pit, p_values, tree)
+
+
+def _fit_of(
+    fit: Fit, observed: Model, args: tuple, kwargs: dict[str, Any], key: Any, data: Sites
+) -> dict[str, Any]:
+    return fit(key, observed, (data, *args), kwargs)
 
 
 def _ranked(

@@ -22,7 +22,7 @@ from numpyro_ext._model.posterior_as_prior import posterior_as_prior
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.ep.factors import EPPlan, FactorTable, find_table
 from numpyro_ext.ep.guide import guide_of, has_sites, start_guide
-from numpyro_ext.ep.normal import moments_of, plus, variances
+from numpyro_ext.ep.normal import Site, moments_of, plus, variances
 from numpyro_ext.ep.projection import Projection
 from numpyro_ext.ep.quadrature import Quadrature
 from numpyro_ext.ep.reading import ModelReading, Prior, Reader, read_prior
@@ -100,6 +100,12 @@ class Engine(ABC):
         """Warn of an unreliable result, after a run that began at the state ``first``."""
 
 
+@jax.jit
+def _mean_and_root(total: Site) -> tuple[Array, Array]:
+    q = moments_of(total)
+    return q.mean, jnp.sqrt(q.cov) if q.cov.ndim == 1 else jnp.linalg.cholesky(q.cov)
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class EPEngine(Engine):
     r"""The base of the engines, with the arguments that all of them share.
@@ -162,7 +168,7 @@ class EPEngine(Engine):
     def _forget(self) -> None:
         """Take a guide and a reader that have not seen the model."""
         self.guide: Any = guide_of(self.model, self.family, self.prefix)
-        self._plan: EPPlan | None = None
+        self._plan: Any = None
         self._shapes: Any = None
         self._times: Array | None = None
         self._is_restored = False
@@ -261,11 +267,9 @@ class EPEngine(Engine):
     def get_params(self, state: EPState) -> Params:
         """The parameters of the guide: ``{prefix}_loc``, and ``{prefix}_scale_tril`` or
         ``{prefix}_scale``."""
-        q = moments_of(state.total)
-        if self.family == "diagonal":
-            return {f"{self.prefix}_loc": q.mean, f"{self.prefix}_scale": jnp.sqrt(q.cov)}
-        root = jnp.linalg.cholesky(q.cov)
-        return {f"{self.prefix}_loc": q.mean, f"{self.prefix}_scale_tril": root}
+        mean, root = _mean_and_root(state.total)
+        kind = "scale" if self.family == "diagonal" else "scale_tril"
+        return {f"{self.prefix}_loc": mean, f"{self.prefix}_{kind}": root}
 
     def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
         r"""The estimate of log p(y) with the sites of a state, for these arguments of the model.

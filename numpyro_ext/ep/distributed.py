@@ -1,35 +1,155 @@
 """Expectation propagation on data in parts."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
 from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_choice, check_count, check_positive, if_given
 from numpyro_ext._model.factors import Factors
-from numpyro_ext.ep.elsewhere import Elsewhere
+from numpyro_ext.ep.elsewhere import Description, Elsewhere, update_part
 from numpyro_ext.ep.ep import EP, step_by_updates
-from numpyro_ext.ep.shared_sites import Parts, SharedConfig, SharedSitesEngine
-from numpyro_ext.ep.state import EPState, outcome_of
-from numpyro_ext.ep.stochastic import RandomRowsEngine
+from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorTable
+from numpyro_ext.ep.normal import Site, zero_sites
+from numpyro_ext.ep.shared_sites import (
+    Items,
+    Parts,
+    SharedConfig,
+    SharedSitesEngine,
+    Visit,
+    after_visits,
+    moved,
+    rates_of,
+    visit_item,
+)
+from numpyro_ext.ep.state import EPState, Update, outcome_of, zeros_of
+from numpyro_ext.ep.stochastic import RandomRowsEngine, added
+
+_EPEngine: Any = object  # beside which it stands, whose fields are not to come twice
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class _InParts:
+class _InParts(_EPEngine):
     """The base of engines on parts of the data.
 
+    **Parts that others hold.** With an ``executor`` each part is opened by a worker, which keeps it
+    and is sent q and the part's site, in natural parameters; it answers with as many numbers. A run
+    is then given no arguments, and its answer is the same up to rounding. The guide draws the sites
+    outside the plate of the data.
+
     :param partition: the number J of parts, contiguous and of nearly one size, or an integer vector
-        with the label 0, ..., J - 1 of each row.
+        with the label 0, ..., J - 1 of each row. With an ``executor`` a list of functions without
+        arguments, one for each part, that return the model's arguments there.
+    :param executor: any ``concurrent.futures.Executor``, as a ``ProcessPoolExecutor``,
+        ``Client.get_executor()`` of ``dask.distributed``, or those of MPI and Ray; a list of them
+        has the parts in turn, so that each part stays with the workers of one.
+    :param float patience: seconds after which a step goes on with the parts that have answered; the
+        site of a part that is late changes in the step in which it answers. None waits for all.
+    :param str lost: ``"raise"``, by which a part that fails ends the run, with its number, or
+        ``"keep"``, by which its last site stays and the run warns.
     """
 
     partition: Any = field(kw_only=False)
+    executor: Executor | Sequence[Executor] | None = None
+    patience: float | None = None
+    lost: str = "raise"
 
-    def rows_of_parts(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of each of J parts, ``(J, M)`` filled up with -1, and their numbers ``(J,)``."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("lost", self.lost, ("raise", "keep"))
+        if_given(check_positive, "patience", self.patience)
+        is_list = isinstance(self.partition, list | tuple) and len(self.partition) > 0
+        if self.executor is not None and not is_list:
+            raise TypeError(
+                f"partition is {type(self.partition).__name__}; with an executor it must be a list"
+                " with a function for each part, which returns the model's arguments there."
+            )
+
+    def of_part(self) -> Any:
+        """The engine of one part, which a worker is given."""
+        return replace(self, partition=1, executor=None)
+
+    @abstractmethod
+    def start(self, told: list[Description], sizes: np.ndarray) -> EPState:
+        """The first state, by what the parts tell of themselves; its key is not used."""
+
+    @abstractmethod
+    def visit(
+        self,
+        plan: EPPlan,
+        arrays: list[Array],
+        table: FactorTable,
+        total: Site,
+        *asked: Any,
+    ) -> Any:
+        """A worker's answer, on the part of :meth:`of_part`; the last argument is its key."""
+
+    @abstractmethod
+    def sweep_elsewhere(self, parts: Elsewhere, state: EPState) -> tuple[EPState, Array]: ...
+
+    def init(self, rng_key: Array, *args: Any, **kwargs: Any) -> EPState:
+        if self.executor is None:
+            return super().init(rng_key, *args, **kwargs)
+        if args or kwargs:
+            raise TypeError(
+                "the workers have the rows; call run(rng_key, num_steps) without arguments of the"
+                " model."
+            )
+        executors = self.executor if isinstance(self.executor, Sequence) else [self.executor]
+        parts = Elsewhere(
+            *(self.of_part(), self.partition, executors, rng_key),
+            *(self.patience, self.lost == "keep"),
+        )
+        told = parts.open()
+        self._plan = parts
+        state = jax.tree.map(jnp.asarray, self.start(told, parts.sizes))
+        first = told[0]
+        self.guide.start_without_rows(first.locs, first.local, first.arguments)
+        return state._replace(rng_key=random.split(rng_key)[1])
+
+    def restore(self, saved: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
+        if self.executor is None:
+            super().restore(saved, args, kwargs)
+        else:
+            self.begin(random.key(0), None, args, kwargs)
+
+    def begin(
+        self, rng_key: Array, init_state: EPState | None, args: tuple, kwargs: dict[str, Any]
+    ) -> Any:
+        if self.executor is None:
+            return super().begin(rng_key, init_state, args, kwargs)
+        state = self.init(rng_key, *args, **kwargs)
+        return self._for_call(state if init_state is None else init_state, (), {})
+
+    def _for_call(self, state: EPState, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if self.executor is None:
+            return super()._for_call(state, args, kwargs)
+        parts: Any = self.plan
+        if (n := len(state.table.groups[0].index)) != len(parts.sources):
+            raise ValueError(f"the state has {n} parts, and this engine {len(parts.sources)}.")
+        return parts, state, []
+
+    def sweep(self, plan: Any, state: EPState, arrays: list[Array], *rest: Any) -> Any:
+        if self.executor is None:
+            return super().sweep(plan, state, arrays, *rest)
+        return self.sweep_elsewhere(plan, state)
+
+    def warn(self, first: EPState, state: EPState, num_steps: int) -> None:
+        if isinstance(self._plan, Elsewhere):
+            self._plan.warn()
+        super().warn(first, state, num_steps)
+
+    def rows_of_parts(self, size: int) -> tuple[Any, np.ndarray]:
+        """The rows of each of J parts, ``(J, M)`` filled up with -1, or None where workers have
+        them; and their numbers ``(J,)``."""
+        if isinstance(self._plan, Elsewhere):
+            return None, self._plan.sizes
         if np.ndim(self.partition) == 0:
             labels = np.sort(np.arange(size) % min(check_count("partition", self.partition), size))
         else:
@@ -58,22 +178,8 @@ class DistributedEP(_InParts, EP):
     have ``ImportanceSampling()``, or ``projection=NUTSProjection()``, which has no evidence and
     leaves noise in the sites, so that the residual stays above ``tol``.
 
-    **Parts that others hold.** With an ``executor`` each part is opened by a worker, which keeps it
-    and is sent q and the part's site, in natural parameters; it answers with the new site, of as
-    many numbers. A run is then given no arguments, and its answer is the same up to rounding. The
-    guide draws the sites outside the plate of the data.
-
-    :param partition: the number J of parts, contiguous and of nearly one size, or an integer vector
-        with the label 0, ..., J - 1 of each row. With an ``executor`` a list of functions without
-        arguments, one for each part, that return the model's arguments there.
-    :param str schedule: ``"parallel"``, all parts from one q, or ``"serial"``.
-    :param executor: any ``concurrent.futures.Executor``, as a ``ProcessPoolExecutor``,
-        ``Client.get_executor()`` of ``dask.distributed``, or those of MPI and Ray; a list of them
-        has the parts in turn, so that each part stays with the workers of one.
-    :param float patience: seconds after which a step goes on with the parts that have answered; the
-        site of a part that is late changes in the step in which it answers. None waits for all.
-    :param str lost: ``"raise"``, by which a part that fails ends the run, with its number, or
-        ``"keep"``, by which its last site stays and the run warns.
+    :param str schedule: ``"parallel"``, all parts from one q, or ``"serial"``, which takes no
+        executor.
 
     **Reference:** Gelman et al., *Expectation propagation as a way of life* (JMLR 2020), algorithm
     1.
@@ -86,95 +192,169 @@ class DistributedEP(_InParts, EP):
     """
 
     schedule: str = "parallel"
-    executor: Executor | Sequence[Executor] | None = None
-    patience: float | None = None
-    lost: str = "raise"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self._elsewhere: Elsewhere | None = None
-        check_choice("lost", self.lost, ("raise", "keep"))
-        if_given(check_positive, "patience", self.patience)
-        if self.executor is None:
-            return
-        if self.schedule != "parallel":
+        if self.executor is not None and self.schedule != "parallel":
             raise ValueError(
                 f"schedule is {self.schedule!r}; with an executor all parts are computed from one"
                 " q, which is schedule='parallel'."
             )
-        if not isinstance(self.partition, list | tuple) or not self.partition:
-            raise TypeError(
-                f"partition is {type(self.partition).__name__}; with an executor it must be a list"
-                " with a function for each part, which returns the model's arguments there."
-            )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_elsewhere": None}
+        super().__post_init__()
 
     def rows_of(self, factors: Factors) -> Array:
         return jnp.asarray(self.rows_of_parts(factors.size)[0])
 
-    def init(self, rng_key: Array, *args: Any, **kwargs: Any) -> EPState:
-        if self.executor is None:
-            return super().init(rng_key, *args, **kwargs)
-        if args or kwargs:
-            raise TypeError(
-                "the workers have the rows; call run(rng_key, num_steps) without arguments of the"
-                " model."
-            )
-        of_part = replace(self, partition=1, executor=None)
-        executors = self.executor if isinstance(self.executor, Sequence) else [self.executor]
-        parts = Elsewhere(
-            *(of_part, self.partition, executors, rng_key, self.patience, self.lost == "keep")
-        )
-        first, state = parts.begin(random.split(rng_key)[1])
-        self._elsewhere = parts
-        self.guide.start_without_rows(first.locs, first.local, first.arguments)
-        return state
+    def start(self, told: list[Description], sizes: np.ndarray) -> EPState:
+        state, bases = told[0].state, [x.state.table.groups[0].basis for x in told]
+        most = max(basis.shape[1] for basis in bases)
+        wide = [np.pad(x, ((0, 0), (0, most - x.shape[1]), (0, 0))) for x in bases]
+        rows = FactorGroup(jnp.arange(len(told))[:, None], jnp.asarray(np.concatenate(wide)))
+        table = state.table._replace(groups=(rows, *state.table.groups[1:]))
+        site = zero_sites(rows.basis, state.prior.precision.ndim == 1)
+        return state._replace(sites=(site, *state.sites[1:]), table=table)
 
-    def restore(self, saved: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
-        if self.executor is None:
-            super().restore(saved, args, kwargs)
-        else:
-            self.begin(random.key(0), None, args, kwargs)
+    def visit(self, *asked: Any) -> Update:
+        return update_part(*asked)
 
-    def begin(
-        self, rng_key: Array, init_state: EPState | None, args: tuple, kwargs: dict[str, Any]
-    ) -> Any:
-        if self.executor is None:
-            return super().begin(rng_key, init_state, args, kwargs)
-        state = self.init(rng_key, *args, **kwargs)
-        return self._for_call(state if init_state is None else init_state, (), {})
-
-    def _for_call(self, state: EPState, args: tuple, kwargs: dict[str, Any]) -> Any:
-        if self.executor is None:
-            return super()._for_call(state, args, kwargs)
-        parts = self._elsewhere
-        if parts is None:
-            raise ValueError("this DistributedEP has not opened its parts; call init first.")
-        if (n := len(state.table.groups[0].index)) != len(parts.sources):
-            raise ValueError(f"the state has {n} parts, and this engine {len(parts.sources)}.")
-        return parts, state, []
-
-    def sweep(self, plan: Any, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
-        if self.executor is None:
-            return super().sweep(plan, state, arrays)
-        return step_by_updates(float(self.tol), self.damping is None, state, plan.updates(state))
+    def sweep_elsewhere(self, parts: Elsewhere, state: EPState) -> tuple[EPState, Array]:
+        updates = _updates(parts, state)
+        return step_by_updates(float(self.tol), self.damping is None, state, updates)
 
     def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
         if self.executor is None:
             return super().log_evidence(state, *args, **kwargs)
         parts, state, _ = self._for_call(state, args, kwargs)
-        return outcome_of(state, parts.updates(state))[1]
+        return outcome_of(state, _updates(parts, state))[1]
 
-    def warn(self, first: EPState, state: EPState, num_steps: int) -> None:
-        if self._elsewhere is not None:
-            self._elsewhere.warn()
-        super().warn(first, state, num_steps)
+
+def _updates(parts: Elsewhere, state: EPState) -> list[Update]:
+    """The updates of all factors from one q, in the groups of the state."""
+    rows, *prior = jax.device_get(state.sites)
+    key_rows, *keys = random.split(state.rng_key, len(parts.needs_key))
+    of_prior = parts.ask_prior(state.total, prior, keys)
+    sites = [jax.tree.map(lambda x, j=j: x[j : j + 1], rows) for j in range(len(parts.sources))]
+    # A part has its own directions; the others of the widest part are 0.
+    bases = np.asarray(state.table.groups[0].basis)
+    ranks = np.any(bases != 0, 2).sum(1)
+    asked = {j: (state.total, _cut(site, ranks[j])) for j, site in enumerate(sites)}
+    answers = parts.visit(asked, random.split(key_rows, len(sites)))
+    new: list[Update] = []
+    for j, site in enumerate(sites):
+        if (update := answers[j]) is None:  # the site stays
+            kept: Any = parts.log_z[j : j + 1], np.ones(1, bool), np.zeros(1, bool)
+            new.append(Update(site, *kept))
+        else:
+            parts.log_z[j] = update.log_z[0]
+            new.append(update._replace(site=_padded(update.site, bases.shape[1])))
+    together = jax.tree.map(lambda *x: jnp.concatenate(list(map(jnp.asarray, x))), *new)
+    return [together, *of_prior()]
+
+
+def _padded(site: Site, rank: int) -> Site:
+    """A site of one factor, in more coordinates, on which it does not depend."""
+    if site.precision.ndim == 2:  # a diagonal one, in all coordinates
+        return site
+    more = (0, rank - site.shift.shape[1])
+    pad: Any = np.pad
+    return Site(pad(site.shift, ((0, 0), more)), pad(site.precision, ((0, 0), more, more)))
+
+
+def _cut(site: Site, rank: int) -> Site:
+    """A site of one factor, in its first coordinates."""
+    if site.precision.ndim == 2:
+        return site
+    return Site(site.shift[:, :rank], site.precision[:, :rank, :rank])
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class StochasticDistributedEP(_InParts, SharedSitesEngine):
+class _SharedInParts(_InParts, SharedSitesEngine):
+    """The base of engines whose parts, or the rows of each, share a site."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.patience is not None and self.config(1).serial:
+            raise ValueError(
+                f"patience is {self.patience}; parts that are visited one after the other are"
+                " waited for. Leave it out, or take an engine that computes all parts from one q:"
+                " DAEP, or StochasticDistributedEP(schedule='parallel')."
+            )
+
+    def of_part(self) -> Any:
+        return replace(self, partition=1, executor=None, patience=None, step=None)
+
+    def start(self, told: list[Description], sizes: np.ndarray) -> EPState:
+        state, D = told[0].state, len(told[0].state.total.shift)
+        none = jnp.zeros((len(told), 0, D), state.total.shift.dtype)
+        rows = FactorGroup(jnp.arange(len(told))[:, None], none)
+        table = state.table._replace(groups=(rows, *state.table.groups[1:]))
+        table = table._replace(times=self.times(int(sizes.sum())))
+        shared = zeros_of(table, state.prior.precision.ndim == 1)[0]
+        return state._replace(sites=(shared, *state.sites[1:]), table=table)
+
+    def visit(
+        self,
+        plan: EPPlan,
+        arrays: list[Array],
+        table: FactorTable,
+        total: Site,
+        site: Site,
+        item: Items,
+        key: Array | None,
+    ) -> Visit:
+        whole: Any = self.parts(plan.size).rows
+        index = whole[0] if item.index is None else item.index
+        item = item._replace(index=index, mask=np.ones(len(index), bool))
+        rest: Any = table, total, site, item, key
+        return visit_item(plan, self.config(plan.size), arrays, *rest)
+
+    def sweep_elsewhere(self, parts: Elsewhere, state: EPState) -> tuple[EPState, Array]:
+        return self.step_elsewhere(parts, state)[:2]
+
+    def step_elsewhere(self, parts: Elsewhere, state: EPState) -> tuple[EPState, Array, Array]:
+        """The step of :func:`shared_step`, of which workers make the visits."""
+        config, layout, J = self.config(parts.size), self.parts(parts.size), len(parts.sources)
+        key_rows, rng_key = None, state.rng_key
+        index, count = [None] * J, layout.number
+        if config.batch_size is not None:
+            key_rows, rng_key = random.split(rng_key)
+            top = jnp.asarray(layout.number)[:, None]
+            index = np.asarray(random.randint(key_rows, (J, config.batch_size), 0, top))
+            count = np.full(J, config.batch_size)
+        rate, weight = rates_of(config, layout, state.i, count)
+        rng_key, key_items, *keys = random.split(rng_key, len(parts.needs_key) + 1)
+        keys_of_parts, rates = random.split(key_items, J), np.asarray(rate)
+        base = after = state.total
+        shared, *prior = state.sites
+        of_prior = None if config.serial else parts.ask_prior(base, prior, keys)
+        visits: list[Visit] = []
+        for some in [[j] for j in range(J)] if config.serial else [range(J)]:
+            sites = jax.device_get(shared)
+            asked = {}
+            for j in some:
+                site = jax.tree.map(lambda x, j=j: x[layout.slot[j]], sites)
+                item = Items(0, layout.amount[j], rates[j], weight[j], index[j], None)
+                asked[j] = after, site, item
+            answers = parts.visit(asked, keys_of_parts)
+            for j in some:
+                if (answer := answers[j]) is None:  # the site stays
+                    none = jax.tree.map(lambda x: np.zeros_like(x[0]), sites)
+                    kept: Any = parts.log_z[j], np.int32(count[j]), np.int32(0)
+                    answer = Visit(none, *kept)
+                parts.log_z[j] = answer.log_z
+                visits.append(answer)
+            change = jax.tree.map(lambda *x: np.stack(x), *(x.change for x in visits[-len(some) :]))
+            shared, after = moved(state.table.times, shared, after, layout.slot[list(some)], change)
+        if of_prior is None:
+            base = after
+            of_prior = parts.ask_prior(base, prior, keys)
+        of_all = jax.tree.map(lambda *x: np.stack(x), *visits)
+        rows = shared, base, after, of_all, weight, jnp.asarray(count.sum(), jnp.int32)
+        state, loss = after_visits(config.tol, state, *rows, of_prior())
+        return state._replace(rng_key=rng_key), loss, jnp.min(rate * count)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class StochasticDistributedEP(_SharedInParts):
     r"""Stochastic expectation propagation on parts of the data: one site for all rows.
 
     .. math:: \lambda_q = \lambda_0 + N \lambda, \qquad \lambda \leftarrow (1 - N_j \epsilon)
@@ -222,7 +402,7 @@ class StochasticDistributedEP(_InParts, SharedSitesEngine):
         return SharedConfig(self.schedule == "serial", float(self.tol), step=step)
 
 
-class _SitePerPart(_InParts, SharedSitesEngine):
+class _SitePerPart(_SharedInParts):
     """A site for the rows of each part."""
 
     def parts(self, size: int) -> Parts:
@@ -258,6 +438,26 @@ class DSEP(_SitePerPart, RandomRowsEngine):
 
     def config(self, size: int) -> SharedConfig:
         return SharedConfig(serial=True, step=self.step, batch_size=1)
+
+    def update(
+        self, state: EPState, *args: Any, indices: Any = None, **kwargs: Any
+    ) -> tuple[EPState, Array]:
+        if indices is not None and self.executor is not None:
+            raise TypeError("indices are rows of all parts; with an executor leave them out.")
+        return super().update(state, *args, indices=indices, **kwargs)
+
+    def _several(
+        self, plan: Any, state: EPState, arrays: list[Array], *counted: Any
+    ) -> tuple[EPState, Any, Array]:
+        if self.executor is None:
+            return super()._several(plan, state, arrays, *counted)
+        sums, first, averaged, n = counted
+        losses = []
+        for _ in range(n):
+            state, loss, epsilon = self.step_elsewhere(plan, state)
+            sums = added(state, epsilon, sums, first, averaged)
+            losses.append(loss)
+        return state, sums, jnp.stack(losses)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

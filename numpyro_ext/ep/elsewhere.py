@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext.ep.factors import EPPlan, FactorGroup, map_factors
-from numpyro_ext.ep.normal import Site, moments_of, zero_sites
+from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorTable, map_factors
+from numpyro_ext.ep.normal import Site, moments_of
 from numpyro_ext.ep.state import EPState, Update, site_update, update_group
 
 
@@ -33,6 +33,8 @@ class Description(NamedTuple):
     """What a part tells of itself, which none of its rows is."""
 
     state: EPState
+    size: int
+    """The number of its rows."""
     needs_key: tuple[bool, ...]
     """Of the projection of its rows, and of each group of factors of the prior."""
     locs: dict[str, Any]
@@ -75,7 +77,8 @@ def describe(run: str, number: int, engine: Any, source: Any, key: Any) -> Descr
 
     return Description(
         jax.device_get(state._replace(rng_key=None)),
-        tuple(spec.projection.needs_key for spec in plan.specs),
+        plan.size,
+        plan.needs_key,
         jax.device_get(factors.info.unravel(state.table.center.mean)),
         [*factors.local, *factors.states],
         jax.tree.map(shape, args),
@@ -88,39 +91,52 @@ def visit(
     engine: Any,
     source: Any,
     key: Any,
-    total: Site,
-    sites: tuple[Site, ...],
     keys: list[Any],
+    asked: tuple,
     of_prior: bool,
-) -> list[Update]:
-    """The update of a part, or of the factors of the prior, from the natural parameters of q."""
+) -> Any:
+    """The answer of a part to what it is asked, from the natural parameters of q; or the updates of
+    the factors of the prior."""
     with _LOCK:
         opened = _OPENED.get((run, number))
         if opened is None:  # another worker has had the part
             opened, _ = _open(run, number, engine, source, key)
         plan, state, arrays = opened
         typed = [None if k is None else random.wrap_key_data(jnp.asarray(k)) for k in keys]
-        groups = state.table.groups[1:] if of_prior else state.table.groups[:1]
-        return jax.device_get(_updates(plan, of_prior, total, groups, sites, typed, arrays))
+        if of_prior:
+            answer: Any = _of_prior(plan, arrays, state.table.groups[1:], *asked, typed)
+        else:
+            answer = engine.visit(plan, arrays, state.table, *asked, *typed)
+        return jax.device_get(answer)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _updates(
+@partial(jax.jit, static_argnums=0)
+def _of_prior(
     plan: EPPlan,
-    of_prior: bool,
-    total: Site,
-    groups: Sequence[FactorGroup],
-    sites: tuple[Site, ...],
-    keys: list[Any],
     arrays: list[Array],
+    groups: Sequence[FactorGroup],
+    total: Site,
+    sites: Sequence[Site],
+    keys: list[Any],
 ) -> list[Update]:
     factors, q = plan.reading.factors_of(arrays), moments_of(total)
-    if of_prior:
-        each: Any = zip(plan.specs[1:], groups, sites, keys, strict=True)
-        return [update_group(factors, spec, q, *rest) for spec, *rest in each]
-    (spec, *_), (group,), (site,), (key,) = plan.specs, groups, sites, keys
+    each: Any = zip(plan.specs[1:], groups, sites, keys, strict=True)
+    return [update_group(factors, spec, q, *rest) for spec, *rest in each]
+
+
+@partial(jax.jit, static_argnums=0)
+def update_part(
+    plan: EPPlan,
+    arrays: list[Array],
+    table: FactorTable,
+    total: Site,
+    site: Site,
+    key: Array | None,
+) -> Update:
+    """The update of a part that is one factor."""
+    factors, (spec, *_), (group, *_) = plan.reading.factors_of(arrays), plan.specs, table.groups
     one = group.index, group.basis, site, None if key is None else key[None]
-    return [map_factors(partial(site_update, spec, q, factors), one, 1)]
+    return map_factors(partial(site_update, spec, moments_of(total), factors), one, 1)
 
 
 class Elsewhere:
@@ -144,12 +160,13 @@ class Elsewhere:
     ) -> None:
         self.engine, self.sources, self.executors = engine, sources, executors
         self.patience, self.keeps_lost = patience, keeps_lost
-        self.key, self.run = np.asarray(random.key_data(rng_key)), uuid.uuid4().hex
+        self.key, self.run = _data(rng_key), uuid.uuid4().hex
         self.pending: dict[int, Future] = {}
         self.lost: dict[int, Exception] = {}
         self.log_z = np.full(len(sources), np.nan)
+        self.sizes = np.zeros(len(sources), int)
+        self.size = 0
         self.needs_key: tuple[bool, ...] = ()
-        self.ranks: list[int] = []
 
     def submit(self, task: Callable[..., Any], number: int, *rest: Any) -> Future:
         executor = self.executors[number % len(self.executors)]
@@ -173,68 +190,53 @@ class Elsewhere:
                 " goes on with the last site of such a part."
             ) from error
 
-    def begin(self, rng_key: Array) -> tuple[Description, EPState]:
-        """The first part's description, and the first state of all parts."""
+    def open(self) -> list[Description]:
+        """What each part tells of itself."""
         futures = [self.submit(describe, j) for j in range(len(self.sources))]
         keeps, self.keeps_lost = self.keeps_lost, False  # a part without any site is no part
         told = [self.result(j, future) for j, future in enumerate(futures)]
         self.keeps_lost = keeps
-        first = told[0]
-        self.needs_key = first.needs_key
-        bases = [x.state.table.groups[0].basis for x in told]
-        self.ranks = [basis.shape[1] for basis in bases]
-        most = max(self.ranks)
-        wide = [np.pad(x, ((0, 0), (0, most - x.shape[1]), (0, 0))) for x in bases]
-        basis = jnp.asarray(np.concatenate(wide))
-        rows = FactorGroup(jnp.arange(len(told))[:, None], basis)
-        state = jax.tree.map(jnp.asarray, first.state._replace(rng_key=None))
-        site = zero_sites(basis, state.prior.precision.ndim == 1)
-        table = state.table._replace(groups=(rows, *state.table.groups[1:]))
-        state = state._replace(sites=(site, *state.sites[1:]), table=table, rng_key=rng_key)
-        return first, state
+        self.sizes = np.array([x.size for x in told])
+        self.size, self.needs_key = int(self.sizes.sum()), told[0].needs_key
+        return told
 
-    def updates(self, state: EPState) -> list[Update]:
-        """The updates of all factors from one q, in the groups of the state."""
-        J, total = len(self.sources), jax.device_get(state.total)
-        rows, *prior = jax.device_get(state.sites)
-        key_rows, *keys = random.split(state.rng_key, len(self.needs_key))
-        each = [np.asarray(random.key_data(key)) for key in random.split(key_rows, J)]
-        data = [np.asarray(random.key_data(key)) for key in keys]
-        ask_prior = total, tuple(prior), data, True
-        # Any part knows the prior; those that have failed are asked last.
-        order = sorted(range(J), key=lambda j: j in self.lost)
-        of_prior = self.submit(visit, order[0], *ask_prior) if prior else None
-        sites = [jax.tree.map(lambda x, j=j: x[j : j + 1], rows) for j in range(J)]
-        for j in range(J):
+    def visit(self, asked: dict[int, tuple], keys: Array) -> dict[int, Any]:
+        """The answers of these parts, with the keys of all; None of one that is late or lost."""
+        for j, question in asked.items():
             if j not in self.pending:
-                site = _cut(sites[j], self.ranks[j])
-                key = each[j] if self.needs_key[0] else None
-                self.pending[j] = self.submit(visit, j, total, (site,), [key], False)
-        done, _ = wait(self.pending.values(), self.patience)
+                key = _data(keys[j]) if self.needs_key[0] else None
+                self.pending[j] = self.submit(visit, j, [key], jax.device_get(question), False)
+        waited = [self.pending[j] for j in asked]
+        done, _ = wait(waited, self.patience)
         if not done:
-            done, _ = wait(self.pending.values(), return_when=FIRST_COMPLETED)
-        new: list[Update] = []
-        for j, site in enumerate(sites):
-            answer: Any = None
-            if self.pending[j] in done:
-                answer = self.result(j, self.pending.pop(j))
-            if answer is None:  # the site stays
-                kept: Any = self.log_z[j : j + 1], np.ones(1, bool), np.zeros(1, bool)
-                new.append(Update(site, *kept))
-            else:
-                (update,) = answer
-                self.log_z[j] = update.log_z[0]
-                new.append(update._replace(site=_padded(update.site, max(self.ranks))))
-        together = jax.tree.map(lambda *x: jnp.concatenate(list(map(jnp.asarray, x))), *new)
-        if of_prior is None:
-            return [together]
-        for j in order[1:]:
-            if of_prior.exception() is None:
-                break
-            of_prior = self.submit(visit, j, *ask_prior)
-        if (error := of_prior.exception()) is not None:
-            raise RuntimeError(f"no worker has computed the factors of the prior: {error}")
-        return [together, *jax.tree.map(jnp.asarray, of_prior.result())]
+            done, _ = wait(waited, return_when=FIRST_COMPLETED)
+        return {
+            j: self.result(j, self.pending.pop(j)) if self.pending[j] in done else None
+            for j in asked
+        }
+
+    def ask_prior(
+        self, total: Site, sites: Sequence[Site], keys: Sequence[Array]
+    ) -> Callable[[], list[Update]]:
+        """Have the factors of the prior updated, by a function that waits for it."""
+        if not sites:
+            return lambda: []
+        # Any part knows the prior; those that have failed are asked last.
+        order = sorted(range(len(self.sources)), key=lambda j: j in self.lost)
+        rest = list(map(_data, keys)), jax.device_get((total, tuple(sites))), True
+        first = self.submit(visit, order[0], *rest)
+
+        def answer() -> list[Update]:
+            future = first
+            for j in order[1:]:
+                if future.exception() is None:
+                    break
+                future = self.submit(visit, j, *rest)
+            if (error := future.exception()) is not None:
+                raise RuntimeError(f"no worker has computed the factors of the prior: {error}")
+            return jax.tree.map(jnp.asarray, future.result())
+
+        return answer
 
     def warn(self) -> None:
         if self.lost:
@@ -246,17 +248,5 @@ class Elsewhere:
             warnings.warn(InferenceWarning(words), stacklevel=4)
 
 
-def _padded(site: Site, rank: int) -> Site:
-    """A site of one factor, in more coordinates, on which it does not depend."""
-    if site.precision.ndim == 2:  # a diagonal one, in all coordinates
-        return site
-    more = (0, rank - site.shift.shape[1])
-    pad: Any = np.pad
-    return Site(pad(site.shift, ((0, 0), more)), pad(site.precision, ((0, 0), more, more)))
-
-
-def _cut(site: Site, rank: int) -> Site:
-    """A site of one factor, in its first coordinates."""
-    if site.precision.ndim == 2:
-        return site
-    return Site(site.shift[:, :rank], site.precision[:, :rank, :rank])
+def _data(key: Array) -> np.ndarray:
+    return np.asarray(random.key_data(key))

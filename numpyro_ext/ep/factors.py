@@ -105,6 +105,16 @@ class EPPlan:
     specs: tuple[FactorGroupSpec, ...]
     normal: tuple[str, ...]  # sites whose terms of the prior are normal
 
+    @property
+    def size(self) -> int:
+        """The number of rows."""
+        return self.reading.factors.size
+
+    @property
+    def needs_key(self) -> tuple[bool, ...]:
+        """Whether the projection of each group takes random keys."""
+        return tuple(spec.projection.needs_key for spec in self.specs)
+
 
 class FactorGroup(NamedTuple):
     """The n factors of one group."""
@@ -147,8 +157,8 @@ def _subspaces(
 
 
 @partial(jax.jit, static_argnums=0)
-def _bases(r: int, directions: Array, sd: Array) -> Array:
-    return jax.vmap(partial(basis_of, sd=sd))(directions[:, :r])
+def _bases(r: int, directions: Array, places: np.ndarray, sd: Array) -> Array:
+    return jax.vmap(partial(basis_of, sd=sd))(directions[places, :r])
 
 
 def find_table(
@@ -187,11 +197,12 @@ def find_table(
         for places, r in ((np.flatnonzero(rank >= 0), highest), (np.flatnonzero(rank < 0), 0)):
             if len(places) == 0:
                 continue
-            basis = jnp.broadcast_to(jnp.eye(D, dtype=center.mean.dtype), (len(places), D, D))
             if r:
-                basis = _bases(r, directions[places], center.sd)
-            elif chosen.max_rank is not None:
-                chosen = SAMPLING_OF_LOCAL if spec.local else SAMPLING
+                basis = _bases(r, directions, places, center.sd)
+            else:
+                basis = jnp.broadcast_to(np.eye(D, dtype=center.mean.dtype), (len(places), D, D))
+                if chosen.max_rank is not None:
+                    chosen = SAMPLING_OF_LOCAL if spec.local else SAMPLING
             points = {1: 128, 2: 2**12, 3: 2**17}.get(r, 2**11) if chosen.max_rank else 2**11
             specs.append(replace(spec, projection=chosen, batch_size=_size(points * floats)))
             groups.append(FactorGroup(index[places], basis))

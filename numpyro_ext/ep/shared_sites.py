@@ -104,12 +104,16 @@ def items_of(
         if parts.rows is not None:
             index = jnp.take_along_axis(jnp.asarray(parts.rows), index, 1)
     mask = index >= 0
-    count = mask.sum(1)
+    rate, weight = rates_of(config, parts, i, mask.sum(1))
+    return Items(parts.slot, parts.amount, rate, weight, index * mask, mask)
+
+
+def rates_of(config: SharedConfig, parts: Parts, i: Array, count: Any) -> tuple[Array, Array]:
+    """The rate and the weight of groups of which ``count`` factors are visited in step i."""
     epsilon = config.step(i) if callable(config.step) else config.step
     epsilon = count / parts.number if epsilon is None else epsilon
-    rate = jnp.broadcast_to(epsilon, G).astype(float) / count
-    weight = jnp.asarray(parts.number / count, float)
-    return Items(parts.slot, parts.amount, rate, weight, index * mask, mask)
+    rate = jnp.broadcast_to(epsilon, len(parts.slot)).astype(float) / count
+    return rate, jnp.asarray(parts.number / count, float)
 
 
 class TaylorSites(NamedTuple):
@@ -191,16 +195,19 @@ class SharedSitesEngine(EPEngine):
     def sweep(
         self, plan: EPPlan, state: EPState, arrays: list[Array], indices: Any = None
     ) -> tuple[EPState, Array]:
-        size = plan.reading.factors.size
+        size = plan.size
         return shared_step(plan, self.config(size), state, arrays, self.parts(size), indices)[:2]
 
     def table_of(
         self, reading: ModelReading, arrays: list[Array], prior: Prior
     ) -> tuple[EPPlan, FactorTable]:
         plan, table = super().table_of(reading, arrays, prior)
-        parts = self.parts(reading.factors.size)
-        times = np.bincount(parts.slot, parts.number * parts.amount)
-        return plan, table._replace(times=jnp.asarray(times, float))
+        return plan, table._replace(times=self.times(plan.size))
+
+    def times(self, size: int) -> Array:
+        """How often q has each site."""
+        parts = self.parts(size)
+        return jnp.asarray(np.bincount(parts.slot, parts.number * parts.amount), float)
 
     def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
         """None: EP's estimate is off to first order with a shared site in place of each."""
@@ -210,17 +217,28 @@ class SharedSitesEngine(EPEngine):
         )
 
 
-def _update_rows(
+class Visit(NamedTuple):
+    """The result for one item, or for G of them."""
+
+    change: Site  # of the site that its factors share
+    log_z: Array  # the sum over its factors
+    skipped: Array  # how many of them
+    inaccurate: Array
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def visit_item(
     plan: EPPlan,
     config: SharedConfig,
-    factors: Factors,
+    arrays: list[Array],
     table: FactorTable,
     total: Site,
     shared: Site,
     item: Items,
     rng_key: Array,
-) -> tuple[Site, Array, Update]:
-    """The sum of F over the good rows of one item, their number, and the updates of all rows."""
+) -> Visit:
+    """The change of a site by the factors of one item, given q."""
+    factors = plan.reading.factors_of(arrays)
     spec, group = plan.specs[0], table.groups[0]
     q, taylor = moments_of(total), table.taylor
     power = spec.power
@@ -260,12 +278,56 @@ def _update_rows(
         share = good / jnp.maximum(jnp.sum(good), 1)
         mean = site_of_mean(cavity, A, sites, share, power)
         F = jax.tree.map(lambda x: jnp.sum(good) * x, mean)
-    updates = updates._replace(
-        log_z=jnp.where(mask, updates.log_z + jnp.where(proper, gain, 0.0), 0.0),
-        skipped=mask & ~good,
-        inaccurate=mask & proper & updates.inaccurate,
+    number = jnp.sum(good)
+    # The mean over the good rows, with the rate of all of them.
+    scale, taken = item.rate * jnp.sum(mask) / jnp.maximum(number, 1), number * item.amount
+    log_z = jnp.where(mask, updates.log_z + jnp.where(proper, gain, 0.0), 0.0)
+    return Visit(
+        jax.tree.map(lambda f, x: scale * (f - taken * x), F, shared),
+        jnp.sum(log_z),
+        jnp.sum(mask & ~good, dtype=jnp.int32),
+        jnp.sum(mask & proper & updates.inaccurate, dtype=jnp.int32),
     )
-    return F, jnp.sum(good), updates
+
+
+@jax.jit
+def moved(times: Array, shared: Site, total: Site, slot: Any, change: Site) -> tuple[Site, Site]:
+    """The shared sites and q after changes of some sites, halved until q is a distribution."""
+    by_slot = jax.tree.map(lambda x, c: jnp.zeros_like(x).at[slot].add(c), shared, change)
+    in_q = jax.tree.map(lambda x: jnp.tensordot(times, x, 1), by_slot)
+    d = halved(total, in_q, jnp.ones((), total.shift.dtype))
+    return plus(shared, by_slot, d), plus(total, in_q, d)
+
+
+@partial(jax.jit, static_argnums=0)
+def after_visits(
+    tol: float,
+    state: EPState,
+    shared: Site,
+    base: Site,
+    after: Site,
+    visits: Visit,
+    weight: Array,
+    visited: Array,
+    of_prior: list[Update],
+) -> tuple[EPState, Array]:
+    """The state and the loss with new shared sites, whose q is ``after``, and updates of the
+    factors of the prior from ``base``."""
+    table, sites, log_z = state.table, [shared], jnp.sum(weight * visits.log_z)
+    for group, site, update in zip(table.groups[1:], state.sites[1:], of_prior, strict=True):
+        change = jax.tree.map(lambda x: _PRIOR_DAMPING * x, plus(update.site, site, -1.0))
+        in_q = product_of(group.basis, change)
+        d = halved(after, in_q, jnp.ones((), after.shift.dtype))
+        after = plus(after, in_q, d)
+        sites.append(plus(site, change, d))
+        log_z = log_z + jnp.sum(update.log_z)
+    log_z = log_z + table.constant + log_partition(base)
+    new = total_of(state.prior, table, sites)
+    residual = distance(moments_of(state.total), moments_of(new))
+    updates = [Update(*visits), *of_prior]
+    state = next_state(state, SweepResult(tuple(sites), updates, log_z, residual), tol)
+    visited = visited + sum(x.log_z.size for x in of_prior)
+    return state._replace(report=state.report._replace(visited=visited)), -log_z
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -276,65 +338,45 @@ def shared_step(
     arrays: list[Array],
     parts: Parts,
     indices: Any = None,
-) -> tuple[EPState, Array, Items]:
-    """One step of the shared sites, then of the factors of the prior: state, loss and visits."""
+) -> tuple[EPState, Array, Array]:
+    """One step of the shared sites, then of the factors of the prior: the state, the loss, and the
+    share by which the step forgets."""
     key_rows, rng_key = None, state.rng_key
     if config.batch_size is not None:
         key_rows, rng_key = random.split(rng_key)
-    items = items_of(config, parts, plan.reading.factors.size, state.i, key_rows, indices)
+    items = items_of(config, parts, plan.size, state.i, key_rows, indices)
     factors, table = plan.reading.factors_of(arrays), state.table
     shared, *prior_sites = state.sites
     total, W = state.total, table.times
     assert W is not None
     rng_key, key_items, *keys = random.split(rng_key, len(plan.specs) + 1)
-    whole = jnp.ones((), total.shift.dtype)
 
-    def change_of(shared: Site, total: Site, item: Items, key: Array) -> tuple[Site, Update]:
+    def visit(shared: Site, total: Site, item: Items, key: Array) -> Visit:
         site = jax.tree.map(lambda x: x[item.slot], shared)
-        rows = plan, config, factors, table, total, site, item, key
-        F, good, updates = _update_rows(*rows)
-        # The mean over the good rows, with the rate of all of them.
-        scale = item.rate * jnp.sum(item.mask) / jnp.maximum(good, 1)
-        taken = good * item.amount
-        return jax.tree.map(lambda f, x: scale * (f - taken * x), F, site), updates
+        return visit_item(plan, config, arrays, table, total, site, item, key)
 
     def serial(carry: Any, xs: Any) -> tuple[Any, Any]:
         shared, total = carry
         item, key = xs
-        change, updates = change_of(shared, total, item, key)
-        in_q = jax.tree.map(lambda x: W[item.slot] * x, change)
-        d = halved(total, in_q, whole)
+        result = visit(shared, total, item, key)
+        in_q = jax.tree.map(lambda x: W[item.slot] * x, result.change)
+        d = halved(total, in_q, jnp.ones((), total.shift.dtype))
         total = plus(total, in_q, d)
-        shared = jax.tree.map(lambda x, c: x.at[item.slot].add(d * c), shared, change)
-        return (shared, total), updates
+        shared = jax.tree.map(lambda x, c: x.at[item.slot].add(d * c), shared, result.change)
+        return (shared, total), result
 
     each = items, random.split(key_items, len(items.slot))
     if config.serial:
-        (shared, after), of_rows = lax.scan(serial, (shared, total), each)
+        (shared, after), visits = lax.scan(serial, (shared, total), each)
         base = after
     else:
-        change, of_rows = lax.map(lambda xs: change_of(shared, total, *xs), each)
-        by_slot = jax.tree.map(lambda x, c: jnp.zeros_like(x).at[items.slot].add(c), shared, change)
-        in_q = jax.tree.map(lambda x: jnp.tensordot(W, x, 1), by_slot)
-        d = halved(total, in_q, whole)
-        shared, after, base = plus(shared, by_slot, d), plus(total, in_q, d), total
-    log_z = jnp.sum(items.weight[:, None] * of_rows.log_z)
-
-    updates, sites = [of_rows], [shared]
-    rest = zip(plan.specs[1:], table.groups[1:], prior_sites, keys, strict=True)
-    for spec, group, site, key in rest:
-        update = update_group(factors, spec, moments_of(base), group, site, key)
-        change = jax.tree.map(lambda x: _PRIOR_DAMPING * x, plus(update.site, site, -1.0))
-        in_q = product_of(group.basis, change)
-        d = halved(after, in_q, whole)
-        after = plus(after, in_q, d)
-        sites.append(plus(site, change, d))
-        updates.append(update)
-        log_z = log_z + jnp.sum(update.log_z)
-    log_z = log_z + table.constant + log_partition(base)
-
-    new = total_of(state.prior, table, sites)
-    residual = distance(moments_of(total), moments_of(new))
-    result = SweepResult(tuple(sites), updates, log_z, residual)
-    state = next_state(state, result, config.tol)
-    return state._replace(rng_key=rng_key), -log_z, items
+        visits = lax.map(lambda xs: visit(shared, total, *xs), each)
+        (shared, after), base = moved(W, shared, total, items.slot, visits.change), total
+    q = moments_of(base)
+    rest: Any = zip(plan.specs[1:], table.groups[1:], prior_sites, keys, strict=True)
+    of_prior = [update_group(factors, spec, q, *x) for spec, *x in rest]
+    visited = jnp.sum(items.mask, dtype=jnp.int32)
+    rows = shared, base, after, visits, items.weight, visited
+    state, loss = after_visits(config.tol, state, *rows, of_prior)
+    epsilon = jnp.min(items.rate * jnp.sum(items.mask, -1))
+    return state._replace(rng_key=rng_key), loss, epsilon

@@ -141,8 +141,12 @@ def change_of(table: FactorTable, new: Sequence[Site], old: Sequence[Site]) -> S
 
 def is_positive(total: Site) -> bool:
     """Whether a precision is positive definite beyond rounding."""
-    P = total.precision
-    return bool(jnp.all(P > 0) if P.ndim == 1 else positive(P, jnp.diagonal(P)))
+    return bool(_is_positive(total.precision))
+
+
+@jax.jit
+def _is_positive(P: Array) -> Array:
+    return jnp.all(P > 0) if P.ndim == 1 else positive(P, jnp.diagonal(P))
 
 
 def start_state(

@@ -50,13 +50,13 @@ class RandomRowsEngine(SharedSitesEngine):
         """
         plan, state, arrays = self._for_call(state, args, kwargs)
         if not is_traced(indices) and indices is not None:
-            _check_rows(indices, self.parts(plan.reading.factors.size))
+            _check_rows(indices, self.parts(plan.size))
         return self.sweep(plan, state, arrays, indices)
 
     def steps(
         self, plan: EPPlan, state: EPState, arrays: list[Array], num_steps: int
     ) -> Iterator[tuple[EPState, Any, str]]:
-        size, averaged = plan.reading.factors.size, max(1, round(num_steps / 2))
+        averaged = max(1, round(num_steps / 2))
         first = state.i + num_steps - averaged
         zeros = jax.tree.map(jnp.zeros_like, (state.total, state.sites))
         sums = _Sums(
@@ -67,10 +67,8 @@ class RandomRowsEngine(SharedSitesEngine):
         )
         for done in range(0, num_steps, _CHUNK):
             n = min(_CHUNK, num_steps - done)
-            state, sums, losses = _many(
-                *(plan, self.config(size), state, arrays, self.parts(size), sums),
-                *(first, jnp.asarray(averaged), n),
-            )
+            counted = sums, first, jnp.asarray(averaged), n
+            state, sums, losses = self._several(plan, state, arrays, *counted)
             if done + n == num_steps and self._is_random(plan):
                 total, sites = plus(sums.first, sums.total, 1 / averaged)
                 state = state._replace(total=total, sites=sites)
@@ -78,10 +76,17 @@ class RandomRowsEngine(SharedSitesEngine):
                 state = state._replace(report=state.report._replace(noise=noise))
             yield state, losses[:n], ""
 
+    def _several(
+        self, plan: Any, state: EPState, arrays: list[Array], *counted: Any
+    ) -> tuple[EPState, "_Sums", Array]:
+        """Some steps, as :func:`_many`."""
+        config, parts = self.config(plan.size), self.parts(plan.size)
+        return _many(plan, config, state, arrays, parts, *counted)
+
     def _is_random(self, plan: EPPlan) -> bool:
-        size = plan.reading.factors.size
+        size = plan.size
         draws = np.any(self.parts(size).number > self.config(size).batch_size)
-        return bool(draws) or any(spec.projection.needs_key for spec in plan.specs)
+        return bool(draws) or any(plan.needs_key)
 
     def convergence(self, state: EPState) -> dict[str, float]:
         return {**super().convergence(state), "noise": float(state.report.noise)}
@@ -304,19 +309,24 @@ def _many(
 
     def body(k: Array, carry: Any) -> Any:
         state, sums, losses = carry
-        state, loss, items = shared_step(plan, config, state, arrays, parts)
-        counts, parameters = state.i > first, (state.total, state.sites)
-        start = choose(state.i == first + 1, parameters, sums.first)
-        part = jnp.clip((state.i - first - 1) * _PARTS // averaged, 0, _PARTS - 1)
-        q = moments_of(state.total)
-        moments = jnp.stack([q.mean, jnp.log(variances(q))])
-        sums = _Sums(
-            start,
-            plus(sums.total, plus(parameters, start, -1.0), jnp.where(counts, 1.0, 0.0)),
-            sums.moments.at[part].add(jnp.where(counts, moments, 0.0)),
-            sums.count.at[part].add(jnp.where(counts, 1.0, 0.0)),
-            sums.rate + jnp.where(counts, jnp.min(items.rate * jnp.sum(items.mask, -1)), 0.0),
-        )
-        return state, sums, losses.at[k].set(loss)
+        state, loss, epsilon = shared_step(plan, config, state, arrays, parts)
+        return state, added(state, epsilon, sums, first, averaged), losses.at[k].set(loss)
 
     return lax.fori_loop(0, n, body, (state, sums, jnp.zeros(_CHUNK)))
+
+
+@jax.jit
+def added(state: EPState, epsilon: Array, sums: _Sums, first: Array, averaged: Array) -> _Sums:
+    """The sums with a state that a step of share ``epsilon`` has left."""
+    counts, parameters = state.i > first, (state.total, state.sites)
+    start = choose(state.i == first + 1, parameters, sums.first)
+    part = jnp.clip((state.i - first - 1) * _PARTS // averaged, 0, _PARTS - 1)
+    q = moments_of(state.total)
+    moments = jnp.stack([q.mean, jnp.log(variances(q))])
+    return _Sums(
+        start,
+        plus(sums.total, plus(parameters, start, -1.0), jnp.where(counts, 1.0, 0.0)),
+        sums.moments.at[part].add(jnp.where(counts, moments, 0.0)),
+        sums.count.at[part].add(jnp.where(counts, 1.0, 0.0)),
+        sums.rate + jnp.where(counts, epsilon, 0.0),
+    )

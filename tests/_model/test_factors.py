@@ -115,6 +115,14 @@ def test_factors_sum_to_minus_the_potential_of_all_rows(name, tol):
     assert factors.rows_by == way
 
 
+def test_rows_alone_are_checked_by_one_program_for_all_data():
+    """The data are its arguments, so that another process finds it among compiled programs."""
+    factors = Factors(schools, (TREATMENT,))
+    programs = [factors._is_right_on._cache_size()]
+    factors.on((2 * TREATMENT,), {}).check()
+    assert [*programs, factors._is_right_on._cache_size()] == [1, 1]
+
+
 def test_each_row_is_right_at_a_latent_vector_of_its_own(tol):
     """Rows in any order, some of them twice, against SciPy's densities row by row."""
     factors = factors_of("horseshoe")

@@ -1,5 +1,7 @@
 """Restarts begin at starts of their own, and identical ones are said to be so."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -120,5 +122,7 @@ def test_what_makes_no_restarts():
     svi = make(AutoNormal)()
     with pytest.raises(ValueError, match="same AutoNormal"):
         restarts(lambda: svi, random.key(0), 2, 1, X, progress_bar=False)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="leave out the executor"):
+        restarts(make(AutoNormal), random.key(0), 2, 1, X, vectorized=True, executor=pool)
     with pytest.raises(ValueError, match="num_restarts is 0"):
         restarts(make(AutoNormal), random.key(0), 0, 1, X)

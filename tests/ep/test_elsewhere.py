@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning
-from numpyro_ext.ep import DistributedEP, ImportanceSampling
+from numpyro_ext.ep import (
+    DAEP,
+    DSEP,
+    DistributedEP,
+    ImportanceSampling,
+    StochasticDistributedEP,
+)
 from tests.ep.models import LOGISTIC, Y_SCALE, logistic, unknown_scale
 
 STEPS = 6
@@ -38,32 +44,47 @@ def close(a, b):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:EP has not converged")
+@pytest.mark.filterwarnings("ignore:EP has not converged", "ignore:the result of 6 steps is noisy")
 @pytest.mark.parametrize(
-    ("model", "data", "options"),
+    ("engine", "model", "data", "options"),
     [
         pytest.param(  # with random keys
-            logistic, DATA, {"projection": ImportanceSampling(256)}, marks=pytest.mark.nightly
+            *(DistributedEP, logistic, DATA, {"projection": ImportanceSampling(256)}),
+            marks=pytest.mark.nightly,
         ),
-        (half_normal, (Y_SCALE,), {}),  # with factors of the prior
+        (DistributedEP, half_normal, (Y_SCALE,), {}),  # with factors of the prior
         pytest.param(
-            logistic, DATA, {"family": "diagonal", "damping": 0.5}, marks=pytest.mark.nightly
+            *(DistributedEP, logistic, DATA, {"family": "diagonal", "damping": 0.5}),
+            marks=pytest.mark.nightly,
         ),
+        pytest.param(
+            *(StochasticDistributedEP, logistic, DATA, {"family": "diagonal"}),
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            *(StochasticDistributedEP, logistic, DATA, {"schedule": "serial", "step": 0.1}),
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(DAEP, logistic, DATA, {"mean": "moments"}, marks=pytest.mark.nightly),
+        (DSEP, half_normal, (Y_SCALE,), {}),  # with random rows
     ],
 )
-def test_workers_give_the_answer_of_one_process(model, data, options):
+def test_workers_give_the_answer_of_one_process(engine, model, data, options):
     """Up to the order of sums, which float32 rounds."""
     data = tuple(map(np.asarray, data))
-    alone = DistributedEP(model, labels_of(data), **options)
+    alone = engine(model, labels_of(data), **options)
     expected = alone.run(random.key(0), STEPS, *map(jnp.asarray, data), progress_bar=False)
     with ThreadPoolExecutor(2) as pool:
-        ep = DistributedEP(model, parts_of(data), executor=pool, **options)
+        ep = engine(model, parts_of(data), executor=pool, **options)
         result = ep.run(random.key(0), STEPS, progress_bar=False)
-        again = ep.run(random.key(0), 2, init_state=result.state, progress_bar=False)
-        evidence = ep.log_evidence(result.state)
+        if engine is DistributedEP:
+            again = ep.run(random.key(0), 2, init_state=result.state, progress_bar=False)
+            evidence = ep.log_evidence(result.state)
+            np.testing.assert_allclose(evidence, -again.losses[0], rtol=1e-5)
     close(expected.params, result.params)
     np.testing.assert_allclose(result.losses, expected.losses, rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(evidence, -again.losses[0], rtol=1e-5)
+    before, now = expected.state.report, result.state.report
+    assert (before.visited, before.num_skipped) == (now.visited, now.num_skipped)
     draws = ep.guide.sample_posterior(random.key(1), result.params, sample_shape=(4,))
     assert all(np.isfinite(x).all() for x in draws.values())
 
@@ -101,6 +122,26 @@ def test_a_part_that_fails_ends_the_run_or_keeps_its_site():
     for kept, before in zip(result.state.sites[0], first.state.sites[0], strict=True):
         np.testing.assert_allclose(kept[1], before[1], rtol=1e-5)
     assert int(result.state.report.skipped) == 1 and bool(jnp.isfinite(result.losses).all())
+
+
+@pytest.mark.nightly
+def test_a_part_that_shares_a_site_is_lost_or_late():
+    """Its rows count as skipped, and the fixed point is that of a run that waits."""
+    ep = StochasticDistributedEP(logistic, parts_of(DATA), executor=Fails([0]), lost="keep")
+    with pytest.warns(InferenceWarning, match=r"the parts \[1\] failed"):
+        result = ep.run(random.key(0), 3, progress_bar=False)
+    report = result.state.report
+    assert (int(report.skipped), int(report.num_skipped), int(report.visited)) == (1, 2, 2)
+    with ThreadPoolExecutor(2) as pool:
+        fits = [
+            DAEP(logistic, parts_of(DATA), executor=pool, tol=1e-4, **options).run(
+                random.key(0), 600, progress_bar=False
+            )
+            for options in ({}, {"patience": 1e-4, "step": 0.5})
+        ]
+    assert all(fit.state.report.converged for fit in fits)
+    expected, late = (fit.params["auto_loc"] for fit in fits)
+    np.testing.assert_allclose(late, expected, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.nightly
@@ -150,6 +191,10 @@ def test_wrong_calls():
         ):
             with pytest.raises(error, match=words):
                 DistributedEP(**{"model": logistic, "partition": [], "executor": pool} | options)
-        ep = DistributedEP(logistic, parts_of(DATA), executor=pool)
+        with pytest.raises(ValueError, match=r"patience is 1.0; parts that are visited one after"):
+            DSEP(logistic, parts_of(DATA), executor=pool, patience=1.0)
+        ep = DSEP(logistic, parts_of(DATA), executor=pool)
+        with pytest.raises(TypeError, match="with an executor leave them out"):
+            ep.update(None, indices=[0, 1])
         with pytest.raises(TypeError, match="the workers have the rows"):
             ep.run(random.key(0), 3, *LOGISTIC)

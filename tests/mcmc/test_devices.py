@@ -34,6 +34,12 @@ def start(devices, *arguments, module="tests.mcmc.spread"):
     )
 
 
+def free_address():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
 def finish(process):
     try:
         output, _ = process.communicate(timeout=240)
@@ -57,11 +63,9 @@ def same(path):
 
 @pytest.mark.nightly
 def test_two_processes_with_half_of_the_data_each(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    address = free_address()
     paths = [tmp_path / f"draws{rank}.npz" for rank in range(2)]
-    processes = [start(1, path, f"127.0.0.1:{port}", rank) for rank, path in enumerate(paths)]
+    processes = [start(1, path, address, rank) for rank, path in enumerate(paths)]
     expected()
     try:
         for process in processes:
