@@ -50,6 +50,8 @@ class Mode(Normal):
     :param int num_negative: negative directions of the curvature, which were turned positive.
     :param float stiffness: the largest curvature in whitened coordinates, in all but a twentieth of
         the draws, and at least 1, as of a normal posterior.
+    :param float worst_error: the largest mean of :math:`|A^\top \nabla U(z) - \xi|_i`, of the worst
+        coordinate, which among many others does not count in ``departure``.
     """
 
     decrement: float = 0.0
@@ -57,6 +59,7 @@ class Mode(Normal):
     row_gradients: int = 0
     log_evidence: float = np.nan
     departure: float = np.inf
+    worst_error: float = np.inf
     stiffness: float = 1.0
     elbo: float = np.nan
     elbo_error: float = np.nan

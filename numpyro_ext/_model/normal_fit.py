@@ -143,7 +143,7 @@ class NormalMeasure:
         out = self._draws_of(self.rng_key, fit.whitening, grad, powers)
         rounding, slope, xi, b, beyond, curvatures = (np.asarray(x, float) for x in out)
         beyond, curvatures = (np.nan_to_num(x, nan=np.inf) for x in (beyond, curvatures))
-        departures = np.nan_to_num(np.mean(b**2, axis=1), nan=np.inf)
+        off = np.nan_to_num(np.abs(b), nan=np.inf)
         with np.errstate(invalid="ignore", over="ignore"):
             elbo = fit.laplace(value) - np.mean(beyond)
             error = np.std(beyond) / len(beyond) ** 0.5
@@ -154,7 +154,8 @@ class NormalMeasure:
             elbo_error=float(np.nan_to_num(error, nan=np.inf)),
             slope=length,
             slope_error=length_error,
-            departure=float(np.median(departures)),
+            departure=float(np.median(np.mean(off**2, axis=1))),
+            worst_error=float(np.max(np.mean(off, axis=0))),
         )
         if fit.variational:
             fit = replace(fit, log_evidence=fit.elbo, decrement=np.nan)

@@ -44,6 +44,17 @@ def test_departure_and_stiffness_of_a_quartic():
     assert found.stiffness == pytest.approx(np.sort(1 + 3 * QUARTIC * xi**2)[60], rel=1e-3)
 
 
+def test_the_worst_error_is_that_of_one_coordinate_among_many():
+    def model():
+        z = numpyro.sample("z", dist.Normal(0, 1).expand([20]).to_event(1))
+        numpyro.factor("quartic", -QUARTIC * z[3] ** 4 / 4)
+
+    found = shape_of(model, np.zeros(20), np.eye(20))
+    xi = np.asarray(random.normal(random.key(0), (64, 2, 20)), float)[:, 0, 3]
+    assert found.worst_error == pytest.approx(np.mean(np.abs(QUARTIC * xi**3)), rel=1e-3)
+    assert found.departure == pytest.approx(np.median((QUARTIC * xi**3) ** 2) / 20, rel=1e-3)
+
+
 def test_the_elbo_and_its_slope_are_those_of_the_divergence_of_two_normals():
     """The posterior is N(0, I), with evidence 1: there z = c + a xi has b = a c + (a^2 - 1) xi."""
 
