@@ -13,6 +13,7 @@ from numpyro.distributions import biject_to
 from scipy.linalg import solve_triangular
 
 from numpyro_ext._model.arrow import Arrow
+from numpyro_ext._model.bend import Bend
 from numpyro_ext._model.circles import recut
 from numpyro_ext._model.read import ModelInfo, Shapes, unravel
 from numpyro_ext._model.taylor import TaylorProxy
@@ -52,6 +53,8 @@ class Mode:
     :param int num_negative: negative directions of the curvature, which were turned positive.
     :param float stiffness: the largest curvature in whitened coordinates, in all but a twentieth of
         the draws, and at least 1, which is that of a normal posterior.
+    :param bend: of a hierarchy, the map after :math:`c + A \xi`, with which the normal was fitted.
+    :param sides: of a hierarchy, location, scale and skew ``(n, 3)`` of each :math:`\xi_i`.
     """
 
     center: Array
@@ -70,6 +73,8 @@ class Mode:
     share: float = 1.0
     copy_of: int | None = None
     circles: Array | None = None
+    bend: Bend | None = None
+    sides: Array | None = None
     problems: tuple[Problem, ...] = ()
 
     @property
