@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 from jax import Array
@@ -79,7 +80,7 @@ class Bend:
         nowhere = jnp.zeros(0, int)
         return cls(jnp.zeros(1, int), jnp.zeros((size, 1)), nowhere, nowhere, jnp.zeros((0, 1)))
 
-    def astype(self, dtype: object) -> "Bend":
+    def astype(self, dtype: Any) -> "Bend":
         """The same in another precision."""
         slopes, shears = (jnp.asarray(x, dtype) for x in (self.slopes, self.shears))
         return Bend(self.of, slopes, self.rows, self.columns, shears)

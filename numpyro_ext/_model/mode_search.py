@@ -378,8 +378,9 @@ def _of_groups(
     fit = replace(fit, problems=problems, circles=circles_of(info))
     if info.size <= DENSE_UP_TO:
         # In another order of sites some coordinates are others.
+        arrow: Any = fit.factor
         root, sides = np.asarray(fit.whitening.matrix), np.array(fit.sides)
-        turn = solve_triangular(root, np.asarray(fit.factor.dense()), lower=True)
+        turn = solve_triangular(root, np.asarray(arrow.dense()), lower=True)
         sides[np.abs(np.diagonal(turn)) < _SAME_COORDINATE] = 0, 1, 0
         fit = replace(fit, factor=jnp.asarray(root), sides=jnp.asarray(sides))
     return Modes((fit,), info.shapes, fit.row_gradients, tuple(dict.fromkeys(problems)))

@@ -396,8 +396,7 @@ class RowCurvature:
         each = np.asarray(self._third(jnp.asarray(x, self.dtype), v, idx), float)
         sums = []
         for (a, b), values in zip(self._blocks, each, strict=True):
-            i, j = part.seen[0][[a, b]]
-            both = (i >= 0) & (j >= 0)
+            i, both = part.seen[0][a], np.all(part.seen[0][[a, b]] >= 0, axis=0)
             sums.append(np.bincount(i[both], values[both], len(self.colors[a].places)))
         return sums
 
@@ -423,7 +422,7 @@ class RowCurvature:
         depends, the scales of the effects."""
         bending = [
             i
-            for i in self.singles
+            for i in map(int, self.singles)
             if any(np.any(x != 0) for probe in self.probes for x in self._turning(probe, i))
         ]
         w = self.leaves.shape[1]

@@ -170,8 +170,8 @@ def _sides(
         slopes = []
         for at in _AT:
             given = (np.where(unit > 0, at, xi).astype(curvature.dtype) for xi in xis)
-            points = tuple(x + np.asarray(_push_each(factor, xi)) for xi in given)
-            slopes.append(column @ curvature.value_and_grad(points, (x, bend))[1])
+            rows, prior = (x + np.asarray(_push_each(factor, xi)) for xi in given)
+            slopes.append(column @ curvature.value_and_grad((rows, prior), (x, bend))[1])
         if not np.all(np.isfinite(slopes)):
             continue
         energy = np.polyval(np.polyint(np.polyfit(_AT, slopes, 4)), t)

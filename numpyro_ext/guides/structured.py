@@ -188,7 +188,7 @@ class AutoStructuredNormal(AutoAtModes):
             numbers, places = map(numpyro.param, names, start)
             numbers, places = (lax.stop_gradient(jnp.asarray(x)) for x in (numbers, places))
             bend = Bend.unpacked(numbers, places, self.latent_dim)
-            center = fixed[0](jnp.zeros_like(loc))
+            center = jnp.asarray(fixed[0](jnp.zeros_like(loc)))
             fixed = [*fixed, BendTransform(center, bend)]
         return loc, scale, fixed, mode
 
