@@ -396,8 +396,10 @@ class RowCurvature:
         each = np.asarray(self._third(jnp.asarray(x, self.dtype), v, idx), float)
         sums = []
         for (a, b), values in zip(self._blocks, each, strict=True):
-            i, both = part.seen[0][a], np.all(part.seen[0][[a, b]] >= 0, axis=0)
-            sums.append(np.bincount(i[both], values[both], len(self.colors[a].places)))
+            pair = part.seen[0][[a, b]]
+            both = np.all(pair >= 0, axis=0)
+            size = len(self.colors[a].places)
+            sums.append(np.bincount(pair[0, both], np.asarray(values)[both], size))
         return sums
 
     @cached_property
