@@ -3,7 +3,7 @@
 Sizes, scales and seeds were written down before anything was run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -21,6 +21,10 @@ class Groups(NamedTuple):
     data: Data
     truth: dict[str, Any]
     """What the data were drawn from: scales as they are, effects each."""
+    dense: Sequence[tuple[str, ...]] = ()
+    """Sites with a common mass matrix for NUTS."""
+    decentred: bool = False
+    """Whether NUTS has the model with its argument ``decentred``."""
 
 
 def effects(name: str, loc: Any, scale: Any, size: int) -> Any:
@@ -55,7 +59,7 @@ def claims(full: bool) -> Groups:
             rate = shape * jnp.exp(-(mean + x[i] @ slope + level))
             numpyro.sample("y", dist.Gamma(shape, rate), obs=y[i])
 
-    return Groups(model, data, truth)
+    return Groups(model, data, truth, [("mean", "brand", "region")])
 
 
 def answers(full: bool) -> Groups:
@@ -97,7 +101,7 @@ def panel(full: bool) -> Groups:
     eta = own[patient, 0] + (0.5 + own[patient, 1]) * time + rng.logistic(size=len(time))
     y = np.searchsorted([-2.0, -0.7, 0.7, 2.0], eta)
 
-    def model(patient: Any, time: Any, y: Any, batch: Any = None) -> None:
+    def model(patient: Any, time: Any, y: Any, batch: Any = None, decentred: bool = False) -> None:
         slope = numpyro.sample("slope", dist.Normal(0, 1))
         tau = numpyro.sample("tau", dist.HalfNormal(2).expand([2]).to_event(1))
         root = numpyro.sample("root", dist.LKJCholesky(2, 2.0))
@@ -108,8 +112,12 @@ def panel(full: bool) -> Groups:
             ),
         )
         with numpyro.plate("patients", 400):
-            law = dist.MultivariateNormal(jnp.zeros(2), scale_tril=tau[:, None] * root)
-            own = numpyro.sample("own", law)
+            if decentred:
+                unit = numpyro.sample("unit", dist.Normal(0, 1).expand([2]).to_event(1))
+                own = numpyro.deterministic("own", unit @ (tau[:, None] * root).T)
+            else:
+                law = dist.MultivariateNormal(jnp.zeros(2), scale_tril=tau[:, None] * root)
+                own = numpyro.sample("own", law)
         numpyro.deterministic("correlation", root[1, 0])
         with numpyro.plate("rows", len(y), subsample_size=batch) as i:
             eta = own[patient[i], 0] + (slope + own[patient[i], 1]) * time[i]
@@ -117,7 +125,7 @@ def panel(full: bool) -> Groups:
 
     data = {"patient": patient, "time": time, "y": y}
     truth = {"tau": np.array([1.5, 0.8]), "own": own, "slope": 0.5, "correlation": 0.4}
-    return Groups(model, data, truth)
+    return Groups(model, data, truth, decentred=True)
 
 
 def counts(full: bool) -> Groups:
@@ -147,7 +155,7 @@ def counts(full: bool) -> Groups:
             eta = mean + of_shop[shop[i]] + of_product[product[i]] + walk[week[i]]
             numpyro.sample("y", dist.Poisson(exposure[i] * jnp.exp(eta)), obs=y[i])
 
-    return Groups(model, data, truth)
+    return Groups(model, data, truth, [("mean", "shop", "walk")])
 
 
 MODELS: dict[str, Callable[[bool], Groups]] = {

@@ -137,15 +137,20 @@ class ArrowPrecision:
         directions, which are turned positive."""
         L, w = self.leaves.shape
         k = len(self.core)
-        of_leaves, turned = _positive_blocks(self.within)
-        block = np.linalg.inv(np.linalg.cholesky(of_leaves[:, ::-1, ::-1]))
-        block = block.transpose(0, 2, 1)[:, ::-1, ::-1]  # lower, block block^T = within^{-1}
+        block, turned = self.leaf_roots()
         beyond = np.einsum("lji,ljk->lik", block, self.across)
         flat = beyond.reshape(L * w, k)
         root, negative = lower_root(self.between - flat.T @ flat)
         slope = -(block @ beyond).reshape(L * w, k) @ root
         parts = (jnp.asarray(x, float) for x in (root, slope.reshape(L, w, k), block))
         return Arrow(jnp.asarray(self.core), jnp.asarray(self.leaves), *parts), turned + negative
+
+    def leaf_roots(self) -> tuple[np.ndarray, int]:
+        """Lower roots ``(L, w, w)`` of the inverse of ``within``, and how many directions are
+        negative."""
+        of_leaves, turned = _positive_blocks(self.within)
+        block = np.linalg.inv(np.linalg.cholesky(of_leaves[:, ::-1, ::-1]))
+        return block.transpose(0, 2, 1)[:, ::-1, ::-1], turned
 
     def quadratic(self, v: Array) -> Array:
         """The form :math:`v^\\top H v` of a vector ``(n,)``."""

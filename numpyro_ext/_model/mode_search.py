@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.handlers import block
 from numpyro.infer.initialization import init_to_uniform
+from scipy.linalg import solve_triangular
 
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.arguments import is_traced
@@ -84,6 +85,7 @@ _ROWS_EACH = 10  # of a minibatch, for each latent number
 _SAME_HEIGHT, _SAME_PLACE = 0.1, 0.5
 _DRAWS_OF_ANGLES = 2000
 _EDGE, _JUMP = 1e-5, 0.1
+_SAME_COORDINATE = 0.999  # the cosine of the directions of two
 """The distance from pi of both sides, and the nats by which they may differ."""
 
 
@@ -383,7 +385,12 @@ def _of_groups(
     problems += (*_few_rows_problem(info), *_precision_problem(potential, (fit.center,)))
     fit = replace(fit, problems=problems, circles=circles_of(info))
     if info.size <= DENSE_UP_TO:
-        fit = replace(fit, factor=fit.matrix)
+        # In another order of sites some coordinates are others.
+        arrow: Any = fit.factor
+        root, sides = np.asarray(fit.matrix), np.array(fit.sides)
+        turn = solve_triangular(root, np.asarray(arrow.dense()), lower=True)
+        sides[np.abs(np.diagonal(turn)) < _SAME_COORDINATE] = 0, 1, 0
+        fit = replace(fit, factor=jnp.asarray(root), sides=jnp.asarray(sides))
     return Modes((fit,), info.shapes, fit.row_gradients, tuple(dict.fromkeys(problems)))
 
 

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 import numpy as np
 from numpyro.distributions import biject_to
 
+from numpyro_ext._model.bend import Bend
 from numpyro_ext._model.circles import recut
 from numpyro_ext._model.normal import Normal, Whitening
 from numpyro_ext._model.read import ModelInfo, Shapes, latent_shapes, unravel
@@ -52,6 +53,8 @@ class Mode(Normal):
         the draws, and at least 1, as of a normal posterior.
     :param float worst_error: the largest mean of :math:`|A^\top \nabla U(z) - \xi|_i`, of the worst
         coordinate, which among many others does not count in ``departure``.
+    :param bend: of a hierarchy, the map after :math:`c + A \xi`, with which the normal was fitted.
+    :param sides: of a hierarchy, location, scale and skew ``(n, 3)`` of each :math:`\xi_i`.
     """
 
     decrement: float = 0.0
@@ -68,6 +71,8 @@ class Mode(Normal):
     variational: bool = False
     share: float = 1.0
     copy_of: int | None = None
+    bend: Bend | None = None
+    sides: Array | None = None
     problems: tuple[Problem, ...] = ()
 
     @property

@@ -13,6 +13,7 @@ from jax.scipy.linalg import solve_triangular
 import numpy as np
 
 from numpyro_ext._model.arrow import Arrow
+from numpyro_ext._model.bend import Bend
 from numpyro_ext._model.minibatch import draw_indices
 from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Problem
 from numpyro_ext._model.normal import Normal
@@ -101,7 +102,7 @@ class NormalMeasure:
         rows = int(np.clip(_ROWS_OF_A_NUMBER * n, _CURVATURE_ROWS, _MOST_ROWS))
 
         def draws_of(
-            rng_key: Array, normal: Normal, full_grad: Array, powers: Array
+            rng_key: Array, normal: Normal, bend: Bend | None, full_grad: Array, powers: Array
         ) -> tuple[Array, ...]:
             center, arrow = normal.center, isinstance(normal.factor, Arrow)
             # A group has but few of ten thousand rows.
@@ -109,26 +110,37 @@ class NormalMeasure:
             num_points = _FEW_POINTS if arrow else _POINTS
             here = potential.with_rows(idx)
             value, at_center = here.value_and_grad_flat(center, idx)
-            begin, shift = normal.pull(at_center), full_grad - at_center
+            shift = full_grad - at_center
 
-            def grad(xi: Array) -> tuple[Array, Array]:
-                end, g = here.value_and_grad_flat(normal.to_z(xi), idx)
-                return normal.pull(g + shift), end
+            def moved(xi: Array) -> tuple[Array, Array]:
+                v = normal.push(xi)
+                return (v, jnp.zeros((), v.dtype)) if bend is None else bend(v)
+
+            (_, _), pull_center = jax.vjp(moved, jnp.zeros_like(center))
+            minus = -jnp.ones((), center.dtype)
+            (begin,) = pull_center((full_grad, minus))
 
             def at(points: Array) -> tuple[Array, ...]:
                 xi, v = points
-                g, end, along = linearized(grad, xi, forward=potential.has_curvature)
+                (away, log_det), pull = jax.vjp(moved, xi)
+
+                def grad(v: Array) -> tuple[Array, Array]:
+                    end, g = here.value_and_grad_flat(center + away + normal.push(v), idx)
+                    return g + shift, end
+
+                g, end, along = linearized(grad, 0 * xi, forward=potential.has_curvature)
 
                 def power(_: Any, v: Array) -> Array:
-                    return along(v / jnp.linalg.norm(v))
+                    return normal.pull(along(v / jnp.linalg.norm(v)))
 
-                beyond = end - value - jnp.vdot(begin, xi) - jnp.vdot(xi, xi) / 2
+                beyond = end - value + jnp.vdot(shift, away) - log_det
+                beyond = beyond - jnp.vdot(begin, xi) - jnp.vdot(xi, xi) / 2
                 stiffness = jnp.linalg.norm(lax.fori_loop(0, powers, power, v))
-                return xi, g - xi, beyond, stiffness
+                return xi, pull((g, minus))[0] - xi, beyond, stiffness
 
             points = random.normal(rng_key, (num_points, 2, *center.shape), center.dtype)
             rounding = jnp.finfo(value.dtype).eps * jnp.abs(value)
-            return rounding, normal.pull(full_grad), *lax.map(at, points)
+            return rounding, begin, *lax.map(at, points)
 
         self._sums = sum_rows(potential, quick_options())
         self._draws_of = jit_on_data(draws_of, quick_options())
@@ -140,7 +152,7 @@ class NormalMeasure:
         arrow = isinstance(fit.factor, Arrow)
         powers = jnp.asarray((_FEW_POWERS if arrow else _POWERS) if shape else 0)
         grad = grad.astype(fit.center.dtype)
-        out = self._draws_of(self.rng_key, fit.whitening, grad, powers)
+        out = self._draws_of(self.rng_key, fit.whitening, fit.bend, grad, powers)
         rounding, slope, xi, b, beyond, curvatures = (np.asarray(x, float) for x in out)
         beyond, curvatures = (np.nan_to_num(x, nan=np.inf) for x in (beyond, curvatures))
         off = np.nan_to_num(np.abs(b), nan=np.inf)

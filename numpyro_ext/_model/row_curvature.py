@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._model.arrow import ArrowPrecision
+from numpyro_ext._model.bend import WIDEST, Bend
 from numpyro_ext._model.density import log_prob, row_log_prob, scaled
 from numpyro_ext._model.modes import Problem
 from numpyro_ext._model.operations import jit_on_data, quick_options
@@ -33,11 +34,10 @@ from numpyro_ext._typing import Sites
 
 _FEW = 16
 """Numbers of a site up to which each is a coordinate of the core by itself."""
-_WIDEST = 8
-"""Numbers of one effect, such as intercept and slope, up to which an effect is a block."""
 _MOST_SINGLES, _MOST_CORE, _MOST_ACROSS = 512, 4096, 4e7
 """Coordinates that have a column each, those of the core, and numbers between core and leaves."""
-_SAME = 1e-3
+_SAME, _MOST_BENT = 1e-3, 2.0
+Frame = tuple[Any, Bend]
 
 
 class Color(NamedTuple):
@@ -140,7 +140,7 @@ class RowCurvature:
         if len(places) <= _FEW:
             return []
         event = info.latents[name].support.event_dim or len(shape) > 1
-        width = shape[-1] if event and len(shape) > 1 and shape[-1] <= _WIDEST else 1
+        width = shape[-1] if event and len(shape) > 1 and shape[-1] <= WIDEST else 1
         return [Color(name, x) for x in places.reshape(-1, width).T]
 
     def _terms(self, rows: bool) -> Callable[[Array, dict[str, Array]], Array]:
@@ -220,6 +220,11 @@ class RowCurvature:
                 return False
         return True
 
+    def _has_effects(self, a: int) -> bool:
+        """Whether the effects of a color are means of others, as regions of customers."""
+        ((seen,), places) = self.parts[1].seen, self.colors[a].places
+        return np.sum(seen[a] >= 0) > len(places)
+
     def problems(self) -> tuple[Problem, ...]:
         """Sentences on effects that no row sees, and on two sites of which each row sees the same
         effects."""
@@ -228,10 +233,12 @@ class RowCurvature:
             first.setdefault(color.site, a)
         pieces = self.parts[0].seen
         rows = {site: np.concatenate([seen[a] for seen in pieces]) for site, a in first.items()}
+        # Of the terms of the prior, which are numbered too, one for each effect is its own; a model
+        # without data has no rows.
         found = [
             Problem(f"no row sees an effect of '{site}', which keeps its prior.", "no rows")
             for site, seen in rows.items()
-            if len(seen) and np.all(seen < 0)  # a model without data has no rows
+            if len(seen) and np.all(seen < 0) and not self._has_effects(first[site])
         ]
         for (one, i), (other, j) in combinations(rows.items(), 2):
             both = (i >= 0) & (j >= 0)
@@ -250,32 +257,44 @@ class RowCurvature:
         """The pairs of colors."""
         return list(combinations_with_replacement(range(len(self.colors)), 2))
 
-    def _program(self, part: _Part) -> tuple[Any, Any]:
-        """Compiled ``value_and_grad(points, idx)``, for each of the points, and ``curvature``, its
-        mean over them: the second derivative of each term in each pair of colors, and the columns
-        of the Hessian at single numbers."""
+    @cached_property
+    def _directions(self) -> np.ndarray:
         colors = np.zeros((len(self.colors), self.size), self.dtype)
         for v, color in zip(colors, self.colors, strict=True):
             v[color.places] = 1
+        return colors
+
+    def _program(self, part: _Part) -> tuple[Any, Any]:
+        """Compiled ``value_and_grad(points, idx, frame)``, for each of the points, and
+        ``curvature``, its mean over them: the second derivative of each term in each pair of
+        colors, and the columns of the Hessian at single numbers; in the coordinates of a frame, a
+        :class:`Bend` and its center."""
+        colors = self._directions
         singles = np.zeros((len(self.singles), self.size), self.dtype)
         singles[np.arange(len(singles)), self.singles] = 1
         first, second = (colors[list(x)] for x in zip(*self.pairs, strict=True))
 
-        def total(x: Array, idx: dict[str, Array]) -> Array:
-            return -jnp.sum(part.terms(x, idx))
+        def terms(x: Array, idx: dict[str, Array], frame: Frame) -> Array:
+            center, bend = frame
+            return part.terms(center + bend(x - center)[0], idx)
 
-        def value_and_grad(points: Array, idx: dict[str, Array]) -> tuple[Array, Array]:
-            return lax.map(lambda x: jax.value_and_grad(total)(x, idx), points)
+        def total(x: Array, idx: dict[str, Array], frame: Frame) -> Array:
+            return -jnp.sum(terms(x, idx, frame))
 
-        def curvature(points: Array, idx: dict[str, Array]) -> tuple[Array, Array]:
+        def value_and_grad(
+            points: Array, idx: dict[str, Array], frame: Frame
+        ) -> tuple[Array, Array]:
+            return lax.map(lambda x: jax.value_and_grad(total)(x, idx, frame), points)
+
+        def curvature(points: Array, idx: dict[str, Array], frame: Frame) -> tuple[Array, Array]:
             def of_pair(x: Array, pair: tuple[Array, Array]) -> Array:
                 def along_first(x: Array) -> Array:
-                    return _along(lambda x: part.terms(x, idx), x, pair[0])
+                    return _along(lambda x: terms(x, idx, frame), x, pair[0])
 
                 return -_along(along_first, x, pair[1])
 
             def of_column(x: Array, v: Array) -> Array:
-                return _along(lambda x: jax.grad(total)(x, idx), x, v)
+                return _along(lambda x: jax.grad(total)(x, idx, frame), x, v)
 
             def at(x: Array) -> tuple[Array, Array]:
                 of_pairs = lax.map(partial(of_pair, x), (first, second))
@@ -290,21 +309,36 @@ class RowCurvature:
 
         return jit_on_data(value_and_grad, self._options), jit_on_data(curvature, self._options)
 
-    def value_and_grad(self, points: tuple[np.ndarray, np.ndarray]) -> tuple[float, np.ndarray]:
+    def value_and_grad(
+        self, points: tuple[np.ndarray, np.ndarray], frame: Frame | None = None
+    ) -> tuple[float, np.ndarray]:
         """The mean potential and gradient over points for the rows ``(s, n)``, and over others for
-        the prior."""
-        value, grad = 0.0, np.zeros(self.size)
+        the prior, in the coordinates of a frame."""
+        center, bend = frame = self._frame(frame)
+        slope = np.asarray(jnp.sum(bend.slopes, 0), float)
+        of, c = np.asarray(bend.of), np.asarray(center, float)
+        value, grad = -float(np.mean((points[1] - c)[:, of] @ slope)), np.zeros(self.size)
+        grad[of] -= slope
         for part, (run, _), x in zip(self.parts, self.programs, points, strict=True):
             for weight, idx in part.pieces:
-                v, g = run(jnp.asarray(x, self.dtype), idx)
-                value += weight * float(np.mean(np.asarray(v, float)))
-                grad += weight * np.mean(np.asarray(g, float), axis=0)
+                v, g = (np.asarray(y, float) for y in run(jnp.asarray(x, self.dtype), idx, frame))
+                with np.errstate(invalid="ignore"):  # of draws that are too far for the density
+                    value += weight * float(np.mean(v))
+                    grad += weight * np.mean(g, axis=0)
         return value, grad
 
+    def _frame(self, frame: Frame | None) -> Frame:
+        center, bend = (np.zeros(self.size), self.straight) if frame is None else frame
+        return jnp.asarray(center, self.dtype), bend.astype(self.dtype)
+
     def precision(
-        self, points: tuple[np.ndarray, np.ndarray], kinds: Collection[int] = (0, 1)
+        self,
+        points: tuple[np.ndarray, np.ndarray],
+        kinds: Collection[int] = (0, 1),
+        frame: Frame | None = None,
     ) -> ArrowPrecision:
         """The mean curvature over these points, of both kinds of terms or of one."""
+        frame = self._frame(frame)
         k, (L, w) = len(self.core), self.leaves.shape
         place = np.full(self.size, -1)
         place[self.core] = np.arange(k)
@@ -314,7 +348,7 @@ class RowCurvature:
         for kind in kinds:
             part, (_, run), x = self.parts[kind], self.programs[kind], points[kind]
             for (weight, idx), seen in zip(part.pieces, part.seen, strict=True):
-                each, own = run(jnp.asarray(x, self.dtype), idx)
+                each, own = run(jnp.asarray(x, self.dtype), idx, frame)
                 each = weight * np.asarray(each, float)
                 columns += weight * np.asarray(own, float)
                 for (a, b), values in zip(self.pairs, each, strict=True):
@@ -347,3 +381,91 @@ class RowCurvature:
         between[:, :s] = columns[:, self.core].T
         across[:, :, :s] = columns[:, self.leaves].transpose(1, 2, 0)
         return ArrowPrecision(self.core, self.leaves, between, across, within)
+
+    @cached_property
+    def _blocks(self) -> list[tuple[int, int]]:
+        """The pairs of colors of which the effects are one block: of leaves, and each by itself."""
+        leaves = [(a, b) for a, b in self.pairs if {a, b} <= set(self.leaf_colors)]
+        return leaves + [(a, a) for a, b in self.pairs if a == b and a not in self.leaf_colors]
+
+    def _turning(self, x: np.ndarray, i: int) -> list[np.ndarray]:
+        """The derivatives in number i of the curvature of the prior's terms, ``(J,)`` of each
+        block."""
+        part = self.parts[1]
+        ((_, idx),), v = part.pieces, jnp.asarray(np.eye(1, self.size, i)[0], self.dtype)
+        each = np.asarray(self._third(jnp.asarray(x, self.dtype), v, idx), float)
+        sums = []
+        for (a, b), values in zip(self._blocks, each, strict=True):
+            pair = part.seen[0][[a, b]]
+            both = np.all(pair >= 0, axis=0)
+            size = len(self.colors[a].places)
+            sums.append(np.bincount(pair[0, both], np.asarray(values)[both], size))
+        return sums
+
+    @cached_property
+    def _third(self) -> Any:
+        part = self.parts[1]
+        first, second = (self._directions[list(x)] for x in zip(*self._blocks, strict=True))
+
+        def third(x: Array, v: Array, idx: dict[str, Array]) -> Array:
+            def of_block(pair: tuple[Array, Array]) -> Array:
+                fn: Any = lambda x: -part.terms(x, idx)  # noqa: E731
+                for direction in (*pair, v):
+                    fn = partial(_along, fn, v=direction)
+                return fn(x)
+
+            return lax.map(of_block, (first, second))
+
+        return jit_on_data(third, self._options)
+
+    @cached_property
+    def straight(self) -> Bend:
+        """The bend that is none, with the numbers g on which the prior's curvature of an effect
+        depends, the scales of the effects."""
+        bending = [
+            i
+            for i in map(int, self.singles)
+            if any(np.any(x != 0) for probe in self.probes for x in self._turning(probe, i))
+        ]
+        w = self.leaves.shape[1]
+        rows, columns = (
+            np.concatenate([np.zeros(0, int), *(self.leaves[:, pair[k]] for pair in _below(w))])
+            for k in range(2)
+        )
+        of, rows, columns = (jnp.asarray(np.asarray(x, int)) for x in (bending, rows, columns))
+        slopes, shears = (jnp.zeros((m, len(bending))) for m in (self.size, len(rows)))
+        return Bend(of, slopes, rows, columns, shears)
+
+    def bend(self, x: np.ndarray, of_rows: ArrowPrecision) -> Bend:
+        r"""The bend in which the curvature :math:`\Lambda` of a block of effects stays as it is
+        where the scales move, and with them the prior's, which is taken at x. With its derivative
+        :math:`\Lambda'` and :math:`\Lambda^{-1} = B B^\top` that is to first order :math:`I + B\,
+        low(-B^\top \Lambda' B)\, B^{-1}`, the lower triangle with half of its diagonal."""
+        straight = self.straight
+        (L, w), num = self.leaves.shape, len(straight.of)
+        slopes, turns = np.zeros((self.size, num)), np.zeros((L, w, w, num))
+        precision = of_rows.plus(self.precision((x[None], x[None]), [1]))
+        B = precision.leaf_roots()[0]
+        own = np.zeros(self.size)
+        own[self.core] = np.diagonal(precision.between)
+        for k, i in enumerate(np.asarray(straight.of)):
+            within = np.zeros((L, w, w))
+            for (a, b), values in zip(self._blocks, self._turning(x, i), strict=True):
+                if a in self.leaf_colors:
+                    p, q = self.leaf_colors.index(a), self.leaf_colors.index(b)
+                    within[:, p, q] = within[:, q, p] = values
+                else:
+                    places = self.colors[a].places
+                    slopes[places, k] = -values / (2 * own[places])
+            low = np.tril(-B.transpose(0, 2, 1) @ within @ B)
+            low[:, range(w), range(w)] /= 2
+            turns[..., k] = B @ low @ np.linalg.inv(B)
+        slopes[self.leaves] = np.diagonal(turns, axis1=1, axis2=2).transpose(0, 2, 1)
+        slopes = np.clip(np.nan_to_num(slopes), -_MOST_BENT, _MOST_BENT)
+        shears = [turns[:, p, q] for p, q in _below(w)]
+        shears = np.concatenate([np.zeros((0, num)), *shears])
+        return replace(straight, slopes=jnp.asarray(slopes), shears=jnp.asarray(shears))
+
+
+def _below(w: int) -> list[tuple[int, int]]:
+    return [(p, q) for p in range(w) for q in range(p)]

@@ -1,5 +1,6 @@
 """The normal of greatest ELBO of a hierarchy with many groups, with the structure of its rows."""
 
+from functools import cache
 import math
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpyro.distributions import constraints
 
 from numpyro_ext._model.arrow import Arrow, ArrowPrecision
+from numpyro_ext._model.bend import Bend
 from numpyro_ext._model.modes import Mode
 from numpyro_ext._model.normal_fit import batch_rows
 from numpyro_ext._model.operations import count_operations, quick_options
@@ -22,7 +24,8 @@ _OF_PRIOR, _MOST_PAIRS, _ROWS_OF_DRAWS = 16, 8, 10**6
 _NEAR, _FARTHEST, _MEMORY = 0.03, 2.0, 5
 """Standard deviations that the last step moves a coordinate, and that a mixed one may; and the
 number of points before the last that it is mixed from."""
-_PINNED = 1e30
+_PINNED, _MOST_BEYOND = 1e30, 5.0
+_AT, _SKEWS, _AT_END = np.arange(-3.0, 4.0), np.linspace(-1.2, 1.2, 121), 0.05
 
 
 def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float) -> Mode | None:
@@ -64,11 +67,13 @@ def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float)
             held[potential.info.slices[name]] = True
     held[np.setdiff1d(np.arange(n), curvature.singles)] = False
 
-    def halved(x: np.ndarray, step: np.ndarray, value: float, factor: Arrow | None) -> Any:
+    def halved(
+        x: np.ndarray, step: np.ndarray, value: float, factor: Arrow | None, frame: Any = None
+    ) -> Any:
         digits = float(jnp.finfo(curvature.dtype).eps) * abs(value) * 4
         for k in range(_HALVINGS + 1):
             new = x - 0.5**k * step
-            after, grad = curvature.value_and_grad(around(new, factor))
+            after, grad = curvature.value_and_grad(around(new, factor), frame)
             if np.isfinite(after) and np.all(np.isfinite(grad)) and after <= value + digits:
                 return new, after, grad, k
         return x, value, None, _HALVINGS
@@ -86,24 +91,32 @@ def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float)
         passes += 4 + k
         if grad is None or (decrement < 1 and negative == 0):
             break
-    precision = curvature.precision(around(x, None))
+    of_rows = curvature.precision(around(x, None), [0])
+    precision = of_rows.plus(curvature.precision(around(x, None), [1]))
     if not precision.is_finite:
         return None
     factor, _ = precision.factor()
-    best, before = (math.inf, x, factor), []
+    best, before = (math.inf, x, factor, curvature.straight), []
     for _ in range(_STEPS):
-        # Where curvature knows nothing of a direction draws may be too far for the density.
+        bend = curvature.bend(x, of_rows)
+        frame = x, bend
+        # Where curvature knows nothing of a direction draws may be too far for the density: that of
+        # a normal posterior is n / 2 nats lower there than at its center.
+        center = math.inf if before else curvature.value_and_grad(around(x, None))[0]
         for _ in range(_HALVINGS):
-            value, grad = curvature.value_and_grad(around(x, factor))
-            if np.isfinite(value) and np.all(np.isfinite(grad)):
+            value, grad = curvature.value_and_grad(around(x, factor), frame)
+            if value < center + _MOST_BEYOND * n and np.all(np.isfinite(grad)):
                 break
             factor = factor.times(0.5)
         # Near the end the covariance must follow its center, or steps are no function of it.
         for _ in range(2 if before else 1):
-            precision = curvature.precision(around(x, factor))
+            of_rows, of_prior = (
+                curvature.precision(around(x, factor), [kind], frame) for kind in range(2)
+            )
+            precision = of_rows.plus(of_prior)
             if precision.is_finite:
                 factor, _ = precision.factor()
-        value, grad = curvature.value_and_grad(around(x, factor))
+        value, grad = curvature.value_and_grad(around(x, factor), frame)
         if not (precision.is_finite and np.all(np.isfinite(grad))):
             break
         step = -np.asarray(_solve(factor, grad.astype(curvature.dtype)), float)
@@ -111,25 +124,79 @@ def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float)
         passes += 5 * len(xis[0])
         size = float(np.max(np.abs(step) / sds))
         if size < best[0]:
-            best = size, x, factor
+            best = size, x, factor, bend
         if size < _NEAR:
             break
         if size < 1:
             before = [*before[-_MEMORY:], (x, step)]
             x = x + _mixed(before, sds, curvature.singles)
         else:
-            x, _, _, k = halved(x, -step, value, factor)
+            x, _, _, k = halved(x, -step, value, factor, frame)
             before, passes = [], passes + k * len(xis[0])
-    _, x, factor = best
+    _, x, factor, bend = best
+    scales = np.flatnonzero(held | np.isin(np.arange(n), bend.of))
+    scales = np.intersect1d(scales, curvature.singles)
+    sides = _sides(curvature, x, factor, bend, xis, scales)
+    passes += len(scales) * len(_AT) * len(xis[0])
     dtype = curvature.dtype
     center = jnp.asarray(x, dtype)
     return Mode(
         center,
         factor.astype(dtype),
+        bend=bend.astype(dtype),
+        sides=jnp.asarray(sides, dtype),
         row_gradients=passes * rows,
         variational=True,
         problems=curvature.problems(),
     )
+
+
+def _sides(
+    curvature: RowCurvature,
+    x: np.ndarray,
+    factor: Arrow,
+    bend: Bend,
+    xis: tuple[np.ndarray, np.ndarray],
+    scales: np.ndarray,
+) -> np.ndarray:
+    r"""Location, scale and skew ``(n, 3)`` of each coordinate :math:`\xi_i`, other than 0, 1 and 0
+    for the scales alone: of the density :math:`\exp(-E\, U)` given :math:`\xi_i`, which is that of
+    greatest ELBO if all others stay as they are, from its slopes at a few points."""
+    sides = np.tile([0.0, 1.0, 0.0], (curvature.size, 1))
+    t = np.linspace(-4, 4, 401)
+    for i in scales:
+        unit = np.eye(1, curvature.size, i)[0]
+        column = np.asarray(factor.push(jnp.asarray(unit, curvature.dtype)), float)
+        slopes = []
+        for at in _AT:
+            given = (np.where(unit > 0, at, xi).astype(curvature.dtype) for xi in xis)
+            rows, prior = (x + np.asarray(_push_each(factor, xi)) for xi in given)
+            slopes.append(column @ curvature.value_and_grad((rows, prior), (x, bend))[1])
+        if not np.all(np.isfinite(slopes)):
+            continue
+        energy = np.polyval(np.polyint(np.polyfit(_AT, slopes, 4)), t)
+        p = np.exp(energy.min() - energy)
+        if max(p[0], p[-1]) < _AT_END:
+            p /= p.sum()
+            mean = p @ t
+            sd = (p @ (t - mean) ** 2) ** 0.5
+            means, sds, thirds = _skewed()
+            a = np.interp(p @ (t - mean) ** 3 / sd**3, thirds, _SKEWS)
+            scale = sd / np.interp(a, _SKEWS, sds)
+            sides[i] = mean - scale * np.interp(a, _SKEWS, means), scale, a
+    return sides
+
+
+@cache
+def _skewed() -> np.ndarray:
+    """Mean, standard deviation and skewness ``(3, 121)`` of a standard normal number after
+    :class:`SkewTransform` for each of ``_SKEWS``."""
+    e, w = np.polynomial.hermite_e.hermegauss(40)
+    y = e + np.tanh(_SKEWS)[:, None] * (np.sqrt(1 + e**2) - 1)
+    w = w / w.sum()
+    mean = y @ w
+    sd = ((y - mean[:, None]) ** 2 @ w) ** 0.5
+    return np.array([mean, sd, (y - mean[:, None]) ** 3 @ w / sd**3])
 
 
 def _mixed(before: list[Any], sds: np.ndarray, singles: np.ndarray) -> np.ndarray:

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.distributions.transforms import Transform
 
 from numpyro_ext._model.arrow import Arrow
+from numpyro_ext._model.bend import Bend
 from numpyro_ext._model.modes import Mode
 from numpyro_ext.guides.base import AutoAtModes
 from numpyro_ext.guides.flows import RowsOfFactor, SkewTransform
@@ -69,6 +71,22 @@ class StructuredTransform(VectorTransform):
         return jnp.concatenate([g, u], axis=-1)[..., back]
 
 
+class BendTransform(VectorTransform):
+    """The map of a :class:`Bend` around its center."""
+
+    arrays = ("center", "bend")
+
+    def __init__(self, center: Array, bend: Bend) -> None:
+        self.center, self.bend = center, bend
+
+    def call_with_intermediates(self, x: Array) -> tuple[Array, Array]:
+        bent, log_det = self.bend(x - self.center)
+        return self.center + bent, log_det
+
+    def _inverse(self, y: Array) -> Array:
+        return self.center + self.bend.inverse(y - self.center)
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class AutoStructuredNormal(AutoAtModes):
     r"""Globals, and effects of groups that are independent given the globals.
@@ -85,16 +103,20 @@ class AutoStructuredNormal(AutoAtModes):
     between, and the funnel of few rows, are one family. With k globals and n effects a draw costs
     :math:`O(n k)`, and the guide has 2 n k numbers and as many moments of an optimiser.
 
-    It begins at the normal of greatest ELBO, for any number of effects. Above 512 latent numbers
-    the factor A is an ``Arrow``, which knows of crossed factors and of
-    correlated effects of one group: the effects of the largest plate given all others, and these
-    with a matrix, so that the smaller plates together may have some thousands. On many rows that
-    normal is the posterior already, and steps on minibatches add more noise than they mend: give
-    the loss a ``proxy`` and a rate that falls.
+    It begins at the normal of greatest ELBO, for any number of effects. Above 256 latent numbers it
+    knows the structure of the rows: crossed factors, and correlated effects of one group. Of the
+    effects of the largest plate given all others the covariance has a block for each, and these
+    others have a matrix, so that the smaller plates together may have some thousands. After
+    :math:`c + A x` effects are scaled, and those of one group sheared, around c as their prior's
+    scale and correlation move them: by as much as their rows leave open. The scales begin with
+    their skew. So no step is needed in most cases, and steps at a usual rate add more noise to so
+    many numbers than they mend: give the loss many particles, or a ``proxy``, and a rate that
+    falls.
 
     *What it is biased by.* In those coordinates effects are independent given the globals, and so
     are those of crossed factors; what the fixed map does not know of their correlation is lost.
-    Beside the skew the globals are normal.
+    Beside the skew the globals are normal. The scale of few groups with few rows, which may be 0,
+    is too narrow.
 
     :param model: as of :class:`AutoJoint`.
 
@@ -132,7 +154,7 @@ class AutoStructuredNormal(AutoAtModes):
 
     def latent_distribution(self) -> dist.TransformedDistribution:
         split: Split = self.prepared
-        loc, scale, fixed, _ = self.begin()
+        loc, scale, fixed, mode = self.begin()
         k, n = len(split.globals), len(split.effects)
         root = jnp.diag(scale[split.globals])
         parts: dict[str, Any] = {"loc": numpyro.param(f"{self.prefix}_loc", loc)}
@@ -142,12 +164,33 @@ class AutoStructuredNormal(AutoAtModes):
         starts = {"skew": (k,), "slope": (n, k), "log_scale": (n,), "log_slope": (n, k)}
         for name, shape in starts.items():
             start = jnp.log(scale[split.effects]) if name == "log_scale" else jnp.zeros(shape)
+            if name == "skew" and mode is not None and mode.sides is not None:
+                start = mode.sides[split.globals, 2]
             value: Any = numpyro.param(f"{self.prefix}_{name}", start) if start.size else start
             # What moves one effect moves as one: k numbers with steps of Adam each would move it
             # by the root of k times the rate.
             parts[name] = value / k**0.5 if name.endswith("slope") and k else value
         inner = StructuredTransform(root=jnp.asarray(root), split=split, **parts)
         return dist.TransformedDistribution(self.get_base_dist(), [inner, *fixed])
+
+    def begin(self) -> tuple[Array, Array, list[Transform], Mode | None]:
+        """As of :class:`AutoAtModes`, with the bend of the mode after the fixed map."""
+        names = [f"{self.prefix}_{name}" for name in ("bend", "bend_places", "center")]
+        known = self.is_mapped and numpyro.param(names[-1]) is not None
+        loc, scale, fixed, mode = super().begin()
+        if mode is not None and mode.sides is not None:
+            at = self.prepared.globals
+            loc, scale = (x.at[at].set(mode.sides[at, k]) for k, x in enumerate((loc, scale)))
+        if fixed:
+            bend = mode.bend if mode is not None else None
+            packed = Bend.straight(self.latent_dim).packed if bend is None else bend.packed
+            start = (None, None) if known else (jnp.asarray(x, loc.dtype) for x in packed)
+            numbers, places = map(numpyro.param, names, start)
+            numbers, places = (lax.stop_gradient(jnp.asarray(x)) for x in (numbers, places))
+            bend = Bend.unpacked(numbers, places, self.latent_dim)
+            center = jnp.asarray(fixed[0](jnp.zeros_like(loc)))
+            fixed = [*fixed, BendTransform(center, bend)]
+        return loc, scale, fixed, mode
 
     def units(self, mode: Mode) -> Array | Arrow:
         return mode.factor

@@ -96,6 +96,22 @@ def test_one_factor_under_two_names_and_effects_without_rows_are_said():
     assert aliases.kind == "one factor twice" and "'firm' and 'shop'" in aliases
 
 
+def test_effects_that_are_means_of_others_have_rows():
+    """No row names a region, but the prior of its firms does."""
+
+    def nested(y):
+        with numpyro.plate("regions", 17):
+            region = numpyro.sample("region", dist.Normal(0.0, 1.0))
+        with numpyro.plate("firms", FIRMS):
+            own = numpyro.sample("own", dist.Normal(region[np.arange(FIRMS) % 17], 1.0))
+        with numpyro.plate("rows", N):
+            numpyro.sample("y", dist.Poisson(jnp.exp(own[FIRM])), obs=y)
+
+    y = jnp.asarray(Y)
+    info = read_global(nested, (y,), {}, because="")
+    assert not RowCurvature(Potential(nested, info, {}, (y,), {}), np.zeros(info.size)).problems()
+
+
 @pytest.mark.parametrize("number", [WEEKS, -1])
 def test_a_level_outside_of_its_plate_is_an_error(number):
     """JAX reads the last effect for both, without a word."""

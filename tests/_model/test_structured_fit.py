@@ -2,12 +2,20 @@
 
 from functools import cache
 
+from jax import random
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.infer import SVI, Trace_ELBO
+import optax
 import pytest
 
 from numpyro_ext._model.arrow import Arrow
+from numpyro_ext._model.checks import read_global
+from numpyro_ext._model.modes import Modes
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.structured_fit import fit_structured
+from numpyro_ext.guides import AutoStructuredNormal
 from numpyro_ext.optim import find_modes
 
 FIRMS, WEEKS, N = 480, 60, 3000
@@ -97,3 +105,73 @@ def test_scales_are_those_of_the_posterior():
         assert abs(float(modes.heaviest.center[k]) - mean) < 0.2 * sd
         assert modes.heaviest.sds[k] == pytest.approx(sd, rel=0.2)
     assert modes.heaviest.slope < 1
+
+
+FEW_GROUPS, SD = 100, 1.5
+
+
+def few_rows(y):
+    """Two rows in each group, which say little of its effect."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    s = numpyro.sample("s", dist.HalfNormal(1.0))
+    with numpyro.plate("groups", FEW_GROUPS):
+        own = numpyro.sample("own", dist.Normal(mean, s))
+    with numpyro.plate("rows", 2 * FEW_GROUPS):
+        numpyro.sample("y", dist.Normal(own[np.arange(2 * FEW_GROUPS) // 2], SD), obs=y)
+
+
+def fit_few(model, *args) -> Modes:
+    info = read_global(model, args, {}, because="")
+    fit = fit_structured(Potential(model, info, {}, args, {}), np.zeros(info.size), 0.0)
+    assert fit is not None
+    return Modes((fit,), info.shapes)
+
+
+@pytest.mark.slow
+def test_a_scale_has_the_spread_of_its_posterior_where_groups_have_few_rows():
+    """The group means are N(mean, s^2 + SD^2 / 2), and their sum of squares alone says of s, given
+    the flat mean. With the share r = s^2 / (s^2 + SD^2 / 2) a centred normal has r / (1 - 2 r (1 -
+    r))^(1/2) = 0.59 of the standard deviation; 4,000 draws know it to 2 %."""
+    rng = np.random.default_rng(0)
+    y = np.repeat(2.0 + 0.9 * rng.normal(size=FEW_GROUPS), 2)
+    y += SD * rng.normal(size=2 * FEW_GROUPS)
+    of_group = y.reshape(-1, 2).mean(1)
+    t = np.linspace(-4, 1, 2000)
+    variance = np.exp(2 * t) + SD**2 / 2
+    square = np.sum((of_group - of_group.mean()) ** 2)
+    log_p = -0.5 * ((FEW_GROUPS - 1) * np.log(variance) + square / variance)
+    log_p += t - np.exp(2 * t) / 2
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    mean = np.sum(p * t)
+    sd = np.sum(p * (t - mean) ** 2) ** 0.5
+    guide = AutoStructuredNormal(few_rows, init_from=fit_few(few_rows, y))
+    svi = SVI(few_rows, guide, optax.adam(1e-3), Trace_ELBO())
+    params = svi.get_params(svi.init(random.key(0), y))
+    draws = guide.sample_latent(random.key(1), params, 4000)[:, 1]
+    assert abs(float(draws.mean()) - mean) < 0.2 * sd
+    assert float(draws.std()) == pytest.approx(sd, rel=0.15)
+
+
+@pytest.mark.slow
+def test_a_factor_nested_in_another_and_levels_with_one_row():
+    """Of a linear model with known scales the normal is the posterior."""
+    rng = np.random.default_rng(3)
+    pupil = np.r_[rng.integers(0, 50, 100), np.arange(50, 60)]  # ten have one row
+    school = pupil % 20
+    y = rng.normal(size=110) + 1.0
+
+    def nested(y):
+        effects = []
+        for name, size in (("school", 20), ("pupil", 60)):
+            with numpyro.plate(f"{name}s", size):
+                effects.append(numpyro.sample(name, dist.Normal(0.0, 0.7)))
+        with numpyro.plate("rows", 110):
+            numpyro.sample("y", dist.Normal(effects[0][school] + effects[1][pupil], 1.0), obs=y)
+
+    X = np.concatenate([np.eye(20)[school], np.eye(60)[pupil]], axis=1)
+    covariance = np.linalg.inv(X.T @ X + np.eye(80) / 0.49)
+    fit, sds = fit_few(nested, y).heaviest, np.sqrt(np.diag(covariance))
+    assert not fit.problems
+    np.testing.assert_allclose(np.asarray(fit.center), covariance @ X.T @ y, atol=0.02)
+    np.testing.assert_allclose(fit.sds, sds, rtol=1e-3)

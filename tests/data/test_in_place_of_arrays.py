@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from numpyro_ext.data import Batches, HostArray
-from numpyro_ext.guides import AutoRealNVPNormal
+from numpyro_ext.guides import AutoRealNVPNormal, AutoStructuredNormal
 from numpyro_ext.mcmc import SGHMC, SGLD, ControlVariate
 from numpyro_ext.objectives import VRELBO, taylor_proxy
 from numpyro_ext.particles import AutoParticles, RegularizedSVGD
@@ -150,3 +150,26 @@ def test_a_chain_that_goes_on_has_its_own_rows():
     others = (HostArray(-X), HOST[1]), (-ARRAYS[0], ARRAYS[1])
     of_host, of_arrays = (kernel.potential(args, None)(z, rows) for args in others)
     np.testing.assert_allclose(of_host, of_arrays, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_structured_guide(monkeypatch):
+    """All rows in pieces from the host for the start, and three steps on minibatches of them."""
+    monkeypatch.setattr("numpyro_ext._model.mode_search._GROUPS_FROM", 10)
+    group = np.arange(N) % 30
+
+    def groups(group, y):
+        s = numpyro.sample("s", dist.HalfNormal(1))
+        with numpyro.plate("groups", 30):
+            own = numpyro.sample("own", dist.Normal(0, s))
+        with numpyro.plate("rows", len(y), subsample_size=BATCH) as i:
+            numpyro.sample("y", dist.Bernoulli(logits=own[group[i]]), obs=y[i])
+
+    fits = []
+    for args in ((HostArray(group), HostArray(Y)), (jnp.asarray(group), jnp.asarray(Y))):
+        guide = AutoStructuredNormal(groups)
+        svi = SVI(groups, guide, optax.adam(1e-2), Trace_ELBO())
+        params = svi.run(random.key(0), 3, *args, progress_bar=False).params
+        assert "auto_bend" in params  # from the search for many groups
+        fits.append(guide.sample_latent(random.key(1), params, 10))
+    np.testing.assert_allclose(*fits, rtol=1e-3, atol=1e-3)
