@@ -42,7 +42,8 @@ _CHANCE = 4.0  # standard errors, within which errors of rows cancel
 class _Family(NamedTuple):
     """The parameters of a distribution, SciPy's of the same, and what to use where they are large.
 
-    The gradient of some log densities is right where their value is not.
+    The gradient of some log densities is right where their value is not: of these only the part of
+    an error that moves with the last parameter changes a posterior.
     """
 
     parameters: tuple[str, ...]
@@ -212,8 +213,23 @@ def numbers_of(trace: Trace) -> dict[str, Any]:
         parameters = [getattr(fn, name) for name in cast(_Family, _family_of(fn)).parameters]
         arrays = jnp.broadcast_arrays(site["value"], *parameters)
         if arrays[0].shape == is_seen.shape:
-            out[site["name"]] = (*arrays, fn.log_prob(arrays[0]), is_seen)
+            beside, moved = _beside(fn)
+            moved = jnp.broadcast_to(moved, is_seen.shape)
+            quick = fn.log_prob(arrays[0]), beside.log_prob(arrays[0])
+            out[site["name"]] = (*arrays, moved, *quick, is_seen)
     return out
+
+
+def _beside(fn: Any) -> tuple[Any, Any]:
+    """The distribution with a last parameter that is a thousandth less, where its gradient is
+    right, and this parameter."""
+    family, beside = cast(_Family, _family_of(fn)), copy.copy(fn)
+    name = family.parameters[-1]
+    if not family.has_gradient:
+        return fn, getattr(fn, name)
+    moved = getattr(fn, name) * 0.999 - (1e-3 if name == "logits" else 0.0)
+    object.__setattr__(beside, name, moved)
+    return beside, moved
 
 
 def imprecise(trace: Trace, numbers: dict[str, Any], share: float = 1.0) -> list[str]:
@@ -223,16 +239,19 @@ def imprecise(trace: Trace, numbers: dict[str, Any], share: float = 1.0) -> list
     :param share: the share of all rows that is in it.
     """
     sentences = []
-    for name, (value, *parameters, quick, is_seen) in numbers.items():
+    for name, (value, *parameters, moved, quick, quick_beside, is_seen) in numbers.items():
         fn = _inside(trace[name]["fn"])
         family = cast(_Family, _family_of(fn))
         every = [np.asarray(x, np.float64) for x in parameters]
         where = np.asarray(is_seen) & np.any([np.abs(x) > _LARGE for x in (value, *every)], 0)
         if not where.any():
             continue
-        there = [x[where] for x in every]
-        right = _by_scipy(family, there, "log_prob", np.asarray(value)[where])
-        errors = np.asarray(quick, np.float64)[where] - right
+        there, value = [x[where] for x in every], np.asarray(value)[where]
+        errors = np.asarray(quick, np.float64)[where] - _by_scipy(family, there, "log_prob", value)
+        if family.has_gradient:
+            there[-1] = np.asarray(moved, np.float64)[where]
+            right = _by_scipy(family, there, "log_prob", value)
+            errors -= np.asarray(quick_beside, np.float64)[where] - right
         errors = errors[np.isfinite(errors)]
         total, noise = float(errors.sum()) / share, math.sqrt(float(np.sum(errors**2)) / share)
         # Errors of rounding cancel, and a climb has an error in common.

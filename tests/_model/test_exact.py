@@ -7,6 +7,7 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import SVI, Trace_ELBO
 import optax
@@ -15,7 +16,7 @@ from scipy import stats
 from scipy.special import expit, polygamma
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.exact import exact
+from numpyro_ext._model.exact import exact, imprecise, numbers_of
 from numpyro_ext.diagnostics import diagnose
 from numpyro_ext.optim import find_modes
 
@@ -108,6 +109,31 @@ def test_rounding_that_cancels_is_no_climb():
         warnings.simplefilter("error")
         find_modes(counts, rng.negative_binomial(5, 5 / (5 + 1e5), 1000), starts=2)
         find_modes(heavy_tails, rng.standard_t(5, 1000), None, dist.Gamma(2.0, 0.1), starts=2)
+
+
+@pytest.mark.parametrize(
+    ("fn", "is_wrong"),
+    [
+        # Half a nat of its coefficient in each row, at any share alike.
+        (dist.Binomial(10**6, np.full(300, 0.31)), False),
+        (dist.Binomial(10**6, logits=np.full(300, -0.8)), False),
+        # Rounding to 8 nats, which is another at each rate.
+        (dist.Poisson(np.full(300, 1e7)), True),
+    ],
+)
+def test_an_error_that_does_not_move_with_the_parameter_is_none(fn, is_wrong):
+    mean, sd = np.asarray(fn.mean), np.asarray(fn.variance) ** 0.5
+    y = np.round(mean + sd * np.random.default_rng(0).normal(size=300)).astype(int)
+
+    def model():
+        with numpyro.plate("rows", 300):
+            numpyro.sample("y", fn, obs=jnp.asarray(y))
+
+    trace = handlers.trace(model).get_trace()
+    numbers = jax.device_get(numbers_of(trace))
+    off = np.mean(np.abs(fn.log_prob(y) - exact(fn).log_prob(y)))
+    assert off > 0.4
+    assert bool(imprecise(trace, numbers)) == is_wrong
 
 
 def flat(x, df):

@@ -39,7 +39,7 @@ def run(mcmc):
 )
 def test_a_hot_chain_says_so_once(make, field):
     """The minibatch gradient has the variance 1000 * 20,000, so that it heats by a hundred."""
-    words = f"the mean of {field} over 50 draws is at least .* times what it should be, .*; leave"
+    words = f"the mean of {field} over 50 draws is at least .* what it should be, .*; take no step"
     mcmc = MCMC(make(mean_of), num_warmup=50, num_samples=300, progress_bar=False)
     with pytest.warns(InferenceWarning, match=words) as told:
         run(mcmc)
