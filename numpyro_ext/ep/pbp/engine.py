@@ -67,7 +67,7 @@ class PBP(Engine):
     have too large standard deviations of f, and ADF too small ones
     (``benchmarks/ep/calibration.py``): of a sine with 80 rows and 50 units they know nothing, and
     end at its mean even where they go on from a fit by ADF; with 1,000 rows they have half of its
-        error or less (``--only rows`` there). Weights of a network are not identified, and q is one
+    error or less (``--only rows`` there). Weights of a network are not identified, and q is one
     mode of their posterior: judge the predictions (:meth:`predict`), not the weights. A row tens of
     standard deviations from the rest draws the fit to itself and, with EP and SEP, leaves no cavity
     for others; the run then warns.
