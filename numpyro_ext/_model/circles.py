@@ -248,11 +248,14 @@ def unrolled(values: dict[str, Any], info: ModelInfo) -> dict[str, Any]:
     return near
 
 
-def sites_at_pi(info: ModelInfo, mean: Any, sd: Any) -> list[str]:
+def sites_at_pi(angles: dict[str, slice], mean: Any, sd: Any) -> list[str]:
     """The sites on circles cut at pi of which a normal in unconstrained space, ``(n,)`` each, has
-    more than a quarter within 0.3 of there, where a uniform angle has a tenth."""
+    more than a quarter within 0.3 of there, where a uniform angle has a tenth.
+
+    :param angles: the places of sites on circles in the flat order.
+    """
     beyond = ndtr((-_AT_PI - mean) / sd) + ndtr((mean - _AT_PI) / sd)
-    return [n for n in circular_sites(info) if np.any(np.asarray(beyond)[info.slices[n]] > 0.25)]
+    return [name for name, at in angles.items() if np.any(np.asarray(beyond)[at] > 0.25)]
 
 
 def middle_of(draws: Any) -> np.ndarray:

@@ -298,7 +298,7 @@ class EPEngine(Engine):
     def warn(self, first: EPState, state: EPState, num_steps: int) -> None:
         """A warning of a posterior where the circle is cut, and what a subclass adds."""
         q = jax.device_get(moments_of(state.total))
-        for name in sites_at_pi(self.plan.reading.factors.info, q.mean, np.sqrt(variances(q))):
+        for name in sites_at_pi(self.plan.angles, q.mean, np.sqrt(variances(q))):
             words = (
                 f"the posterior of the angle '{name}' lies at pi, where {type(self).__name__} cuts"
                 " the circle, and is in two pieces; sample an angle that is turned and turn it back"

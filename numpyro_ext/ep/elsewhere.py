@@ -37,6 +37,8 @@ class Description(NamedTuple):
     """The number of its rows."""
     needs_key: tuple[bool, ...]
     """Of the projection of its rows, and of each group of factors of the prior."""
+    angles: dict[str, slice]
+    """The places of the sites on circles."""
     locs: dict[str, Any]
     local: list[str]
     arguments: tuple
@@ -79,6 +81,7 @@ def describe(run: str, number: int, engine: Any, source: Any, key: Any) -> Descr
         jax.device_get(state._replace(rng_key=None)),
         plan.size,
         plan.needs_key,
+        plan.angles,
         jax.device_get(factors.info.unravel(state.table.center.mean)),
         [*factors.local, *factors.states],
         jax.tree.map(shape, args),
@@ -167,6 +170,7 @@ class Elsewhere:
         self.sizes = np.zeros(len(sources), int)
         self.size = 0
         self.needs_key: tuple[bool, ...] = ()
+        self.angles: dict[str, slice] = {}
 
     def submit(self, task: Callable[..., Any], number: int, *rest: Any) -> Future:
         executor = self.executors[number % len(self.executors)]
@@ -198,6 +202,7 @@ class Elsewhere:
         self.keeps_lost = keeps
         self.sizes = np.array([x.size for x in told])
         self.size, self.needs_key = int(self.sizes.sum()), told[0].needs_key
+        self.angles = told[0].angles
         return told
 
     def visit(self, asked: dict[int, tuple], keys: Array) -> dict[int, Any]:

@@ -14,6 +14,7 @@ from jax.scipy.special import logsumexp
 import numpy as np
 
 from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.circles import circular_sites
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.operations import gradient
 from numpyro_ext._typing import Sites
@@ -109,6 +110,12 @@ class EPPlan:
     def size(self) -> int:
         """The number of rows."""
         return self.reading.factors.size
+
+    @property
+    def angles(self) -> dict[str, slice]:
+        """The places of the sites on circles."""
+        info = self.reading.factors.info
+        return {name: info.slices[name] for name in circular_sites(info)}
 
     @property
     def needs_key(self) -> tuple[bool, ...]:

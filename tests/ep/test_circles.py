@@ -1,5 +1,6 @@
 """Engines cut the circle at pi, and say so where the posterior lies there."""
 
+from concurrent.futures import ThreadPoolExecutor
 import warnings
 
 from jax import random
@@ -10,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.diagnostics import InferenceWarning
-from numpyro_ext.ep import EP
+from numpyro_ext.ep import EP, DistributedEP
 from tests.turned import ANGLES, NOISE, PRIOR, posterior, turned_data
 
 
@@ -21,6 +22,7 @@ def rows(turn, y):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Continuous inference", "ignore:EP has not converged")
 def test_a_posterior_at_the_cut_is_said_to_be_in_two_pieces():
     """At 0 it is right, up to the normal approximation."""
     engine = EP(rows)
@@ -33,3 +35,8 @@ def test_a_posterior_at_the_cut_is_said_to_be_in_two_pieces():
     assert np.mean(angles["mu"]) == pytest.approx(loc, abs=0.1 * concentration**-0.5)
     with pytest.warns(InferenceWarning, match="'mu' lies at pi, where EP cuts the circle"):
         engine.run(random.key(0), 50, np.pi, jnp.asarray(ANGLES), progress_bar=False)
+    parts = [(np.pi, ANGLES[:2]), (np.pi, ANGLES[2:])]
+    with ThreadPoolExecutor(2) as pool:
+        engine = DistributedEP(rows, parts, executor=pool)
+        with pytest.warns(InferenceWarning, match="'mu' lies at pi, where DistributedEP cuts"):
+            engine.run(random.key(0), 20, progress_bar=False)
