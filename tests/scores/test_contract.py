@@ -29,7 +29,7 @@ ESTIMATORS: dict[str, Callable[[float], Any]] = {
     "stein v": lambda a: SteinScore(0.1, RBF(1.5 * a)),
     "stein v, rule": lambda a: SteinScore(0.1, IMQ("median", factor=1.5)),
     "stein u, parametric": lambda a: SteinScore(
-        a**2, RBF(1.5 * a), statistic="u", form="parametric"
+        30 * a**2, RBF(1.5 * a), statistic="u", form="parametric"
     ),
     "stein parametric": lambda a: SteinScore(a**2, RBF(1.5 * a), form="parametric"),
     "stein parametric, Cauchy": lambda a: SteinScore(a**2, Cauchy(1.5 * a), form="parametric"),
