@@ -146,7 +146,8 @@ def _by_scipy(family: _Family, parameters: list[np.ndarray], what: str, value: A
 
 
 def _near_normal(key: Array, drawn: Array, mean: Array, variance: Array, skewness: Array) -> Array:
-    """The draws, or, of a large variance, those of a normal to the next order (Cornish-Fisher)."""
+    """The draws; where the variance is large, draws of a normal with the skewness (Cornish-Fisher)
+    in their place."""
     xi = random.normal(random.fold_in(key, 1), drawn.shape)
     many = mean + jnp.sqrt(variance) * (xi + skewness * (xi**2 - 1) / 6)
     return jnp.where(variance > _MANY, jnp.round(many).astype(drawn.dtype), drawn)

@@ -105,7 +105,7 @@ def find_modes(
     gradients solve for a step. A hierarchy of more than 256 numbers, of which each row sees one
     effect of each factor, has the normal of greatest ELBO in place of a mode, with the structure of
     its rows. Of a model whose gradient has no derivative (``odeint``, or another
-    ``jax.custom_vjp``) the curvature is that of differences, two gradients a direction.
+    ``jax.custom_vjp``) differences of gradients give the curvature, two gradients a direction.
 
     Each search takes 2,000 minibatches and at most 300 gradients of all rows; of a hundred thousand
     rows and more it takes 10,000 first, then ten times as many, and so on. Ends of searches are one
@@ -372,7 +372,7 @@ def _of_groups(
     start: Sites | None,
     measure: NormalMeasure,
 ) -> Modes | None:
-    """The normal of greatest ELBO of a hierarchy with many groups; None where it is none."""
+    """The normal of greatest ELBO of a hierarchy with many groups; None for another model."""
     info = potential.info
     x = prior_center(rng_key, model, potential)[0] if start is None else info.ravel(start)
     fit = fit_structured(potential, np.asarray(x, float), WORTH_OPTIMISING)

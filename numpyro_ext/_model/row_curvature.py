@@ -35,7 +35,8 @@ from numpyro_ext._typing import Sites
 _FEW = 16
 """Numbers of a site up to which each is a coordinate of the core by itself."""
 _MOST_SINGLES, _MOST_CORE, _MOST_ACROSS = 512, 4096, 4e7
-"""Coordinates that have a column each, those of the core, and numbers between core and leaves."""
+"""The most coordinates with a column each, coordinates of the core, and numbers between core and
+leaves."""
 _SAME, _MOST_BENT = 1e-3, 2.0
 Frame = tuple[Any, Bend]
 
@@ -420,8 +421,8 @@ class RowCurvature:
 
     @cached_property
     def straight(self) -> Bend:
-        """The bend that is none, with the numbers g on which the prior's curvature of an effect
-        depends, the scales of the effects."""
+        """The identity, as a bend by the numbers g on which the prior's curvature of an effect
+        depends, such as scales of effects."""
         bending = [
             i
             for i in map(int, self.singles)

@@ -100,8 +100,8 @@ def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float)
     for _ in range(_STEPS):
         bend = curvature.bend(x, of_rows)
         frame = x, bend
-        # Where curvature knows nothing of a direction draws may be too far for the density: that of
-        # a normal posterior is n / 2 nats lower there than at its center.
+        # Where curvature knows nothing of a direction draws may be too far for the density. A log
+        # density that is normal is n / 2 nats lower at its draws than at its center.
         center = math.inf if before else curvature.value_and_grad(around(x, None))[0]
         for _ in range(_HALVINGS):
             value, grad = curvature.value_and_grad(around(x, factor), frame)
@@ -159,9 +159,9 @@ def _sides(
     xis: tuple[np.ndarray, np.ndarray],
     scales: np.ndarray,
 ) -> np.ndarray:
-    r"""Location, scale and skew ``(n, 3)`` of each coordinate :math:`\xi_i`, other than 0, 1 and 0
-    for the scales alone: of the density :math:`\exp(-E\, U)` given :math:`\xi_i`, which is that of
-    greatest ELBO if all others stay as they are, from its slopes at a few points."""
+    r"""Location, scale and skew ``(n, 3)`` of each coordinate :math:`\xi_i`: 0, 1 and 0 but for the
+    scales. A scale has the moments of the density :math:`\exp(-E[U \mid \xi_i])`, by its slopes at
+    a few points: the density of greatest ELBO if all other coordinates stay as they are."""
     sides = np.tile([0.0, 1.0, 0.0], (curvature.size, 1))
     t = np.linspace(-4, 4, 401)
     for i in scales:
