@@ -18,7 +18,7 @@ from numpyro_ext._model.arguments import has_words, is_traced
 from numpyro_ext._model.density import seen
 from numpyro_ext._model.handlers import every_row, first_rows
 from numpyro_ext._model.implicit import has_density
-from numpyro_ext._model.operations import jit_on_data
+from numpyro_ext._model.operations import jit_on_data, on_numbers
 from numpyro_ext._model.read import (
     ModelInfo,
     Site,
@@ -201,7 +201,7 @@ def check_rows(
     """An error that names an observed site with data that are NaN, in any row, or beyond bounds of
     its support that do not depend on latent sites; it runs the model once on all rows."""
     look = partial(_look_at_rows, model, args, kwargs)
-    with jax.ensure_compile_time_eval():
+    with on_numbers():
         has_nan = any(map(_has_nan, jax.tree.leaves((args, kwargs))))
     if has_nan:
         _refuse_nan_rows(look(_count_nan, init_strategy))
@@ -231,7 +231,7 @@ def _look_at_rows(
 
     # On numbers, also the key, while a loss is traced; NumPyro would blame a parameter of a
     # distribution.
-    with jax.ensure_compile_time_eval(), validation_enabled(False):
+    with on_numbers(), validation_enabled(False):
         rng_key = random.key(key)
         if not shapes_on_plates(run, rng_key) or _is_hidden((args, kwargs)):
             return {}

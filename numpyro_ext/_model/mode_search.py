@@ -1,7 +1,6 @@
 """The search for the modes of a posterior: descents from several points, and what did not hold."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 import math
@@ -46,6 +45,7 @@ from numpyro_ext._model.operations import (
     count_operations,
     jit_on_data,
     linearized,
+    on_numbers,
     quick_options,
     run_once,
 )
@@ -178,8 +178,7 @@ def place_cuts(
     if not circular_sites(info) or is_traced((args, kwargs)):
         return info
     at_pi, rng_key = with_circles(info, np.zeros(info.size)), random.key(0)
-    traced = is_traced(jnp.zeros(()))
-    with block(), jax.ensure_compile_time_eval() if traced else nullcontext():
+    with block(), on_numbers():
         if params is None:
             params = draw_params(rng_key, model, info, args, kwargs)
         turns = with_circles(info, np.zeros(info.size), Turns)
@@ -256,14 +255,8 @@ def modes_or_warning(
     """The modes of the posterior on these arguments; None, with a warning, where none are found,
     and a warning where there are more than ``room`` at which the guide can begin; ``start`` is the
     argument that says where it begins without them."""
-    # The search is on numbers, also where the program around it is traced.
-    traced = is_traced(jnp.zeros(()))
     try:
-        with (
-            block(),
-            jax.ensure_compile_time_eval() if traced else nullcontext(),
-            warnings.catch_warnings(),
-        ):
+        with block(), on_numbers(), warnings.catch_warnings():
             warnings.simplefilter("ignore", InferenceWarning)
             modes = find_modes(model, *args, starts=starts, **kwargs)
     except Exception as error:  # whatever stops the search, there is a start without it

@@ -2,7 +2,7 @@
 blocks, and progress bars."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 import math
 from typing import Any
 
@@ -32,6 +32,13 @@ STEP = 0.1
 """Half of the difference by which a derivative is taken where there is no other, in standard
 deviations: its error is a sixtieth of the fourth derivative of the potential, and in float32 ten
 times the rounding of a gradient."""
+
+
+def on_numbers() -> AbstractContextManager[None]:
+    """Inside, what is on numbers is computed at once, also where a program is traced around it.
+    Only there, because JAX then takes the operations on a model's data out of programs that are
+    traced inside, too, and compiles each of them by itself."""
+    return jax.ensure_compile_time_eval() if isinstance(jnp.zeros(()), Tracer) else nullcontext()
 
 
 def has_forward_mode(fn: Callable[[Array], Any], x: Array) -> bool:

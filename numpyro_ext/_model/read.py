@@ -26,6 +26,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_ext._model.arguments import has_words, indexed
 from numpyro_ext._model.handlers import first_rows, refuse_no_rows, subsampled_plates, valid_plates
+from numpyro_ext._model.operations import on_numbers
 from numpyro_ext._numpyro import handlers_around, mask_of, validate_model
 from numpyro_ext._typing import Model, Shape, Sites, Trace
 from numpyro_ext.data._rows import is_stream
@@ -553,7 +554,7 @@ def set_up(guide: Model, args: tuple = (), kwargs: dict[str, Any] | None = None)
             return
         guide = guide.fn  # type: ignore[attr-defined] - looked at just above
     if guide.prototype_trace is None:
-        with block(), jax.ensure_compile_time_eval():
+        with block(), on_numbers():
             seed(getattr(guide, "set_up", guide), 0)(*args, **(kwargs or {}))
 
 

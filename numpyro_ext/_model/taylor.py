@@ -26,7 +26,7 @@ from numpyro_ext._model.circles import circles_of, recut
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.normal import Normal
-from numpyro_ext._model.operations import STEP, jit_on_data, pieces
+from numpyro_ext._model.operations import STEP, jit_on_data, on_numbers, pieces
 from numpyro_ext._model.potential import Potential, Program
 from numpyro_ext._model.read import (
     Shapes,
@@ -265,7 +265,7 @@ class TaylorProxy:
         plates = {self.plate: (self.size, self.batch)}
         program = Program(default_key(model), args, kwargs, plates=plates)
         # Evaluated now, also where a step is being traced.
-        with jax.ensure_compile_time_eval(), block(), jax.default_matmul_precision("highest"):
+        with on_numbers(), block(), jax.default_matmul_precision("highest"):
             z = self.unravel(recut(self.location, self.circles, None))
             each = jit_on_data(
                 lambda i: program.with_rows({self.plate: i}).rows_log_lik(z, {self.plate: i})

@@ -2,14 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 import warnings
 
 import jax
 from jax import Array, lax, random
-from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
@@ -18,6 +16,7 @@ from numpyro_ext._checks import InferenceWarning, check_choice, check_count, che
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.circles import sites_at_pi
 from numpyro_ext._model.factors import Factors
+from numpyro_ext._model.operations import on_numbers
 from numpyro_ext._model.posterior_as_prior import posterior_as_prior
 from numpyro_ext._typing import Model, Params
 from numpyro_ext.ep.factors import EPPlan, FactorTable, find_table
@@ -330,8 +329,7 @@ class EPEngine(Engine):
     ) -> tuple[EPPlan, EPState, list[Array]]:
         """The plan, the state with the prior of a call, and the arrays among its arguments."""
         if self._plan is None and self._is_restored:
-            traced = isinstance(jnp.zeros(()), Tracer)  # as where a loop is compiled
-            with jax.ensure_compile_time_eval() if traced else nullcontext():
+            with on_numbers():  # a loop may be compiled around this
                 self.init(random.key(0), *args, **kwargs)
         plan = self.plan
         arguments, arrays = self._reader.split(args, kwargs)

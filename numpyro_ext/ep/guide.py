@@ -24,7 +24,7 @@ from numpyro_ext._model.arguments import indexed, is_traced
 from numpyro_ext._model.density import row_log_lik
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.implicit import Implicit, Stated
-from numpyro_ext._model.operations import map_blocks
+from numpyro_ext._model.operations import map_blocks, on_numbers
 from numpyro_ext._model.potential import Program, supports_of
 from numpyro_ext._model.read import (
     Site,
@@ -264,7 +264,7 @@ def _on_rows_of(factors: Factors, args: tuple, kwargs: dict[str, Any]) -> Factor
         there.program.model = block(fn, hide=predicted)
     if not is_traced((args, kwargs)):
         # Of traced arguments a row is computed in the way of the fit.
-        with jax.ensure_compile_time_eval():
+        with on_numbers():
             there.rows_by = there.choose_rows_by()
     return there
 

@@ -18,6 +18,7 @@ from numpyro.infer.autoguide import AutoGuide, AutoNormal
 
 from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.handlers import every_row, first_rows, valid_plates
+from numpyro_ext._model.operations import on_numbers
 from numpyro_ext._model.read import (
     continuous_latents,
     frames,
@@ -131,7 +132,7 @@ class AmortizedGuide(AutoGuide):
 
     def _set_up(self, args: tuple, kwargs: dict[str, Any]) -> None:
         seeded = valid_plates(first_rows(seed(valid_data(self.model), random.key(0))))
-        with block(), jax.ensure_compile_time_eval():
+        with block(), on_numbers():
             trace = trace_of(substitute(seeded, substitute_fn=init_to_uniform), args, kwargs)
         latents = continuous_latents(trace)
         moving = moving_supports(self.model, args, kwargs, trace)

@@ -19,6 +19,7 @@ from numpyro.infer.util import constrain_fn
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.checks import read_global
 from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.operations import on_numbers
 from numpyro_ext._model.read import ModelInfo, latent_sites, layers, trace_of
 from numpyro_ext._model.start import draw_params, guide_start
 from numpyro_ext._numpyro import StartGiven
@@ -246,7 +247,7 @@ def normal_priors(
 ) -> dict[str, NormalPrior]:
     """The prior of each latent site; a scale is fixed if it is the same at two random values."""
     traces = []
-    with block(), jax.ensure_compile_time_eval():
+    with block(), on_numbers():
         params = draw_params(random.key(0), model, info, args, kwargs)
         for i in range(2):
             key = random.key(i)

@@ -18,6 +18,7 @@ from numpyro.handlers import block, seed
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.arguments import is_traced, split_arguments
 from numpyro_ext._model.handlers import every_row, refuse_mutable, refuse_noise
+from numpyro_ext._model.operations import on_numbers
 from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import Site, drawn_names, read_model
 from numpyro_ext._model.start import params_in_scope
@@ -246,7 +247,7 @@ class AutoLaplaceGGN(AutoJoint):
         self.check_fitted(params)
         inputs = jnp.asarray(params[f"{self.prefix}_loc"]), self._model_params(params)
         traced = is_traced(inputs)
-        with nullcontext() if traced else jax.ensure_compile_time_eval():
+        with nullcontext() if traced else on_numbers():
             if compiled is None:
                 compiled = self._compile(*data)
                 self._compiled = compiled if data is self.prepared else self._compiled
@@ -263,7 +264,7 @@ class AutoLaplaceGGN(AutoJoint):
         self, args: tuple, kwargs: dict[str, Any]
     ) -> tuple[np.ndarray, Callable[..., Array]]:
         """The coordinates that vary, and the compiled function from parameters to a root."""
-        with jax.ensure_compile_time_eval():
+        with on_numbers():
             outputs = self._outputs(args, kwargs)
             coords = self._coords(outputs)
         words, arrays = split_arguments(args, kwargs)

@@ -1,7 +1,6 @@
 """Settings that a kernel finds by itself: coordinates of unit scale, and a step in them."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +17,7 @@ from numpyro_ext._model.mode_search import search_modes
 from numpyro_ext._model.modes import Mode, Modes
 from numpyro_ext._model.normal import Normal, Whitening
 from numpyro_ext._model.normal_fit import NormalMeasure, batch_rows, draw_batch, sum_rows
-from numpyro_ext._model.operations import jit_on_data, quick_options
+from numpyro_ext._model.operations import jit_on_data, on_numbers, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.same import agree
 from numpyro_ext._typing import GradientEstimator, Sites
@@ -179,10 +178,7 @@ def settings_for(
 ) -> Found:
     """The result of an earlier search, if a chain resumes, or if it is of these data and of the
     modes at which so many chains start; else of a new one."""
-    # A chain may start where a program is traced; the search is on numbers all the same. Elsewhere
-    # this would compile each constant of the model by itself.
-    traced = isinstance(jnp.zeros(()), Tracer)
-    with jax.ensure_compile_time_eval() if traced else nullcontext():
+    with on_numbers():  # a chain may start where a program is traced
         if before is None:
             return _find(kernel, potential, start, kernel.given_modes, num_chains)
         same = before.is_of(potential)

@@ -4,7 +4,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from numpyro_ext._model.operations import count_operations
+from numpyro_ext._model.operations import count_operations, on_numbers
 
 
 def test_counts_of_known_programs():
@@ -35,3 +35,20 @@ def test_what_does_not_depend_on_the_point_is_not_counted():
     x = jnp.ones(5)
     assert count_operations(gradient, 2.0, x) > 10_000
     assert 10 <= count_operations(gradient, 2.0, x, fixed=1) < 100
+
+
+def test_on_numbers_computes_in_a_trace_and_leaves_programs_whole():
+    data = jnp.arange(3.0)
+
+    def of_data(x):
+        return jnp.sum(data < 2.0) + x
+
+    def traced(x):
+        with on_numbers():
+            assert float(jnp.sum(data)) == 3.0  # a number, in a program that is traced
+        return x
+
+    jax.jit(traced)(1.0)
+    with on_numbers():
+        names = [eqn.primitive.name for eqn in jax.make_jaxpr(of_data)(1.0).eqns]
+    assert "lt" in names  # not taken out of the program and compiled by itself
