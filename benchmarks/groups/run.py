@@ -15,6 +15,9 @@ and data; `fit` the processor seconds of the method alone.
   of 512 rows.
 - `NUTS`, 2 x (1,000 + 1,500) draws, on a part alone; it is the reference.
 - `GPBoost`: if it is installed, of `claims` alone, with its own defaults.
+- `LaplaceEM`: of `laplace_em.py`, in NumPy, of all but the panel. Its scales are points, so the row
+  says how far they, and the means of effects, are from the ones of `AutoStructuredNormal` or NUTS,
+  in the posterior sds of these, with the ratios of the sds of effects.
 """
 
 import argparse
@@ -41,9 +44,11 @@ from numpyro_ext.mcmc import SGHMC
 
 sys.path.append(str(Path(__file__).parents[1]))
 from _shared.verdicts import errors, moments
+from groups import laplace_em
 from groups.models import MODELS, Groups
 
 METHODS = ["AutoStructuredNormal", "SGHMC", "AutoNormal", "AutoLowRankMultivariateNormal"]
+OTHERS = ["NUTS", "GPBoost", "LaplaceEM"]
 STEPS, BATCH = 5000, 512
 Draws = dict[str, np.ndarray]
 
@@ -126,6 +131,34 @@ def by_gpboost(problem: Groups) -> dict[str, float]:
     return {k: float(v) for k, v in model.get_cov_pars().iloc[0].items()}
 
 
+def by_em(name: str, data: dict[str, np.ndarray]) -> Draws:
+    """Scales and the shape as ``(1,)``, effects by their mean and sd, ``(2, size)``."""
+    found = laplace_em.fit(laplace_em.MODELS[name](data))
+    result = {f"s_{k}": np.array([x]) for k, x in found.scales.items()}
+    if name == "claims":
+        result["shape"] = np.array([found.shape])
+    if name == "answers":  # effects of the model are around another mean
+        return {**result, "slope": found.means["columns"][None, 1]}
+    effects = {k: np.stack([found.means[k], found.sds[k]]) for k in found.means if k != "columns"}
+    if "week" in effects:
+        effects["walk"] = effects.pop("week")
+    return result | effects
+
+
+def far_from_em(em: Draws, draws: dict[str, np.ndarray]) -> str:
+    """The largest difference of scales and of means of effects, and the ratios of sds."""
+    singles = [abs(em[k][0] - draws[k].mean()) / draws[k].std() for k in em if em[k].ndim == 1]
+    effects = [k for k in em if em[k].ndim == 2]
+    text = f"scales {max(singles):.2f}"
+    if effects:
+        means, sds = ([f(draws[k], 0) for k in effects] for f in (np.mean, np.std))
+        pairs = [(em[k], m, s) for k, m, s in zip(effects, means, sds, strict=True)]
+        shift = max(float(np.max(np.abs(e[0] - m) / s)) for e, m, s in pairs)
+        ratios = np.concatenate([e[1] / s for e, _, s in pairs])
+        text += f", effects {shift:.2f}; sds [{ratios.min():.2f}, {ratios.max():.2f}]"
+    return text
+
+
 def on_device(problem: Groups) -> Groups:
     data = {k: jnp.asarray(v, jnp.result_type(v, np.int32)) for k, v in problem.data.items()}
     return problem._replace(data=data)
@@ -145,6 +178,8 @@ def one(name: str, method: str, full: bool, out: Path) -> None:
             draws = by_nuts(problem)
         elif method == "GPBoost":
             draws = {k: np.array(v) for k, v in by_gpboost(MODELS[name](full)).items()}
+        elif method == "LaplaceEM":
+            draws = by_em(name, MODELS[name](full).data)
         else:
             guides = {"AutoNormal": AutoNormal}
             draws = by_numpyro(guides.get(method, AutoLowRankMultivariateNormal), problem)
@@ -193,6 +228,8 @@ def row(name: str, method: str, full: bool, out: Path, again: bool) -> list[str]
     draws = dict(np.load(path))
     if method == "GPBoost":
         first = ", ".join(f"{k} {float(v):.4g}" for k, v in draws.items())
+    elif method == "LaplaceEM":
+        first = ", ".join(f"{k} {x[0]:.4g}" for k, x in draws.items() if x.ndim == 1)
     elif full or name == "panel":
         worst, plates = far_from_truth(draws, MODELS[name](full).truth)
         first = f"{worst:.2f} sd; {min(plates):.2f} to {max(plates):.2f}"
@@ -200,7 +237,12 @@ def row(name: str, method: str, full: bool, out: Path, again: bool) -> list[str]
         first = ""
     second = ""
     reference = out / f"{name}_{size}_NUTS.npz"
-    if reference.is_file() and method not in ("NUTS", "GPBoost"):
+    if method == "LaplaceEM":
+        others = ["AutoStructuredNormal"] + ([] if full else ["NUTS"])
+        paths = {other: out / f"{name}_{size}_{other}.npz" for other in others}
+        found = {k: far_from_em(draws, dict(np.load(p))) for k, p in paths.items() if p.is_file()}
+        second = "; ".join(f"from {k}: {text}" for k, text in found.items())
+    elif reference.is_file() and method not in ("NUTS", "GPBoost"):
         kept_sites = {k: x for k, x in np.load(reference).items() if k not in ("root", "unit")}
         wrong = errors(draws, moments(kept_sites))
         second = f"{wrong.mean:.2f}; {wrong.spread}; {'right' if wrong.right() else 'wrong'}"
@@ -211,7 +253,7 @@ def row(name: str, method: str, full: bool, out: Path, again: bool) -> list[str]
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--model", nargs="*", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--only", nargs="*", default=METHODS, choices=[*METHODS, "NUTS", "GPBoost"])
+    parser.add_argument("--only", nargs="*", default=METHODS, choices=[*METHODS, *OTHERS])
     parser.add_argument("--part", action="store_true", help="a part that NUTS can do")
     parser.add_argument("--again", action="store_true", help="fit what is kept under --out anew")
     parser.add_argument("--one", action="store_true", help="fit in this process")

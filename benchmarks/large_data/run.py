@@ -90,10 +90,13 @@ def model_of(name):
 def exact(model, data, proxy, num=2000):
     """Means and sds by importance sampling around the mode, in double precision. The normal
     approximation's own moments are known, so the error is that of the weights alone."""
-    d = proxy.location.size
+    d = proxy.normal.center.size
     half = np.random.default_rng(1).standard_normal((num // 2, d))
     xi = np.concatenate([half, -half])
-    loc, root = np.asarray(proxy.location, np.float64), np.asarray(proxy.factor, np.float64)
+    loc, root = (
+        np.asarray(proxy.normal.center, np.float64),
+        np.asarray(proxy.normal.factor, np.float64),
+    )
     with jax.enable_x64(True):
         wide = [jnp.asarray(np.asarray(a), jnp.float64) for a in data]
 

@@ -290,7 +290,7 @@ def beside_arrays(folder):
 
     def chain_on(data, **options):
         kernel = SGHMC(model, 1e-5, gradient=ControlVariate(proxy.center), **options)
-        state = kernel.init(random.key(0), 0, proxy.unravel(proxy.location), data)
+        state = kernel.init(random.key(0), 0, proxy.unravel(proxy.normal.center), data)
         draws = jax.jit(lambda s: lax.fori_loop(0, 50, lambda _, s: kernel.sample(s, data), s))
         return draws, state, 50 * kernel.steps_per_sample
 
@@ -302,9 +302,9 @@ def beside_arrays(folder):
 
     def pass_on(data):
         kernel = SGLD(model, 1e-5)
-        kernel.init(random.key(0), 0, proxy.unravel(proxy.location), data)
+        kernel.init(random.key(0), 0, proxy.unravel(proxy.normal.center), data)
         potential = kernel.potential(data, {})
-        z = proxy.unravel(proxy.location)
+        z = proxy.unravel(proxy.normal.center)
         return jax.jit(potential.full_value_and_grad), z, 1
 
     print("| milliseconds | file | array | ratio |\n|---|---|---|---|")

@@ -99,8 +99,7 @@ class TaylorExpansion:
         sites = self.potential.postprocess()(self.info.unravel(x))
         proxy = TaylorProxy(
             center={name: sites[name] for name in self.info.latents},
-            location=x,
-            factor=factor,
+            normal=Normal(x, factor, circles_of(self.info)),
             value=np.asarray(each.sum(dtype=float)),
             rows=jnp.asarray(each),
             grad=jnp.asarray(grad, x.dtype),
@@ -110,7 +109,6 @@ class TaylorExpansion:
             size=self.size,
             batch=self.batch,
             shapes=self.info.shapes,
-            circles=circles_of(self.info),
             forward=exact,
         )
         if factor is not None:

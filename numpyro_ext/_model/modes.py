@@ -244,12 +244,13 @@ def given_modes(init_from: InitFrom) -> Modes | None:
     if isinstance(init_from, str) and init_from == SEARCH:
         return None
     if isinstance(init_from, TaylorProxy):
-        if init_from.factor is None:
+        if init_from.normal.factor is None:
             raise ValueError(
                 "init_from is a taylor_proxy whose center is not near a mode; give a pair (guide,"
                 " params) of a fitted AutoMultivariateNormal."
             )
-        mode = Mode(init_from.location, init_from.factor, circles=init_from.circles)
+        normal = init_from.normal
+        mode = Mode(normal.center, normal.factor, circles=normal.circles)
         return Modes((mode,), init_from.shapes)
     if not (isinstance(init_from, tuple) and len(init_from) == 2):
         raise TypeError(

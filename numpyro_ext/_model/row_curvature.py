@@ -147,8 +147,8 @@ class RowCurvature:
     def _terms(self, rows: bool) -> Callable[[Array, dict[str, Array]], Array]:
         def terms(x: Array, idx: dict[str, Array]) -> Array:
             here = self.potential.with_rows(idx) if rows else self.potential
-            found = terms_of(here, x, idx, rows)
-            return jnp.concatenate(found) if found else jnp.zeros(0, x.dtype)
+            of_sites = terms_of(here, x, idx, rows)
+            return jnp.concatenate(of_sites) if of_sites else jnp.zeros(0, x.dtype)
 
         return terms
 
@@ -170,13 +170,14 @@ class RowCurvature:
         seen: list[np.ndarray] = []
         for _, idx in pieces if colors else ():
             # At the larger of two derivatives, of which either may vanish by chance.
-            here, there = (np.asarray(run(x, idx, directions), float) for x in self.probes)
-            if not (np.all(np.isfinite(here)) and np.all(np.isfinite(there))):
+            at_probes = [np.asarray(run(x, idx, directions), float) for x in self.probes]
+            if not np.all(np.isfinite(at_probes)):
                 several = {name for name, _ in colors}  # which cannot be told here
             of_piece = []
             for a, (name, places) in enumerate(colors):
-                one, other = here[4 * a : 4 * a + 4], there[4 * a : 4 * a + 4]
-                d, high, low, weighted = np.where(np.abs(one[0]) >= np.abs(other[0]), one, other)
+                first, second = (x[4 * a : 4 * a + 4] for x in at_probes)
+                larger = np.abs(first[0]) >= np.abs(second[0])
+                d, high, low, weighted = np.where(larger, first, second)
                 safe = np.where(d != 0, d, 1)
                 with np.errstate(invalid="ignore"):
                     j = np.rint(high / safe) * (math.isqrt(len(places)) + 1) + np.rint(low / safe)
@@ -236,22 +237,22 @@ class RowCurvature:
         rows = {site: np.concatenate([seen[a] for seen in pieces]) for site, a in first.items()}
         # Of the terms of the prior, which are numbered too, one for each effect is its own; a model
         # without data has no rows.
-        found = [
+        problems = [
             Problem(f"no row sees an effect of '{site}', which keeps its prior.", "no rows")
             for site, seen in rows.items()
             if len(seen) and np.all(seen < 0) and not self._has_effects(first[site])
         ]
-        for (one, i), (other, j) in combinations(rows.items(), 2):
+        for (site, i), (second, j) in combinations(rows.items(), 2):
             both = (i >= 0) & (j >= 0)
             together = np.unique(i[both].astype(np.int64) * (j.max(initial=0) + 1) + j[both])
             if np.any(both) and len(together) == len(np.unique(i)) == len(np.unique(j)):
                 sentence = (
-                    f"'{one}' and '{other}' are effects of one factor under two names: rows with"
+                    f"'{site}' and '{second}' are effects of one factor under two names: rows with"
                     " the same effect of one have the same of the other, so that their sums alone"
                     " are known from the data; leave one out."
                 )
-                found.append(Problem(sentence, "one factor twice"))
-        return tuple(found)
+                problems.append(Problem(sentence, "one factor twice"))
+        return tuple(problems)
 
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:

@@ -21,7 +21,7 @@ from numpyro.distributions import biject_to
 from numpyro.handlers import block, seed
 
 from numpyro_ext._model.arguments import is_traced
-from numpyro_ext._model.arrow import Arrow, ArrowPrecision
+from numpyro_ext._model.arrow import ArrowPrecision
 from numpyro_ext._model.circles import circles_of, recut
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
 from numpyro_ext._model.handlers import first_rows
@@ -53,14 +53,12 @@ _VALUES = 0.5
     jax.tree_util.register_dataclass,
     data_fields=[
         "center",
-        "location",
-        "factor",
+        "normal",
         "value",
         "rows",
         "grad",
         "hessian",
         "noise",
-        "circles",
     ],
     meta_fields=["plate", "size", "batch", "shapes", "forward"],
 )
@@ -69,10 +67,10 @@ class TaylorProxy:
     """The expansion of the rows of one plate. It is a pytree of its arrays, and pickles.
 
     * ``center`` - c, constrained values of all latent sites.
-    * ``location, factor`` - c as a ``(d,)`` vector of unconstrained sites, and a root of the
-      posterior covariance there: lower triangular ``(d, d)``; above 512 numbers an ``Arrow`` where
-      the model has groups, and its ``(d,)`` diagonal elsewhere; or None where the center is not
-      near a mode.
+    * ``normal`` - the normal approximation there: its ``center`` is c as a ``(d,)`` vector of
+      unconstrained sites, and its ``factor`` a root of the posterior covariance, lower triangular
+      ``(d, d)``; above 512 numbers an ``Arrow`` where the model has groups, and its ``(d,)``
+      diagonal elsewhere; or None where the center is not near a mode.
     * ``value, grad, hessian`` - L, G and H; H is None for degree 1, and an ``ArrowPrecision``
       where the factor is an ``Arrow``.
     * ``rows`` - ``(N,)``, the log likelihood of each row at c, by which other data are known.
@@ -80,13 +78,11 @@ class TaylorProxy:
       normal approximation; nan if there is none.
     * ``plate, size, batch`` - name of the plate, N and M.
     * ``shapes`` - ``(site, unconstrained shape)`` in the order of the vector.
-    * ``circles`` - ``(d,)``, the angles opposite of which circles are cut, see :class:`Normal`.
     * ``forward`` - whether a row has derivatives in forward mode; otherwise they are differences.
     """
 
     center: Sites
-    location: Array
-    factor: Array | Arrow | None
+    normal: Normal
     value: Any
     rows: Array
     grad: Array
@@ -96,7 +92,6 @@ class TaylorProxy:
     size: int
     batch: int
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    circles: Array | None = None
     forward: bool = True
 
     compared: ClassVar[Any] = None
@@ -106,7 +101,7 @@ class TaylorProxy:
         return {name: x for name, x in vars(self).items() if name != "compared"}
 
     def __repr__(self) -> str:
-        degree, dim = 1 if self.hessian is None else 2, self.location.shape[0]
+        degree, dim = 1 if self.hessian is None else 2, self.normal.center.shape[0]
         return f"TaylorProxy(degree={degree}, {self.size} rows of '{self.plate}', {dim} dimensions)"
 
     def init_params(self, guide: Any, *args: Any, **kwargs: Any) -> Params:
@@ -116,12 +111,12 @@ class TaylorProxy:
         :param guide: an ``AutoMultivariateNormal``, ``AutoDiagonalNormal`` or ``AutoNormal``.
         :param args: arguments of the guide's model, as for ``svi.run``, and so ``kwargs``.
         """
-        if self.factor is None:
+        if self.normal.factor is None:
             raise ValueError(
                 "there is no normal approximation at the center of this proxy; make it with"
                 " center=(guide, params) of a fitted guide."
             )
-        return Normal(self.location, self.factor, self.circles).init_params(guide, *args, **kwargs)
+        return self.normal.init_params(guide, *args, **kwargs)
 
     def unravel(self, x: Array) -> Sites:
         """A ``(d,)`` vector as unconstrained sites."""
@@ -149,10 +144,10 @@ class TaylorProxy:
         """:meth:`log_joint` of the sites in the plate alone."""
         sites = [trace[name] for name, _ in self.shapes]
         t = [jnp.ravel(biject_to(site["fn"].support).inv(site["value"])) for site in sites]
-        t = recut(jnp.concatenate(t), None, self.circles)
+        t = recut(jnp.concatenate(t), None, self.normal.circles)
 
         def rows_at(x: Array) -> Array:
-            return row_log_lik(run(self.unravel(recut(x, self.circles, None))), self.plate)
+            return row_log_lik(run(self.unravel(recut(x, self.normal.circles, None))), self.plate)
 
         index = trace[self.plate]["value"] if compare else None
         return self.change(t, row_log_lik(trace, self.plate), rows_at, index)
@@ -169,7 +164,7 @@ class TaylorProxy:
         :param at_t: the log likelihood of M rows there, and ``rows_at`` that at any vector.
         :param index: which rows they are, for a change that is NaN where these are others.
         """
-        v = t - self.location
+        v = t - self.normal.center
 
         # The derivatives are taken at c along v, so that particles share the rows' values there.
         def along_v(fn: Callable[[Array], Any], x: Array) -> Any:
@@ -179,9 +174,9 @@ class TaylorProxy:
         if not self.forward:
             at_center, slope = self._by_differences(v, rows_at)
         elif self.hessian is None:
-            at_center, slope = along_v(rows_at, self.location)
+            at_center, slope = along_v(rows_at, self.normal.center)
         else:
-            (at_center, slope), (_, bend) = along_v(partial(along_v, rows_at), self.location)
+            (at_center, slope), (_, bend) = along_v(partial(along_v, rows_at), self.normal.center)
             slope = slope + bend / 2
         if self.hessian is not None:
             if isinstance(self.hessian, ArrowPrecision):
@@ -194,7 +189,7 @@ class TaylorProxy:
         change = of_all_rows + self.size * jnp.mean(residuals)
         if index is not None:
             with jax.default_matmul_precision("highest"):  # as the rows that it has
-                same = agree(rows_at(self.location), self.rows[index])
+                same = agree(rows_at(self.normal.center), self.rows[index])
             change = jnp.where(same, change, jnp.nan)
         return change, residuals
 
@@ -202,7 +197,7 @@ class TaylorProxy:
         """The log likelihood of rows at c, and their terms in v, without a forward mode: the mean
         is that of gradients of the sum, and the deviations from it are differences of values, which
         have fewer digits and enter the variance alone."""
-        c, h, v0 = self.location, _VALUES, stop_gradient(v)
+        c, h, v0 = self.normal.center, _VALUES, stop_gradient(v)
         grad = jax.grad(lambda x: jnp.sum(rows_at(x)))
         at_center, up, down = rows_at(c), rows_at(c + h * v), rows_at(c - h * v)
         each, total = (up - down) / (2 * h), jnp.vdot(grad(c), v)
@@ -266,7 +261,7 @@ class TaylorProxy:
         program = Program(default_key(model), args, kwargs, plates=plates)
         # Evaluated now, also where a step is being traced.
         with on_numbers(), block(), jax.default_matmul_precision("highest"):
-            z = self.unravel(recut(self.location, self.circles, None))
+            z = self.unravel(recut(self.normal.center, self.normal.circles, None))
             each = jit_on_data(
                 lambda i: program.with_rows({self.plate: i}).rows_log_lik(z, {self.plate: i})
             )
@@ -342,9 +337,9 @@ class ProxyPotential(Potential):
         proxy, own = self._proxy, circles_of(self.info)
 
         def rows_at(x: Array) -> Array:
-            return self.rows_log_lik(proxy.unravel(recut(x, proxy.circles, own)), idx)
+            return self.rows_log_lik(proxy.unravel(recut(x, proxy.normal.circles, own)), idx)
 
-        t = recut(self.info.ravel(z), own, proxy.circles)
+        t = recut(self.info.ravel(z), own, proxy.normal.circles)
         at_t = rows_at(t)
         change, _ = proxy.change(t, at_t, rows_at, idx[proxy.plate] if self._compare else None)
         return self._plain(z, idx) + proxy.size * jnp.mean(at_t) - proxy.value - change

@@ -128,14 +128,15 @@ def sites_of_proxy(proxy: TaylorProxy, factors: Factors, diagonal: bool) -> Tayl
     info = factors.info
     proxy.check_sites(info.shapes, {factors.plate: factors.size})
     order = np.asarray(info.ravel(proxy.unravel(jnp.arange(info.size))))
-    c, g, H = proxy.location, proxy.grad, proxy.hessian
-    if proxy.circles is not None:  # the factors have them cut at pi
+    c = center = proxy.normal.center
+    circles, g, H = proxy.normal.circles, proxy.grad, proxy.hessian
+    if circles is not None:  # the factors have them cut at pi
 
         def log_lik(x: Array) -> Array:
-            v = recut(x, None, proxy.circles) - proxy.location
+            v = recut(x, None, circles) - center
             return proxy.grad @ v + v @ H @ v / 2
 
-        c = recut(proxy.location, proxy.circles, None)
+        c = recut(center, circles, None)
         g, H = jax.grad(log_lik)(c), jax.hessian(log_lik)(c)
     c, g, H = c[order], g[order], H[np.ix_(order, order)]
     whole = jnp.eye(len(c), dtype=c.dtype)

@@ -150,7 +150,7 @@ def test_at_the_posterior_no_minibatch_moves_the_guide():
 
     proxy = taylor_proxy(model, 5)
     assert proxy.center["w"] == pytest.approx(float(x.sum() / 100.01), abs=0.005)
-    assert proxy.factor[0, 0] == pytest.approx(100.01**-0.5, rel=1e-4)
+    assert proxy.normal.factor[0, 0] == pytest.approx(100.01**-0.5, rel=1e-4)
     posterior = {"m": x.sum() / 100.01, "s": jnp.array(100.01**-0.5)}
 
     def gradients(loss):
@@ -226,7 +226,7 @@ def test_the_noise_adds_nothing_to_the_mean_of_weights():
     Monte Carlo error is .01. The ELBO is left alone, and so is the mean of one weight."""
     proxy = taylor_proxy(slope, center={"b": 0.5})
     every = jnp.arange(300)
-    size, t = 0.5 * (1 + every % 3), 0.5 + 6.5 * proxy.factor[0]
+    size, t = 0.5 * (1 + every % 3), 0.5 + 6.5 * proxy.normal.factor[0]
 
     def rows_at(t, i):
         counts = jnp.round(jnp.exp(0.5 * size[i]))
@@ -257,17 +257,17 @@ def test_the_noise_adds_nothing_to_the_mean_of_weights():
 def test_guides_start_at_the_center_with_its_covariance():
     """The sites of the model are not in the order of the alphabet."""
     proxy = taylor_proxy(counts, 2, center={"w": jnp.array([0.5, 0.7]), "rate": 1.2})
-    precision = np.linalg.inv(proxy.factor @ proxy.factor.T)
+    precision = np.linalg.inv(proxy.normal.factor @ proxy.normal.factor.T)
     for make in (AutoMultivariateNormal, AutoDiagonalNormal, AutoNormal):
         guide = make(counts)
         loc, scale = normal_of_guide(guide, proxy.init_params(guide))
-        np.testing.assert_allclose(loc, proxy.location, rtol=1e-6)
+        np.testing.assert_allclose(loc, proxy.normal.center, rtol=1e-6)
         given_others = np.diag(precision) ** -0.5
-        expected = proxy.factor if scale.ndim == 2 else given_others
+        expected = proxy.normal.factor if scale.ndim == 2 else given_others
         np.testing.assert_allclose(scale, expected, rtol=1e-3, atol=1e-4)
     modes = given_modes(proxy)
     assert modes.shapes == (("w", (2,)), ("rate", ()))
-    np.testing.assert_allclose(modes.heaviest.factor, proxy.factor)
+    np.testing.assert_allclose(modes.heaviest.factor, proxy.normal.factor)
     with pytest.raises(TypeError, match="guide is a AutoDelta; it must be one of AutoMulti"):
         proxy.init_params(AutoDelta(counts))
 
@@ -317,8 +317,8 @@ def test_modes_found_once_are_a_center():
     modes = find_modes(mean_of, jnp.asarray(MEANS), 1.0)
     proxy = taylor_proxy(mean_of, jnp.asarray(MEANS), 1.0, center=modes)
     exact = MEANS.mean(dtype=float) / (1 + 1 / 1e5)
-    assert abs(float(proxy.location[0]) - exact) < 0.1 * 1000**-0.5
-    assert float(proxy.factor[0, 0]) == pytest.approx(1000**-0.5, rel=1e-3)
+    assert abs(float(proxy.normal.center[0]) - exact) < 0.1 * 1000**-0.5
+    assert float(proxy.normal.factor[0, 0]) == pytest.approx(1000**-0.5, rel=1e-3)
     with pytest.raises(ValueError, match="center has the unconstrained latent sites"):
         taylor_proxy(slope, center=modes)
 

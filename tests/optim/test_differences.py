@@ -72,13 +72,13 @@ def test_a_proxy_is_right_without_a_second_derivative():
     np.testing.assert_allclose(proxy.grad, COUNTS.sum(0) - 3 * center["rate"], atol=0.05)
     np.testing.assert_allclose(proxy.hessian, -3 * np.diag(center["rate"]), rtol=2e-3, atol=1.0)
     v = jnp.array([0.3, -0.1])
-    x = proxy.location + v
+    x = proxy.normal.center + v
 
     def row(x):
         return jnp.sum(COUNTS[1] * x - jnp.exp(x))[None]
 
     change, _ = proxy.change(x, row(x), row)
-    exact = float(jnp.sum(COUNTS.sum(0) * v - 3 * jnp.exp(proxy.location) * jnp.expm1(v)))
+    exact = float(jnp.sum(COUNTS.sum(0) * v - 3 * jnp.exp(proxy.normal.center) * jnp.expm1(v)))
     assert float(change) == pytest.approx(exact, abs=0.05)
 
 
