@@ -49,14 +49,6 @@ def proxy(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
     return found._replace(evidence=partial(found.evidence, proxy=near))
 
 
-def flow(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
-    began = time.perf_counter()
-    guide = AutoRealNVPNormal(model)
-    svi = SVI(model, guide, falling(2e-3, 5000), VRELBO(1.0, 4))
-    fit = svi.run(key, 5000, *data, progress_bar=False)
-    return of_guide(began, svi, fit, data, batch)
-
-
 def ep(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
     began = time.perf_counter()
     engine = EP(model)
@@ -64,11 +56,11 @@ def ep(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
     return of_guide(began, engine, fit, data, batch)
 
 
-def by_svi(Guide: Any, rate: float, loss: Any) -> Callable[..., Fit]:
+def by_svi(Guide: Any, rate: float, loss: Any, steps: int = 5000) -> Callable[..., Fit]:
     def method(key: Array, model: Model, data: tuple, batch: dict) -> Fit:
         began = time.perf_counter()
-        svi = SVI(model, Guide(model), falling(rate, 5000), loss)
-        fit = svi.run(key, 5000, *data, progress_bar=False, **batch)
+        svi = SVI(model, Guide(model), falling(rate, steps), loss)
+        fit = svi.run(key, steps, *data, progress_bar=False, **batch)
         return of_guide(began, svi, fit, data, batch)
 
     return method
@@ -109,7 +101,8 @@ def falling(rate: float, num_steps: int) -> optax.GradientTransformation:
 
 METHODS: dict[str, Callable[..., Fit]] = {
     "proxy": proxy,
-    "flow": flow,
+    "flow": by_svi(AutoRealNVPNormal, 2e-3, VRELBO(1.0, 4)),
+    "flow, 16 draws, 10,000 steps": by_svi(AutoRealNVPNormal, 2e-3, VRELBO(1.0, 16), 10_000),
     "EP": ep,
     "mixture": by_svi(AutoMixtureNormal, 5e-3, MixtureELBO()),
     "nested": by_svi(AutoNormal, 1e-2, NestedVRELBO(0.0, num_inner=10)),

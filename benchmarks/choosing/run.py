@@ -65,7 +65,8 @@ def many_rows() -> Problem:
 def curved() -> Problem:
     """Growth of 27 dugongs: four numbers whose posterior is curved."""
     of = dugongs()
-    names = "flow", "only draws", "AutoMultivariateNormal", "NUTS"
+    longer = "flow, 16 draws, 10,000 steps"
+    names = "flow", longer, "particles", "only draws", "AutoMultivariateNormal", "NUTS"
     return Problem(of.model, of.data, of.compared, names, exact=of.exact)
 
 

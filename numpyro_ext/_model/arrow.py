@@ -165,6 +165,14 @@ class ArrowPrecision:
         between, across = self.between + other.between, self.across + other.across
         return replace(self, between=between, across=across, within=self.within + other.within)
 
+    def towards(self, other: "ArrowPrecision", share: float) -> "ArrowPrecision":
+        """The mean of two curvatures of one layout, with this share of the other."""
+        parts = {
+            name: (1 - share) * getattr(self, name) + share * getattr(other, name)
+            for name in ("between", "across", "within")
+        }
+        return replace(self, **parts)
+
     def negative(self, dtype: Any) -> "ArrowPrecision":
         """Its negative, as arrays of this type."""
         parts = (jnp.asarray(-x, dtype) for x in (self.between, self.across, self.within))

@@ -24,6 +24,8 @@ _OF_PRIOR, _MOST_PAIRS, _ROWS_OF_DRAWS = 16, 8, 10**6
 _NEAR, _FARTHEST, _MEMORY = 0.03, 2.0, 5
 """Standard deviations that the last step moves a coordinate, and that a mixed one may; and the
 number of points before the last that it is mixed from."""
+_NATS, _LEAST = 1.0, 0.05
+"""What a step may raise the loss, which the draws know so well, and the least part of a step."""
 _PINNED, _MOST_BEYOND = 1e30, 5.0
 _AT, _SKEWS, _AT_END = np.arange(-3.0, 4.0), np.linspace(-1.2, 1.2, 121), 0.05
 
@@ -97,6 +99,7 @@ def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float)
         return None
     factor, _ = precision.factor()
     best, before = (math.inf, x, factor, curvature.straight), []
+    lowest, share, move, last = math.inf, 1.0, np.zeros(n), (x, factor, precision, of_rows)
     for _ in range(_STEPS):
         bend = curvature.bend(x, of_rows)
         frame = x, bend
@@ -113,15 +116,24 @@ def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float)
             of_rows, of_prior = (
                 curvature.precision(around(x, factor), [kind], frame) for kind in range(2)
             )
-            precision = of_rows.plus(of_prior)
-            if precision.is_finite:
+            new = of_rows.plus(of_prior)
+            if new.is_finite:
+                precision = precision.towards(new, share)
                 factor, _ = precision.factor()
         value, grad = curvature.value_and_grad(around(x, factor), frame)
-        if not (precision.is_finite and np.all(np.isfinite(grad))):
-            break
+        passes += 5 * len(xis[0])
+        loss = value - float(jnp.sum(factor.log_diagonal()))
+        digits = float(jnp.finfo(curvature.dtype).eps) * abs(value) * 4
+        if not (loss < lowest + _NATS + digits and np.all(np.isfinite(grad))):
+            share /= 2
+            if share < _LEAST:
+                break
+            x, factor, precision, of_rows = last
+            x = x + share * move
+            continue
+        lowest, last = min(lowest, loss), (x, factor, precision, of_rows)
         step = -np.asarray(_solve(factor, grad.astype(curvature.dtype)), float)
         sds = np.asarray(factor.sds(), float)
-        passes += 5 * len(xis[0])
         size = float(np.max(np.abs(step) / sds))
         if size < best[0]:
             best = size, x, factor, bend
@@ -129,10 +141,15 @@ def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float)
             break
         if size < 1:
             before = [*before[-_MEMORY:], (x, step)]
-            x = x + _mixed(before, sds, curvature.singles)
+            move = _mixed(before, sds, curvature.singles)
+            if move @ grad >= 0:  # where steps grow on their way, mixing turns back
+                before = before[-1:]
+                move = _mixed(before, sds, curvature.singles)
         else:
-            x, _, _, k = halved(x, -step, value, factor, frame)
-            before, passes = [], passes + k * len(xis[0])
+            new, _, _, k = halved(x, -step, value, factor, frame)
+            move, before, passes = new - x, [], passes + k * len(xis[0])
+        share = min(1.0, 2 * share)
+        x = x + share * move
     _, x, factor, bend = best
     scales = np.flatnonzero(held | np.isin(np.arange(n), bend.of))
     scales = np.intersect1d(scales, curvature.singles)

@@ -3,6 +3,7 @@
 from functools import cache
 
 from jax import random
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -175,3 +176,58 @@ def test_a_factor_nested_in_another_and_levels_with_one_row():
     assert not fit.problems
     np.testing.assert_allclose(np.asarray(fit.center), covariance @ X.T @ y, atol=0.02)
     np.testing.assert_allclose(fit.sds, sds, rtol=1e-3)
+
+
+PATIENTS, WHEN, NOISE = 60, np.linspace(-1, 1, 5), 1.5
+
+
+def pairs(y):
+    """An intercept and a slope of each patient, which go together."""
+    slope = numpyro.sample("slope", dist.Normal(0, 1))
+    tau = numpyro.sample("tau", dist.HalfNormal(2).expand([2]).to_event(1))
+    root = numpyro.sample("root", dist.LKJCholesky(2, 2.0))
+    with numpyro.plate("patients", PATIENTS):
+        law = dist.MultivariateNormal(jnp.zeros(2), scale_tril=tau[:, None] * root)
+        own = numpyro.sample("own", law)
+    with numpyro.plate("rows", y.size):
+        of_row = np.repeat(np.arange(PATIENTS), len(WHEN))
+        level = own[of_row, 0] + (slope + own[of_row, 1]) * np.tile(WHEN, PATIENTS)
+        numpyro.sample("y", dist.Normal(level, NOISE), obs=y.ravel())
+
+
+def log_scales_of_pairs(y) -> np.ndarray:
+    """Mean and sd of log tau ``(2, 2)``, on a grid of tau and the correlation: given these all rows
+    of a patient are normal, and the slope is one more normal number."""
+    a, b, r = np.meshgrid(
+        np.linspace(-0.7, 0.9, 30), np.linspace(-4, 1, 40), np.linspace(-0.98, 0.98, 25)
+    )
+    X, T = np.stack([np.ones(5), WHEN], 1), np.exp([a, b])
+    both = r * T[0] * T[1]
+    S = np.moveaxis(np.array([[T[0] ** 2, both], [both, T[1] ** 2]]), (0, 1), (3, 4))
+    C = X @ S @ X.T + NOISE**2 * np.eye(5)
+    P = np.linalg.inv(C)
+    total, scatter = y.sum(0), y.T @ y
+    precision = 1 + PATIENTS * np.einsum("...ij,i,j", P, WHEN, WHEN)
+    pull = np.einsum("...ij,i,j", P, WHEN, total)
+    log_p = -PATIENTS / 2 * np.linalg.slogdet(C)[1] - np.einsum("...ij,ij", P, scatter) / 2
+    log_p += pull**2 / precision / 2 - np.log(precision) / 2
+    log_p += a + b - np.sum(T**2, 0) / 8 + np.log(1 - r**2)
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    means = np.array([np.sum(p * t) for t in (a, b)])
+    sds = [np.sum(p * (t - m) ** 2) ** 0.5 for t, m in zip((a, b), means, strict=True)]
+    return np.stack([means, sds], 1)
+
+
+@pytest.mark.slow
+def test_pairs_of_which_the_slopes_say_little():
+    """Steps that are taken whole run away here, since the curvature depends on where they end. The
+    scale of the slopes has a long tail to 0, which the normal of greatest ELBO leaves out."""
+    rng = np.random.default_rng(1)
+    own = rng.multivariate_normal([0, 0], [[1.5, 0.4], [0.4, 0.3]], PATIENTS)
+    y = own[:, :1] + (0.5 + own[:, 1:]) * WHEN + NOISE * rng.normal(size=(PATIENTS, 5))
+    fit, right = fit_few(pairs, y).heaviest, log_scales_of_pairs(y)
+    off = (np.asarray(fit.center)[1:3] - right[:, 0]) / right[:, 1]
+    assert np.all(np.abs(off) < [0.2, 1.0])
+    ratio = fit.sds[1:3] / right[:, 1]
+    assert np.all((ratio > [0.85, 0.3]) & (ratio < 1.1))
