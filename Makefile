@@ -93,9 +93,14 @@ lint: $(VENV)/installed-dev $(VENV)/installed-test
 
 # GALLERY=0 checks links, references and pages without running the examples.
 GALLERY ?= 1
+# Pages of a build that was interrupted may be cut off and yet look new, so the next begins anew.
+UNFINISHED := docs/_build/unfinished
 docs: $(VENV)/installed-docs $(VENV)/installed-examples
+	$(if $(wildcard $(UNFINISHED)),rm -rf docs/_build/html docs/api/*/)
+	@mkdir -p docs/_build && touch $(UNFINISHED)
 	$(BIN)/sphinx-build -W --keep-going -q -b html $(if $(filter 0,$(GALLERY)),-D plot_gallery=0) \
 		docs docs/_build/html
+	@rm $(UNFINISHED)
 
 # The page of the peers; bench-all runs the whole of every folder, which takes hours.
 bench: $(VENV)/installed-bench
