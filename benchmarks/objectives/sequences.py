@@ -39,7 +39,7 @@ def parameters() -> tuple[Any, Any, Any]:
 
 
 def model(y: Array) -> None:
-    def step(carry: Any, y: Array) -> Any:
+    def step(carry: Any, y: Any) -> Any:
         h, sd = carry
         h = numpyro.sample("h", dist.Normal(mu + phi * (h - mu), sd))
         numpyro.sample("y", dist.Normal(0, jnp.exp(h / 2)), obs=y)
@@ -52,7 +52,7 @@ def model(y: Array) -> None:
 def guide(y: Array) -> None:
     """Normal, around the mean of the next state, moved by the square of the observation."""
 
-    def step(h: Any, y: Array) -> Any:
+    def step(h: Any, y: Any) -> Any:
         loc = level + slope * h + gain * jnp.log(y**2 + 0.01)
         return numpyro.sample("h", dist.Normal(loc, scale)), None
 
@@ -83,8 +83,8 @@ def mean_bound(loss: Any, params: Any, y: Array, num_keys: int) -> tuple[float, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=3000)
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--steps", type=int, default=2000)
     args = parser.parse_args()
     print("| T | K | loss | bound | log likelihood | mu | phi | sigma | us a step |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -98,7 +98,7 @@ def main() -> None:
             fit = svi.run(random.key(0), args.steps, y, progress_bar=False)
             seconds = time.perf_counter() - start
             bound, error = mean_bound(make(K), fit.params, y, 500)
-            log_lik, error_of_it = mean_bound(FilteringELBO(4000), fit.params, y, 20)
+            log_lik, error_of_it = mean_bound(FilteringELBO(1000), fit.params, y, 20)
             learnt = " | ".join(f"{fit.params[n]:.2f}" for n in ("mu", "phi", "sigma"))
             print(
                 f"| {length} | {K} | `{name}` | {bound:.2f} +- {error:.2f} | {log_lik:.2f} +-"

@@ -1,7 +1,7 @@
 """A program cut at its ``numpyro.contrib.control_flow.scan``: what it does before the loop, and the
 loop's body, so that the steps of two programs can be run side by side."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 from jax import Array
@@ -38,8 +38,8 @@ class Scan(NamedTuple):
         self, carry: Any, x: Any, rng_key: Array, replayed: Trace | None = None
     ) -> tuple[Any, Trace]:
         """The next carry and the trace of one step, with the values of a trace that is given."""
-        body: Any = seed(self.body, rng_key)
-        body = body if replayed is None else replay(body, replayed)
+        body, trace = seed(self.body, rng_key), cast(Any, replayed)
+        body = body if trace is None else replay(body, trace)
         (carry, _), sites = call_and_trace(body, (carry, x), {})
         return carry, sites
 

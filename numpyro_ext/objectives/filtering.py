@@ -169,7 +169,7 @@ def _filter(
         lw = lw + more
         value, weights = surrogate(lw, 1.0), power_mean(lw, 1.0)[1]
         resampled = jnp.sum(weights**2) * threshold * K > 1
-        ancestors = random.categorical(key, stop_gradient(lw), shape=(K,))
+        ancestors = random.choice(key, K, (K,), p=weights)  # random.categorical takes K^2
         excess = jnp.zeros(K).at[ancestors].add(1.0) - K * weights
         ancestors = jnp.where(resampled, ancestors, jnp.arange(K))
         carry = jax.tree.map(lambda x: x[ancestors], carry)
@@ -181,7 +181,8 @@ def _filter(
     start = jnp.zeros_like(lw[0]), lw, carry, rng_keys
     end, of_steps = lax.scan(step, start, inputs, reverse=guide.reverse)
     bound, lw, _, _ = end
-    return _Run(bound + surrogate(lw, 1.0), *of_steps, state)
+    until, log_weights, excess = of_steps
+    return _Run(bound + surrogate(lw, 1.0), until, log_weights, excess, state)
 
 
 def _guide(draws: Draws, key: Array, values: Sites) -> tuple[Trace, Scan]:
