@@ -8,11 +8,12 @@
 #   steps divide by M. They keep another energy than that of the density of the momenta, so the bound
 #   stays below the evidence, and a mass that fits the scales of the posterior is what it penalises.
 # Versions: numpyro 0.22.0, jax and jaxlib 0.12.0.1.
-# Seen (z ~ N(0, 1) without data, evidence 1, started at N(0, 1), 64 steps of .05): SEEN
+# Seen (z ~ N(0, 1) without data, of log evidence 0, started at N(0, 1), 64 steps of .05): at the masses
+#   .25, .5, 1, 2 and 4 the bound is -1.149, -.256, 0, -.188 and -.552, where all should be 0.
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
 "${PYTHON:-python3}" -m venv "$folder/venv"
-"$folder/venv/bin/pip" install -q --disable-pip-version-check numpyro==0.22.0 jax==0.12.0.1 jaxlib==0.12.0.1 optax
+"$folder/venv/bin/pip" install -q --disable-pip-version-check numpyro==0.22.0 jax==0.12.0.1 jaxlib==0.12.0.1
 JAX_PLATFORMS=cpu "$folder/venv/bin/python" - <<'PY'
 import jax
 import jax.numpy as jnp

@@ -65,9 +65,9 @@ class FilteringELBO(Objective):
         whenever their weights differ.
     :param str gradient: ``"pathwise"`` or ``"score"``.
 
-    **References:** *Filtering variational objectives*, Maddison et al., NIPS 2017 (eqs. 4-6);
-    *Variational sequential Monte Carlo*, Naesseth et al., AISTATS 2018 (eqs. 6-8);
-    *Auto-encoding sequential Monte Carlo*, Le et al., ICLR 2018 (eqs. 5-8)
+    **References:** *Filtering variational objectives*, Maddison et al., NIPS 2017 (algorithm 1);
+    *Variational sequential Monte Carlo*, Naesseth et al., AISTATS 2018 (section 3);
+    *Auto-encoding sequential Monte Carlo*, Le et al., ICLR 2018 (section 3)
 
     >>> from numpyro.contrib.control_flow import scan
     >>> def model(y):

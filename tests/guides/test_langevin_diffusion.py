@@ -4,6 +4,7 @@ from functools import cache
 
 import jax
 from jax import random
+from jax.example_libraries import stax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -60,6 +61,7 @@ def by_hand(params, z, noise):
     return z, log_w
 
 
+@pytest.mark.slow
 def test_a_draw_and_its_weight_are_those_of_the_kernels_one_after_the_other(tol):
     guide, _, params = perturbed("ula", normal)
     sites = trace(seed(substitute(guide, params), 3)).get_trace()
@@ -85,16 +87,15 @@ def test_weights_average_to_the_evidence_at_any_parameters(backward):
 def test_the_bound_of_a_normal_rises_to_its_evidence_with_the_number_of_steps():
     """From N(0, 1), untrained, in steps of 0.1."""
     bounds = []
-    for T in (1, 8, 64):
+    for T in (8, 256):
         options = {"num_steps": T, "step_size": 0.1, "init_scale": 1.0}
-        start = numpyro.infer.init_to_value(values={"z": jnp.zeros(2)})
-        guide = AutoLangevinDiffusion(normal, backward="ula", init_loc_fn=start, **options)
-        params = SVI(normal, guide, optax.adam(1e-2), Trace_ELBO())
-        params = params.get_params(params.init(random.key(0)))
-        lw = log_weights(random.key(2), params, normal, guide, num_samples=4000)
+        guide = AutoLangevinDiffusion(normal, backward="ula", init_from=None, **options)
+        svi = SVI(normal, guide, optax.adam(1e-2), Trace_ELBO())
+        state = svi.init(random.key(0), init_params={"auto_loc": jnp.zeros(2)})
+        lw = log_weights(random.key(2), svi.get_params(state), normal, guide, num_samples=4000)
         bounds.append(float(lw.mean()))
-    assert bounds[0] + 0.3 < bounds[1] < bounds[2] - 0.3
-    assert LOG_Z - 0.2 < bounds[2] < LOG_Z
+    # The same kernels in NumPy: gaps of 2.54 and 0.17, with errors of .05 and .01.
+    assert abs(bounds[0] - (LOG_Z - 2.54)) < 0.3 and abs(bounds[1] - (LOG_Z - 0.17)) < 0.06
 
 
 @pytest.mark.x64
@@ -116,7 +117,7 @@ def test_gradient_is_the_one_of_differences(backward, needs_x64):
 
 
 def test_mistakes_are_refused():
-    network = jax.example_libraries.stax.Dense(3)
+    network = stax.Dense(3)
     with pytest.raises(ValueError, match="backward"):
         AutoLangevinDiffusion(curved, backward="mcd")
     with pytest.raises(ValueError, match="backward='ula' has no network"):
