@@ -73,7 +73,7 @@ def bounds(loss, num_keys, params):
 @pytest.mark.x64
 def test_the_mean_of_exp_is_the_evidence_of_the_kalman_filter():
     """And the mean of the bound is below it, and rises with the number of particles."""
-    losses = [FilteringELBO(2), FilteringELBO(16), FilteringELBO(16, ess_threshold=0.5)]
+    losses = [FilteringELBO(2), FilteringELBO(16), FilteringELBO(16, ess_threshold=1.0)]
     few, *many = (np.asarray(bounds(loss, 4000, PARAMS), float) for loss in losses)
     for found in many:
         weights = np.exp(found - log_evidence())
@@ -189,7 +189,7 @@ def gradient_by_quadrature():
 @pytest.mark.parametrize("gradient", ["score", "pathwise"])
 def test_the_gradient_with_scores_is_the_derivative_of_the_mean_bound(gradient):
     """And the pathwise one is not."""
-    loss = FilteringELBO(2, gradient=gradient)
+    loss = FilteringELBO(2, gradient=gradient, ess_threshold=1.0)
 
     def bound(p, key):
         return -loss.loss(key, p, two_steps, guide_of_two)
