@@ -14,6 +14,7 @@ from numpyro_ext.guides.iaf import AutoGatedIAFNormal
 from numpyro_ext.guides.implicit import AutoImplicit
 from numpyro_ext.guides.implicit_guide import ImplicitGuide
 from numpyro_ext.guides.init_to_fan_in import init_to_fan_in
+from numpyro_ext.guides.langevin_diffusion import AutoLangevinDiffusion
 from numpyro_ext.guides.laplace_ggn import AutoLaplaceGGN
 from numpyro_ext.guides.local_reparam import linear, local_reparam
 from numpyro_ext.guides.maf import AutoMAFNormal
@@ -39,6 +40,7 @@ __all__ = [
     "AutoHouseholderNormal",
     "AutoImplicit",
     "AutoJoint",
+    "AutoLangevinDiffusion",
     "AutoLaplaceGGN",
     "AutoMAFNormal",
     "AutoMarkov",

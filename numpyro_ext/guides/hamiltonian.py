@@ -1,46 +1,24 @@
 """A guide whose draws follow the gradient of the model: a few leapfrog steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import ClassVar
 
 from jax import Array, lax
 import jax.numpy as jnp
-import numpyro
-from numpyro.distributions import Normal, constraints
-from numpyro.distributions.transforms import Transform
-from numpyro.handlers import block, seed, substitute
+from numpyro.distributions import Normal
 
-from numpyro_ext._checks import check_count, check_positive
-from numpyro_ext._model.handlers import every_row
-from numpyro_ext._model.operations import gradient
-from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import ModelInfo, drawn_names, read_model
-from numpyro_ext._networks import Network, as_pair
-from numpyro_ext._typing import Params, Shape, Sites, Trace
-from numpyro_ext.guides.base import (
-    AutoWithoutDensity,
-    apply_fixed_map,
-    draws_of,
-    inverse_fixed_map,
-    with_fixed_map,
-)
-from numpyro_ext.guides.networks import (
-    bounded,
-    check_widths,
-    conditional_mlp,
-    flat_module,
-    mean_and_scale,
-)
+from numpyro_ext._checks import check_count
+from numpyro_ext.guides.along_gradient import AutoAlongGradient
+from numpyro_ext.guides.networks import bounded, conditional_mlp, flat_module, mean_and_scale
 from numpyro_ext.transforms import LeapfrogTransform
 
 # Far beyond what a stable step does to a velocity of unit variance.
 KICK = 10.0
-_DRAWS_AT_A_TIME = 100
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class AutoHVI(AutoWithoutDensity):
+class AutoHVI(AutoAlongGradient):
     r"""Hamiltonian variational inference: a normal distribution, moved by the model's gradient.
 
     In the model's unconstrained space of dimension :math:`d`, with :math:`U(z) = -\log p^*(z)`,
@@ -87,83 +65,20 @@ class AutoHVI(AutoWithoutDensity):
     True
     """
 
-    num_steps: int = 3
     num_leapfrog: int = 1
-    step_size: float = 0.1
-    reverse_network: Network | None = None
-    hidden_dims: Sequence[int] = (32,)
+    noise: ClassVar[str] = "velocity"
 
     def __post_init__(self) -> None:
-        check_positive("step_size", self.step_size)
-        self.reverse_network = as_pair(self.reverse_network, "reverse_network", optional=True)
-        self.hidden_dims = check_widths(self.hidden_dims)
-        self.num_steps = check_count("num_steps", self.num_steps)
         self.num_leapfrog = check_count("num_leapfrog", self.num_leapfrog)
         super().__post_init__()
 
-    def read(self, *args: Any, **kwargs: Any) -> ModelInfo:
-        info = super().read(*args, **kwargs)
-        if info.mutable:
-            raise ValueError(
-                f"the model has the mutable site '{info.mutable[0]}', which each of its gradients"
-                " would update; make it a numpyro.param, or use AutoAuxiliary."
-            )
-        return info
-
-    def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        return args, kwargs  # for draws without the model's arguments
-
-    def sample_vector(self, sample_shape: Shape, args: tuple, kwargs: Params) -> Array:
-        loc, scale, fixed = self.loc_and_scale()
-        z = self.auxiliary("start", with_fixed_map(Normal(loc, scale).to_event(1), fixed))
-        normal = Normal(0.0, 1.0).expand((self.num_steps, self.latent_dim))
-        v = self.auxiliary("velocity", normal.to_event(2))
-        z, log_r = self._rounds(z, v, args, kwargs)
-        numpyro.factor(f"{self.prefix}_reverse", -log_r)
-        return z
-
-    def draw(
-        self,
-        rng_key: Array,
-        params: Params,
-        sample_shape: Shape = (),
-        args: tuple = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Array:
-        self.check_fitted(params)
-        if not args and not kwargs:
-            args, kwargs = self.prepared
-
-        def draw(key: Array) -> Array:  # with a minibatch of its own
-            fn: Any = substitute(seed(self.sample_vector, key), params)
-            return fn((), args, kwargs or {})
-
-        with block():
-            return draws_of(draw, rng_key, sample_shape, _DRAWS_AT_A_TIME)
-
-    def reverse_log_prob(
-        self, params: Params, aux: Sites, latents: Sites, *args: Any, **kwargs: Any
-    ) -> Array:
-        """:math:`\\sum_t \\log r_t(v_t' \\mid z_t)`, a number, with U on all rows, of the guide's
-        sites ``_{prefix}_start`` and ``_{prefix}_velocity``, from which all others follow."""
-        self.check_fitted(params)
-        z, v = (aux[f"_{self.prefix}_{name}"] for name in ("start", "velocity"))
-        with block(), substitute(data=params), every_row():
-            return self._rounds(z, v, args, kwargs)[1]
-
-    def _rounds(self, z: Array, v: Array, args: tuple, kwargs: Params) -> tuple[Array, Array]:
-        """``z_T`` and the sum of ``log r_t``, from ``(d,)`` and ``(T, d)`` draws."""
-        loc, scale, fixed = self.loc_and_scale()
-        grad_u = self._gradient(args, kwargs, fixed)
-        z = inverse_fixed_map(z, fixed)
-        d, T, prefix = self.latent_dim, self.num_steps, self.prefix
-        positive = constraints.positive
-        steps: Any = numpyro.param(
-            f"{prefix}_step_size", jnp.full(T, self.step_size), constraint=positive
-        )
-        mass: Any = numpyro.param(f"{prefix}_mass", jnp.ones(d), constraint=positive)
+    def carry(
+        self, z: Array, noise: Array, grad_u: Callable[[Array], Array], loc: Array, scale: Array
+    ) -> tuple[Array, Array]:
+        d, T = self.latent_dim, self.num_steps
+        steps, mass = self.steps()
         pair = self.reverse_network or conditional_mlp(self.hidden_dims, d + T, d, 0.0)
-        net = flat_module(f"{prefix}_reverse$params", pair, (d + T,))
+        net = flat_module(f"{self.prefix}_reverse$params", pair, (d + T,))
 
         def one_round(z: Array, parts: tuple[Array, Array, Array]) -> tuple[Array, Array]:
             v, eps, one_hot = parts
@@ -178,31 +93,4 @@ class AutoHVI(AutoWithoutDensity):
             mean, sd = mean_and_scale(out, d, "reverse_network")
             return z, Normal(mean, sd).log_prob(v).sum()
 
-        z, log_r = lax.scan(one_round, z, (v, steps, jnp.eye(T, dtype=v.dtype)))
-        return apply_fixed_map(z, fixed), jnp.sum(log_r)
-
-    def _gradient(
-        self, args: tuple, kwargs: Params, fixed: list[Transform]
-    ) -> Callable[[Array], Array]:
-        """The gradient of U on the minibatch of this call, in the coordinates before the fixed
-        map."""
-        if drawn_names(self.model, args, kwargs) != set(self.latent_sites):
-            # To predict, the model is called without its data: the posterior is given the others.
-            args, kwargs = self.prepared
-        info = self.in_cuts(read_model(self.model, args, kwargs))
-        trace = cast(Trace, self.prototype_trace)
-        theta: dict[str, Any] = {}
-        for name in info.params:
-            constraint = trace[name]["kwargs"].get("constraint", constraints.real)
-            theta[name] = numpyro.param(name, trace[name]["value"], constraint=constraint)
-        rows = {}
-        for name, (size, batch) in info.plates.items():
-            with numpyro.plate(name, size, subsample_size=batch) as idx:
-                rows[name] = idx
-        potential = Potential(self.model, info, theta, args, kwargs)
-
-        def u(z: Array) -> Array:
-            with block():
-                return potential(self.unpack(apply_fixed_map(z, fixed)), rows)
-
-        return gradient(u)
+        return lax.scan(one_round, z, (noise, steps, jnp.eye(T, dtype=noise.dtype)))

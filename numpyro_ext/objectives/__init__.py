@@ -9,6 +9,7 @@ from numpyro_ext.objectives.curvature import CurvatureELBO
 from numpyro_ext.objectives.density_ratio import DensityRatioELBO
 from numpyro_ext.objectives.evaluation import log_weights
 from numpyro_ext.objectives.f_divergence import FDivergence, TailAdaptive
+from numpyro_ext.objectives.filtering import FilteringELBO
 from numpyro_ext.objectives.fisher import FisherDivergence
 from numpyro_ext.objectives.implicit import ImplicitELBO
 from numpyro_ext.objectives.kl_weights import KLWeightedELBO, minibatch_kl_weights
@@ -31,6 +32,7 @@ __all__ = [
     "CurvatureELBO",
     "DensityRatioELBO",
     "FDivergence",
+    "FilteringELBO",
     "FisherDivergence",
     "IWELBO",
     "ImplicitELBO",

@@ -30,6 +30,7 @@ from numpyro_ext.guides import (
     AutoHouseholderNormal,
     AutoHVI,
     AutoImplicit,
+    AutoLangevinDiffusion,
     AutoLaplaceGGN,
     AutoMAFNormal,
     AutoMarkov,
@@ -65,6 +66,9 @@ GUIDES = FLOWS | {
     "semi-implicit": partial(AutoSemiImplicit, hidden_dims=(8,), init_from=None),
     "auxiliary": partial(AutoAuxiliary, hidden_dims=(8,), init_from=None),
     "HVI": partial(AutoHVI, num_steps=2, hidden_dims=(8,), step_size=1e-3, init_from=None),
+    "Langevin diffusion": partial(
+        AutoLangevinDiffusion, num_steps=2, hidden_dims=(8,), step_size=1e-3, init_from=None
+    ),
 }
 # Every other guide is trained in the tests of its own file, and is here near its start.
 TRAINED = ("RealNVP", "auxiliary")

@@ -1,5 +1,6 @@
 """What every objective promises: one table of constructors, one test for each promise."""
 
+from functools import partial
 import math
 import pickle
 
@@ -8,6 +9,7 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 from numpyro.infer import SVI, Trace_ELBO
 import optax
@@ -26,6 +28,7 @@ from numpyro_ext.objectives import (
     CurvatureELBO,
     DensityRatioELBO,
     FDivergence,
+    FilteringELBO,
     FisherDivergence,
     ImplicitELBO,
     KLWeightedELBO,
@@ -56,6 +59,7 @@ OBJECTIVES = {
     "ReweightedWakeSleep": lambda **kwargs: ReweightedWakeSleep(3, **kwargs),
     "ChiUpperBound": lambda **kwargs: ChiUpperBound(2.0, 3, **kwargs),
     "FDivergence": lambda **kwargs: FDivergence("hellinger", 3, **kwargs),
+    "FilteringELBO": lambda **kwargs: FilteringELBO(3, **kwargs),
     "DensityRatioELBO": lambda **kwargs: DensityRatioELBO(3, ratio=LogisticRatio(), **kwargs),
     "FisherDivergence": lambda **kwargs: FisherDivergence(3, **kwargs),
     "ThermodynamicELBO": lambda **kwargs: ThermodynamicELBO(3, 3, **kwargs),
@@ -71,9 +75,10 @@ OBJECTIVES = {
     ),
     "CurvatureELBO": lambda **kwargs: CurvatureELBO("fisher", 3, **kwargs),
 }
-# The last two have a base of NumPyro's, whose minibatch takes a key.
+# The last two have a base of NumPyro's, whose minibatch takes a key; a filter has no minibatch.
 WITHOUT_UNITS = {
     "CurvatureELBO",
+    "FilteringELBO",
     "MixtureELBO",
     "MixtureELBO, Gershman",
     "KLWeightedELBO",
@@ -115,7 +120,21 @@ def normals_alone(x, broken=False):
     numpyro.sample("scale", dist.Delta(jnp.exp(u), log_density=-u))
 
 
-GUIDES = {"ImplicitELBO": draws_alone, "CurvatureELBO": normals_alone}
+def walk(x, broken=False, obs=True):
+    def step(z, x):
+        z = numpyro.sample("z", dist.Normal(jnp.where(broken, jnp.nan, z) + m, s))
+        return z, numpyro.sample("x", dist.Normal(z, 0.7), obs=x) if obs else None
+
+    m, s = numpyro.param("m", 0.5), numpyro.param("s", 0.4)
+    scan(step, 0.3, x)
+
+
+GUIDES = {
+    "ImplicitELBO": draws_alone,
+    "CurvatureELBO": normals_alone,
+    "FilteringELBO": partial(walk, obs=False),
+}
+MODELS = {"FilteringELBO": walk}
 
 
 def components(params):
@@ -157,14 +176,14 @@ def test_steps(name):
 @pytest.mark.filterwarnings("ignore:.*takes the noise of a minibatch")
 def test_pickled_objectives_are_finite_unless_the_model_is_not():
     losses = [
-        (pickle.loads(pickle.dumps(make())), GUIDES.get(name, guide))
+        (pickle.loads(pickle.dumps(make())), MODELS.get(name, model), GUIDES.get(name, guide))
         for name, make in OBJECTIVES.items()
     ]
     params = {"m": 0.5, "s": 0.4}
 
     @jax.jit
     def values(broken):
-        return jnp.array([l.loss(random.key(0), params, model, q, X, broken) for l, q in losses])
+        return jnp.array([l.loss(random.key(0), params, p, q, X, broken) for l, p, q in losses])
 
     assert jnp.all(jnp.isfinite(values(False)))
     assert not jnp.any(jnp.isfinite(values(True)))
