@@ -27,7 +27,7 @@ from numpyro_ext.guides.base import AutoAtModes, FixedMap
 
 _SWEEPS = 200
 """The most alternating updates of the nearest matrix normal."""
-_of_triangle = biject_to(constraints.lower_cholesky)
+_of_triangle: Any = biject_to(constraints.lower_cholesky)
 
 
 class Layout(NamedTuple):

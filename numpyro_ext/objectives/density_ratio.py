@@ -218,12 +218,12 @@ def pairs_of(
     name, plates = type(draws.objective).__name__, samples.group.plates
     trace = draws.dream(keys[0])
     for site in sample_sites(trace):
-        is_data = "obs" in site["infer"]
-        if is_data and isinstance(base_distribution(site["fn"]), Unit):
+        if "obs" in site["infer"] and isinstance(base_distribution(site["fn"]), Unit):
             raise ValueError(
                 f"{name}: draws of the model do not follow the factor '{site['name']}'; use"
                 " DensityRatioELBO(contrast='adaptive')."
             )
+    for site in sample_sites(trace):
         if not plates or not set(plates) <= set(frames(site)) or is_masked(site):
             raise ValueError(
                 f"{name} compares the rows of a plate with draws of the model, for which every"
@@ -283,8 +283,9 @@ def _vector_of(draws: Draws, samples: Samples, model_trace: Trace) -> Array:
         return samples.of_trace(model_trace)
     unpack = unpacking_of(draws.guide)
     if len(drawn) > 1 or unpack is None:
+        contrast = getattr(draws.objective, "contrast", "prior")
         raise ValueError(
-            f"contrast='{draws.objective.contrast}' draws the sites {', '.join(sites)} of the"
+            f"contrast='{contrast}' draws the sites {', '.join(sites)} of the"
             f" model, and the vectors of the guide are made of {', '.join(drawn)}; use"
             " contrast='adaptive'."
         )

@@ -123,6 +123,7 @@ def check(loss, the_model, params, expected, expected_grad):
 
 
 @pytest.mark.slow
+@pytest.mark.x64
 def test_value_is_the_divergence_and_gradient_is_of_the_elbo_without_a_likelihood():
     """E_q T - log of the data's density is minus the ELBO, so that gradients are equal."""
 
@@ -148,6 +149,7 @@ def test_value_is_the_divergence_and_gradient_is_of_the_elbo_without_a_likelihoo
 
 
 @pytest.mark.slow
+@pytest.mark.x64
 def test_symmetric_value_is_both_divergences_and_each_player_descends_one():
     params = {**PARAMS, "loc": jnp.array(0.9)}
     both = jax.jit(lambda p: [jax.value_and_grad(f)(p) for f in (forward, backward)])(params)
@@ -171,6 +173,8 @@ def test_symmetric_value_is_both_divergences_and_each_player_descends_one():
     check(SymmetricKL(40), trained_model, params, one + other, grad)
 
 
+@pytest.mark.slow
+@pytest.mark.x64
 def test_both_divergences_are_0_at_the_optimum_and_not_beside_it():
     """By a fitted ratio, on 2,000 rows of the model itself; 15 monomials fit 2,000 pairs each to
     about 15 / 2000 nats."""
@@ -202,6 +206,7 @@ def value_of(loss, params, the_model, the_guide, x):
     return loss.loss(random.key(0), params, the_model, the_guide, x, M)
 
 
+@pytest.mark.slow
 def test_the_critic_sees_latents_and_data_and_what_does_not_fit_is_named():
     loss, symmetric = DensityRatioELBO(3, "joint"), SymmetricKL(3)
     amortised, wrong = (with_critic(guide, features=f, hidden_dims=(4,)) for f in (2, 3))
