@@ -19,6 +19,7 @@ from numpyro_ext.guides.laplace_ggn import AutoLaplaceGGN
 from numpyro_ext.guides.local_reparam import linear, local_reparam
 from numpyro_ext.guides.maf import AutoMAFNormal
 from numpyro_ext.guides.markov import AutoMarkov
+from numpyro_ext.guides.matrix_normal import AutoMatrixNormal
 from numpyro_ext.guides.mixture import AutoMixtureNormal
 from numpyro_ext.guides.nice import AutoNICENormal
 from numpyro_ext.guides.planar import AutoPlanarNormal
@@ -44,6 +45,7 @@ __all__ = [
     "AutoLaplaceGGN",
     "AutoMAFNormal",
     "AutoMarkov",
+    "AutoMatrixNormal",
     "AutoMixtureNormal",
     "AutoNICENormal",
     "AutoPlanarNormal",

@@ -25,7 +25,7 @@ def with_critic(
     name: str = "critic",
     hidden_dims: Sequence[int] = (64, 64),
     output_dim: int = 1,
-    features: Callable[..., Array] | None = None,
+    features: Callable[..., Array] | int | None = None,
 ) -> "CriticGuide":
     r"""A guide that carries a critic: a network for the losses that train one.
 
@@ -42,7 +42,9 @@ def with_critic(
     :param int output_dim: the number of outputs of the critic for a point.
     :param features: for a guide that reads its data: a function of the model's arguments that gives
         ``(M, f)`` numbers, one row for each datum of the minibatch; the critic then judges the
-        latents of one datum beside them. The default is ``guide.features``, if there is one.
+        latents of one datum beside them. The default is ``guide.features``, if there is one. For
+        ``DensityRatioELBO(contrast="joint")`` and ``SymmetricKL`` it is the number of the observed
+        numbers of a row, which these give to the critic themselves.
 
     **Reference:** *Adversarial variational Bayes*, section 3, Mescheder et al. (ICML 2017)
 
@@ -74,7 +76,7 @@ class CriticGuide(GuideWrapper):
         name: str,
         hidden_dims: Sequence[int],
         output_dim: int,
-        features: Callable[..., Array] | None,
+        features: Callable[..., Array] | int | None,
     ) -> None:
         super().__init__(guide, "with_critic")
         self.network = as_pair(network, optional=True)
@@ -92,10 +94,12 @@ class CriticGuide(GuideWrapper):
             )
         size = getattr(self.fn, "latent_dim", None)
         if self.features is not None:
-            plates = shared_plates(trace)
-            with inside_plates(trace, plates):
-                features = check_features(self.features(*args, **kwargs), tuple(plates.values()))
-            size = latent_size(self.fn, trace) // math.prod(plates.values()) + features.shape[-1]
+            plates, number = shared_plates(trace), self.features
+            if callable(number):
+                with inside_plates(trace, plates):
+                    features = number(*args, **kwargs)
+                number = check_features(features, tuple(plates.values())).shape[-1]
+            size = latent_size(self.fn, trace) // math.prod(plates.values()) + number
         elif size is None:
             size = latent_size(self.fn, trace)
         self._apply(size)

@@ -4,6 +4,12 @@ from numpyro_ext._model.normal import Whitening
 from numpyro_ext._model.potential import Potential
 from numpyro_ext.mcmc.base import Estimate, SGMCMCKernel, Transition, kernel_state
 from numpyro_ext.mcmc.from_states import mcmc_from_states
+from numpyro_ext.mcmc.geodesic import (
+    GeodesicSGHMC,
+    GeodesicSGHMCState,
+    GeodesicSGNHT,
+    GeodesicSGNHTState,
+)
 from numpyro_ext.mcmc.geometry import ExpandedMean
 from numpyro_ext.mcmc.gradients import SVRG, ControlVariate, MinibatchGradient
 from numpyro_ext.mcmc.kernel_hmc import KernelHMC, KernelHMCState
@@ -16,6 +22,7 @@ from numpyro_ext.mcmc.sgld import SGLD, SGLDState
 from numpyro_ext.mcmc.sgnht import SGNHT, SGNHTState
 from numpyro_ext.mcmc.sgrld import SGRLD
 from numpyro_ext.mcmc.simplex import GammaSimplexReparam, simplex_langevin_step
+from numpyro_ext.mcmc.sphere import SphereReparam
 
 __all__ = [
     "ConstantSchedule",
@@ -24,6 +31,10 @@ __all__ = [
     "Estimate",
     "ExpandedMean",
     "GammaSimplexReparam",
+    "GeodesicSGHMC",
+    "GeodesicSGHMCState",
+    "GeodesicSGNHT",
+    "GeodesicSGNHTState",
     "KernelHMC",
     "KernelHMCState",
     "MinibatchGradient",
@@ -43,6 +54,7 @@ __all__ = [
     "SGRLD",
     "SVRG",
     "Settings",
+    "SphereReparam",
     "Transition",
     "Whitening",
     "kernel_state",

@@ -19,6 +19,7 @@ from numpyro_ext.objectives.posterior_regularized import PosteriorRegularizedELB
 from numpyro_ext.objectives.renyi import IWELBO, VRELBO
 from numpyro_ext.objectives.semi_implicit import SemiImplicitELBO
 from numpyro_ext.objectives.stein_discrepancy import SteinDiscrepancy
+from numpyro_ext.objectives.symmetric_kl import SymmetricKL
 from numpyro_ext.objectives.taylor_proxy import taylor_proxy
 from numpyro_ext.objectives.thermodynamic import ThermodynamicELBO
 from numpyro_ext.objectives.vimco import VIMCO
@@ -44,6 +45,7 @@ __all__ = [
     "ReweightedWakeSleep",
     "SemiImplicitELBO",
     "SteinDiscrepancy",
+    "SymmetricKL",
     "TailAdaptive",
     "ThermodynamicELBO",
     "VIMCO",

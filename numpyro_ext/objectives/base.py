@@ -348,11 +348,14 @@ class Draws:
             model = replay(seed(self._model, model_key), cast(Any, guide_trace))
             return trace_of(substitute(model, data=data), self.args, self.kwargs)
 
-    def dream(self, rng_key: Array, arguments: Arguments | None = None) -> Trace:
-        """One run of the model that draws its observed sites too, with stopped parameters; what
-        was observed is in ``site["infer"]["obs"]``."""
+    def dream(
+        self, rng_key: Array, arguments: Arguments | None = None, params: Params | None = None
+    ) -> Trace:
+        """One run of the model that draws its observed sites too, with stopped parameters unless
+        ``params`` are given; what was observed is in ``site["infer"]["obs"]``."""
         with valid_plates():
-            model = unobserved(substitute(self._model, data=self.stopped))
+            data = self.stopped if params is None else params
+            model = unobserved(substitute(self._model, data=data))
             return trace_of(seed(model, rng_key), *(arguments or (self.args, self.kwargs)))
 
     def program(self, key: Array, data: Sites, plates: Any = None) -> Program:

@@ -15,9 +15,17 @@ Critic = Callable[[Params, Array], Array]
 """``(params, z)`` to the critic at the points ``z``, ``(..., d)``."""
 
 
-def critic_of(draws: Draws, group: SiteGroup, instead: str, *, field: bool = False) -> Critic:
+def critic_of(
+    draws: Draws,
+    group: SiteGroup,
+    instead: str,
+    *,
+    field: bool = False,
+    observed: int | None = None,
+) -> Critic:
     """The critic of the guide at points ``(..., *group.shape, d)``; a vector for each if
-    ``field``."""
+    ``field``. With ``observed`` the points are ``(n, d + observed)``, of which these many numbers
+    are data."""
     name, guide = type(draws.objective).__name__, unwrap(draws.guide, "critic")
     dim = group.dim if field else 1
     if guide is None:
@@ -26,7 +34,15 @@ def critic_of(draws: Draws, group: SiteGroup, instead: str, *, field: bool = Fal
             f"{name} trains a critic, and the guide has none; give SVI {wrapped} of"
             f" numpyro_ext.guides, or use {instead}."
         )
-    features = _features(draws, group, guide, instead)
+    if observed is None:
+        features = _features(draws, group, guide, instead)
+    elif getattr(guide, "features", observed) != observed:
+        raise ValueError(
+            f"contrast='joint' shows the critic the latents and the {observed} observed numbers of"
+            f" a row; make it by with_critic(guide, features={observed})."
+        )
+    else:
+        features = {}
 
     def critic(params: Params, z: Array) -> Array:
         out = guide.critic(params, z, **features)
@@ -50,6 +66,11 @@ def _features(draws: Draws, group: SiteGroup, guide: Any, instead: str) -> dict[
         raise ValueError(
             f"the guide has a vector for each row of the plates {group.plates}, but its critic sees"
             f" no data; give it with_critic(guide, features=...), or use {instead}."
+        )
+    if isinstance(features, int):
+        raise ValueError(
+            f"the critic is made for {features} observed numbers of a row, beside which only"
+            " contrast='joint' asks it; give with_critic(guide, features=...) a function."
         )
     if features is not None and not group.plates:
         raise ValueError(

@@ -1,6 +1,7 @@
 """The evidence lower bound by a density ratio (Mescheder, Nowozin and Geiger, 2017)."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,22 +9,23 @@ from jax import Array, random
 from jax.lax import stop_gradient
 import jax.numpy as jnp
 from jax.scipy.stats import norm
-from numpyro.distributions import biject_to
+from numpyro.distributions import Unit, biject_to
 
 from numpyro_ext._checks import check_choice, check_several
 from numpyro_ext._model.implicit import has_density
-from numpyro_ext._model.read import latent_sites
+from numpyro_ext._model.masked import is_masked
+from numpyro_ext._model.read import Site, base_distribution, frames, latent_sites, sample_sites
 from numpyro_ext._numpyro import unpacking_of
-from numpyro_ext._typing import Trace
+from numpyro_ext._typing import Params, Trace
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.critic import critic_of
 from numpyro_ext.objectives.samples import Samples
 from numpyro_ext.scores import KernelRatio, logistic_loss, whiten
 
-Estimate = Callable[[Array, Array], tuple[Array, Array]]
+Estimate = Callable[[Array, Array], tuple[Callable[[Array], Array], Array]]
 """``(x, y)``, draws ``(K, *plates, d)`` of q and of the contrast r, to the log ratio
-:math:`T(x) \\approx \\log q / r`, ``(K, *plates)``, differentiable in x only, and to the loss of
-what is trained for it."""
+:math:`T \\approx \\log q / r`, a function to ``(K, *plates)`` that is differentiable in its
+argument only, and to the loss of what is trained for it."""
 
 
 class DensityRatioELBO(Objective):
@@ -42,12 +44,24 @@ class DensityRatioELBO(Objective):
       :math:`u = (z - loc) / scale`, with draws of N(0, I), and has only the shape of q to learn.
     * ``contrast="prior"``: r is the prior, drawn by running the model, and
       :math:`L = E_q[\log p(x | z) - T(z)]`.
+    * ``contrast="joint"``, for data in the rows of a plate that have latents of their own: T
+      compares pairs (x, z), data with draws of q(z | x), with pairs drawn by running the model.
+      **No likelihood is evaluated**, so that a model which can only be simulated is allowed. The
+      loss is an estimate of
+
+      .. math:: \sum_n E_{q(z | x_n)}[T(x_n, z)], \qquad T \approx \log \frac{q(z | x)\, \tilde
+          p(x)}{p(x, z)} ,
+
+      where :math:`\tilde p` is the density from which the data come: N times a KL divergence, 0 at
+      the posterior under the true model. For the guide it differs from minus the ELBO by a
+      constant. Parameters of the model are an error; :class:`SymmetricKL` trains them.
 
     T comes from the ``ratio``: ``"critic"`` is the network of ``with_critic(guide)``, trained by
     :func:`~numpyro_ext.scores.logistic_loss` D in the same scalar loss
     :math:`-L + D - \mathrm{sg}(D)`; D does not reach the guide, and L does not reach the critic.
     :class:`~numpyro_ext.scores.LogisticRatio` and :class:`~numpyro_ext.scores.KernelRatio` (of r/q)
-    are fitted to the draws of each step and need no critic. The gradient of the guide flows through
+    are fitted to the draws of each step, with ``"joint"`` to all rows of the minibatch together,
+    and need no critic. The gradient of the guide flows through
     z alone, because :math:`E_q \nabla_\phi \log q = 0`.
 
     **Biased.** The value is an estimate of minus the ELBO and not a bound, because T is estimated:
@@ -65,13 +79,15 @@ class DensityRatioELBO(Objective):
     sites keep their density. Parameters of the model get the gradient of the ELBO.
 
     :param int num_particles: number of draws K, some tens at least to estimate T.
-    :param str contrast: ``"adaptive"`` or ``"prior"``.
+    :param str contrast: ``"adaptive"``, ``"prior"`` or ``"joint"``.
     :param ratio: ``"critic"``, ``KernelRatio()`` or ``LogisticRatio()``.
 
     **References:** *Adversarial variational Bayes: unifying variational autoencoders and generative
     adversarial networks*, Mescheder et al., ICML 2017 (equations 3.3 and 3.7, propositions 1 and 2,
     Algorithm 2); *Variational inference using implicit distributions*, Ferenc Huszar, 2017 (section
-    3); *Kernel implicit variational inference*, Shi et al., ICLR 2018
+    3); *Hierarchical implicit models and likelihood-free variational inference*, Tran, Ranganath
+    and Blei, NIPS 2017 (section 3), on the joint contrast; *Kernel implicit variational inference*,
+    Shi et al., ICLR 2018
 
     >>> from numpyro_ext.guides import Implicit
     >>> from numpyro_ext.scores import LogisticRatio
@@ -87,7 +103,6 @@ class DensityRatioELBO(Objective):
     """
 
     linear = True
-    minus_elbo = True
 
     def __init__(
         self,
@@ -97,16 +112,19 @@ class DensityRatioELBO(Objective):
         ratio: Any = "critic",
         vectorize_particles: bool | MapT = True,
     ) -> None:
-        check_choice("contrast", contrast, ("adaptive", "prior"))
+        check_choice("contrast", contrast, ("adaptive", "prior", "joint"))
         if ratio != "critic" or contrast == "adaptive":
             check_several("num_particles", num_particles, "one draw has no distribution")
         self.contrast, self.ratio = contrast, ratio
+        self.minus_elbo = contrast != "joint"
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         samples = _samples(draws)
         key, prior_key = random.split(draws.extra_key)
         prior_keys = random.split(prior_key, self.num_particles)
+        if self.contrast == "joint":
+            return self.of_pairs(draws, samples, prior_keys)
 
         def draw(key: Array, prior_key: Array) -> tuple[Array, Array, Array, State]:
             particle = draws.particle(key)
@@ -118,10 +136,22 @@ class DensityRatioELBO(Objective):
 
         z, log_p, prior, state = draws.map(draw, draws.keys, prior_keys)
         x, y, log_r = self._contrast(random.fold_in(key, 0), z, prior)
-        log_ratio, training = self._estimator(draws, samples)(x, y)
+        log_ratio, training = self.estimator(draws, samples)(x, y)
         bound = draws.total(jnp.mean(log_p, 0))
-        bound -= samples.group.scale * jnp.sum(jnp.mean(log_r + log_ratio, 0))
+        bound -= samples.group.scale * jnp.sum(jnp.mean(log_r + log_ratio(x), 0))
         return -bound + (training - stop_gradient(training)), state
+
+    def of_pairs(self, draws: Draws, samples: Samples, keys: Array) -> tuple[Array, State]:
+        """The loss of data with draws of q, and of pairs drawn by the model."""
+        for name in draws.layout.model_params:
+            raise ValueError(
+                f"contrast='joint' has no gradient for the parameter '{name}' of the model; use"
+                " SymmetricKL, or contrast='adaptive'."
+            )
+        x, y, state = pairs_of(draws, samples, keys, draws.stopped)
+        log_ratio, training = self.estimator(draws, samples, x.shape[-1])(x, y)
+        rows = samples.group.scale * len(x) / self.num_particles
+        return rows * jnp.mean(log_ratio(x)) + (training - stop_gradient(training)), state
 
     def _contrast(self, key: Array, x: Array, prior: Array) -> tuple[Array, Array, Array]:
         """Draws of q and of r in the coordinates of T, and log r at the draws of q."""
@@ -133,14 +163,18 @@ class DensityRatioELBO(Objective):
         log_r = jnp.sum((norm.logpdf(u) - jnp.log(scale)).reshape(x.shape), -1)
         return u.reshape(x.shape), y, log_r
 
-    def _estimator(self, draws: Draws, samples: Samples) -> Estimate:
+    def estimator(self, draws: Draws, samples: Samples, size: int | None = None) -> Estimate:
+        """Of vectors, or of pairs of ``size`` numbers."""
         if self.ratio != "critic":
             return _fit_ratio(self.ratio)
-        critic = critic_of(draws, samples.group, "DensityRatioELBO(ratio=LogisticRatio())")
+        observed = None if size is None else size - samples.group.dim
+        instead = f"{type(self).__name__}(ratio=LogisticRatio())"
+        critic = critic_of(draws, samples.group, instead, observed=observed)
 
-        def estimate(x: Array, y: Array) -> tuple[Array, Array]:
-            loss = logistic_loss(critic(draws.params, stop_gradient(x)), critic(draws.params, y))
-            return critic(draws.stopped, x), loss
+        def estimate(x: Array, y: Array) -> tuple[Callable[[Array], Array], Array]:
+            x, y = stop_gradient((x, y))
+            loss = logistic_loss(critic(draws.params, x), critic(draws.params, y))
+            return partial(critic, draws.stopped), loss
 
         return estimate
 
@@ -160,18 +194,69 @@ def _samples(draws: Draws) -> Samples:
 def _fit_ratio(ratio: Any) -> Estimate:
     """The estimate of a ratio that is fitted to the draws of each row of the plates."""
 
-    def of_row(x: Array, y: Array) -> Array:
-        fixed = stop_gradient(x)
+    def of_row(x: Array, y: Array, z: Array) -> Array:
+        x, y = stop_gradient((x, y))
         if isinstance(ratio, KernelRatio):  # accurate where its denominator has mass
-            return -stop_gradient(ratio.fit(y, fixed)).log_ratio(x)
-        return stop_gradient(ratio.fit(fixed, y)).log_ratio(x)
+            return -stop_gradient(ratio.fit(y, x)).log_ratio(z)
+        return stop_gradient(ratio.fit(x, y)).log_ratio(z)
 
-    def estimate(x: Array, y: Array) -> tuple[Array, Array]:
-        rows = (len(x), -1, x.shape[-1])
-        log_ratio = jax.vmap(of_row, 1, 1)(x.reshape(rows), y.reshape(rows))
-        return log_ratio.reshape(x.shape[:-1]), jnp.zeros(())
+    def estimate(x: Array, y: Array) -> tuple[Callable[[Array], Array], Array]:
+        def log_ratio(z: Array) -> Array:
+            rows = (arg.reshape(len(arg), -1, arg.shape[-1]) for arg in (x, y, z))
+            return jax.vmap(of_row, 1, 1)(*rows).reshape(z.shape[:-1])
+
+        return log_ratio, jnp.zeros(())
 
     return estimate
+
+
+def pairs_of(
+    draws: Draws, samples: Samples, keys: Array, params: Params
+) -> tuple[Array, Array, State]:
+    """``(n, d + f)``, the latents and data of all rows of K particles, and as many pairs drawn by
+    the model; with the state."""
+    name, plates = type(draws.objective).__name__, samples.group.plates
+    trace = draws.dream(keys[0])
+    for site in sample_sites(trace):
+        if "obs" in site["infer"] and isinstance(base_distribution(site["fn"]), Unit):
+            raise ValueError(
+                f"{name}: draws of the model do not follow the factor '{site['name']}'; use"
+                " DensityRatioELBO(contrast='adaptive')."
+            )
+    for site in sample_sites(trace):
+        if not plates or not set(plates) <= set(frames(site)) or is_masked(site):
+            raise ValueError(
+                f"{name} compares the rows of a plate with draws of the model, for which every"
+                f" latent and observed site must be in it without a mask, and '{site['name']}' is"
+                " not; use DensityRatioELBO(contrast='adaptive')."
+            )
+
+    def draw(key: Array, dream_key: Array) -> tuple[Array, Array, State]:
+        particle = draws.particle(key)
+        dream = draws.dream(dream_key, params=params)
+        data = [site for site in sample_sites(dream) if "obs" in site["infer"]]
+        for site in data:
+            del dream[site["name"]]
+        observed = [_rows_of(site, site["infer"]["obs"], plates) for site in data]
+        drawn = [_rows_of(site, site["value"], plates) for site in data]
+        z = samples.vector_of(particle), _vector_of(draws, samples, dream)
+        x, y = (
+            jnp.concatenate([z, *rows], -1) for z, rows in zip(z, (observed, drawn), strict=True)
+        )
+        return x, y, particle.state
+
+    x, y, state = draws.map(draw, draws.keys, keys)
+    return x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]), state
+
+
+def _rows_of(site: Site, value: Any, plates: tuple[str, ...]) -> Array:
+    """The numbers of each row of the plates, ``(*plates, f)``."""
+    value = jnp.asarray(value, float)
+    shape = jnp.broadcast_shapes(value.shape, (*site["fn"].batch_shape, *site["fn"].event_shape))
+    batch = len(shape) - site["fn"].event_dim
+    axes = [batch + frames(site)[plate] for plate in plates]
+    front = jnp.moveaxis(jnp.broadcast_to(value, shape), axes, range(len(axes)))
+    return front.reshape(*front.shape[: len(axes)], -1)
 
 
 def _prior_contrast(
@@ -198,9 +283,11 @@ def _vector_of(draws: Draws, samples: Samples, model_trace: Trace) -> Array:
         return samples.of_trace(model_trace)
     unpack = unpacking_of(draws.guide)
     if len(drawn) > 1 or unpack is None:
+        contrast = getattr(draws.objective, "contrast", "prior")
         raise ValueError(
-            f"contrast='prior' draws the sites {', '.join(sites)} of the model, and the vectors of"
-            f" the guide are made of {', '.join(drawn)}; use contrast='adaptive'."
+            f"contrast='{contrast}' draws the sites {', '.join(sites)} of the"
+            f" model, and the vectors of the guide are made of {', '.join(drawn)}; use"
+            " contrast='adaptive'."
         )
     # An automatic guide draws one vector and knows where in it each site is.
     places = unpack(jnp.arange(samples.group.dim))

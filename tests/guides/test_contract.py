@@ -34,6 +34,7 @@ from numpyro_ext.guides import (
     AutoLaplaceGGN,
     AutoMAFNormal,
     AutoMarkov,
+    AutoMatrixNormal,
     AutoMixtureNormal,
     AutoNICENormal,
     AutoPlanarNormal,
@@ -59,6 +60,7 @@ FLOWS = {
 GUIDES = FLOWS | {
     "mixture": partial(AutoMixtureNormal, num_components=2, init_spread=1e-3),
     "Markov": partial(AutoMarkov, init_from=None),  # the sites of two rows are its sequence
+    "matrix normal": partial(AutoMatrixNormal, init_from=None),
     "structured": partial(AutoStructuredNormal, init_from=None),
     "Laplace GGN": AutoLaplaceGGN,
     "implicit": partial(AutoImplicit, hidden_dims=(8,), init_from=None),
@@ -78,9 +80,9 @@ LOSSES = {"implicit": ImplicitELBO(8), "semi-implicit": SemiImplicitELBO(2, 5)}
 OF_THE_LOSS = ("reverse",)
 
 every_guide = pytest.mark.parametrize("name", GUIDES)
-# For a model of two numbers, in which there is neither a sequence nor data with a curvature.
+# For a model of two numbers, without a sequence, a matrix, or data with a curvature.
 every_other_guide = pytest.mark.parametrize(
-    "name", [name for name in GUIDES if name not in ("Markov", "Laplace GGN")]
+    "name", [name for name in GUIDES if name not in ("Markov", "matrix normal", "Laplace GGN")]
 )
 # What the base class promises, shown on one.
 one_guide = pytest.mark.parametrize("name", ["RealNVP"])

@@ -23,6 +23,8 @@ from numpyro_ext.mcmc import (
     SGRLD,
     SVRG,
     ExpandedMean,
+    GeodesicSGHMC,
+    GeodesicSGNHT,
     KernelHMC,
     RecipeKernel,
 )
@@ -40,6 +42,8 @@ KERNELS = {
     "SGNHT, per site": partial(SGNHT, step_size=0.01, thermostat="per_site"),
     "PSGLD": partial(PSGLD, step_size=0.01),
     "SGRLD": partial(SGRLD, step_size=1e-3, metric=ExpandedMean()),
+    "GeodesicSGHMC": partial(GeodesicSGHMC, step_size=0.01),
+    "GeodesicSGNHT": partial(GeodesicSGNHT, step_size=0.01),
     "RecipeKernel": partial(RecipeKernel, step_size=1e-3, diffusion=jnp.ones_like, num_auxiliary=1),
     "KernelHMC": partial(KernelHMC, step_size=0.05, score=cubic),
 }
