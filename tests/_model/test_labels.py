@@ -23,7 +23,7 @@ SECOND = jnp.array([0.0, 1.0])
 
 
 def model():
-    """Two patients, of whom the second has two modes, and three columns in a site of Flax's kind."""
+    """Two towns, one number of which has two modes, and a matrix in a site as of Flax."""
     with numpyro.plate("town", 2):
         numpyro.sample("b", dist.Normal(0, 1))
         modes = dist.Normal(jnp.stack([-4 * SECOND, 4 * SECOND], -1), 0.5)
