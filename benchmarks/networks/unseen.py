@@ -102,8 +102,8 @@ def wine(rng: np.random.Generator, key: int) -> Rows:
     x, y = load_wine(return_X_y=True)
     other = y == key % 3
     x, y, unseen = x[~other], np.unique(y[~other], return_inverse=True)[1], x[other]
-    order = rng.permutation(len(y))
-    train, test = order[: len(y) // 2], order[len(y) // 2 :]
+    order, unseen = rng.permutation(len(y)), rng.permutation(unseen)[:48]
+    train, test = order[:55], order[55:105]
     mean, sd = x[train].mean(0), x[train].std(0)
     mixed = np.stack([rng.choice(column, 200) for column in x[test].T], -1)
     rows = {"train": (x[train], y[train]), "test": (x[test], y[test])}
@@ -138,47 +138,45 @@ def last_layer(of: Callable[..., None], steps: int) -> SVI:
     return SVI(of, guide, falling(steps), Trace_ELBO())
 
 
-def sghmc(of: Callable[..., None], steps: int, size: int) -> MCMC:
+def sghmc(of: Callable[..., None], size: int) -> MCMC:
     schedule = CyclicalSchedule(0.2 / size**0.5, cycle_length=500, exploration=0.25)
     kernel = SGHMC(of, schedule, friction=10.0, steps_per_sample=10, init_strategy=START)
     return MCMC(kernel, num_warmup=50, num_samples=200, progress_bar=False)
 
 
 METHODS: dict[str, Callable[..., SVI]] = {
-    "one mode": one_mode,
-    "five modes": one_mode,
     "mean field": mean_field,
     "dropout": dropout,
     "last layer": last_layer,
 }
 
 
-def fits(of: Any, steps: int, key: Array, train: Any) -> Iterator[tuple[str, Any, Any]]:
+def fits(of: Any, key: Array, train: Any) -> Iterator[tuple[str, Any, Any]]:
     """The name, the object and the result of each method."""
     options = {"batch": 50, "progress_bar": False}
+    make = partial(one_mode, of, STEPS)
+    modes = restarts(make, key, 5, STEPS, *train, **options)
+    yield "one mode", (svi := make()), modes[0]
+    yield "five modes", svi, modes
     for name, method in METHODS.items():
-        make = partial(method, of, steps)
-        if name == "five modes":
-            yield name, make(), restarts(make, key, 5, steps, *train, **options)
-        else:
-            svi = make()
-            yield name, svi, svi.run(key, steps, *train, **options)
-    mcmc = sghmc(of, steps, len(train[0]))
+        svi = method(of, STEPS)
+        yield name, svi, svi.run(key, STEPS, *train, **options)
+    mcmc = sghmc(of, len(train[0]))
     mcmc.run(key, *train, batch=50)
     yield "SGHMC", mcmc, None
 
 
-def distances(svi: SVI, params: Any, train: Any, rows: list[Any]) -> list[np.ndarray]:
+def distances(svi: SVI, params: Any, train: Any, rows: Array) -> np.ndarray:
     """The squared distance of the features of rows from the nearest class."""
     predict = Predictive(
         svi.model, guide=svi.guide, params=params, num_samples=1, return_sites=["features"]
     )
-    h, *others = (
-        np.asarray(predict(random.key(0), x)["features"][0], float) for x in (train[0], *rows)
-    )
-    means = np.stack([h[train[1] == c].mean(0) for c in np.unique(train[1])])
-    within = LedoitWolf(assume_centered=True).fit(h - means[train[1]])
-    return [np.min([within.mahalanobis(x - mean) for mean in means], 0) for x in others]
+    x = predict(random.key(0), jnp.concatenate([train[0], rows]))["features"][0]
+    h, others = np.split(np.asarray(x, float), [len(train[0])])
+    labels = np.asarray(train[1])
+    means = np.stack([h[labels == c].mean(0) for c in np.unique(labels)])
+    within = LedoitWolf(assume_centered=True).fit(h - means[labels])
+    return np.min([within.mahalanobis(others - mean) for mean in means], 0)
 
 
 def area(like: np.ndarray, unlike: np.ndarray) -> float:
@@ -203,20 +201,18 @@ def main() -> None:
             train = inputs["train"], jnp.asarray(rows["train"][1])
             test = inputs["test"], jnp.asarray(rows["test"][1])
             kinds = [name for name in inputs if name not in ("train", "test")]
-            asked = [inputs["test"], *(inputs[kind] for kind in kinds)]
-            for name, obj, result in fits(of, STEPS, random.key(key), train):
+            ends = np.cumsum([len(inputs[name]) for name in ("test", *kinds)])
+            asked = jnp.concatenate([inputs[name] for name in ("test", *kinds)])
+            for name, obj, result in fits(of, random.key(key), train):
                 judged = predictive_scores(obj, result, model_args=test, num_samples=100)
                 nats.setdefault(name, []).append(float(judged.log_density))
-                each = [
-                    predictive_uncertainty(obj, result, model_args=(x,), num_samples=100)
-                    for x in asked
-                ]
-                scores = {"total": [x.total for x in each]}
-                scores["epistemic"] = [x.epistemic for x in each]
+                parts = predictive_uncertainty(obj, result, model_args=(asked,), num_samples=100)
+                scores = {"total": parts.total, "epistemic": parts.epistemic}
                 if name == "one mode":  # which has no draws to differ
-                    scores["distance"] = distances(obj, result.params, rows["train"], asked)
-                    scores.pop("epistemic")
-                for score, (like, *others) in scores.items():
+                    scores["distance"] = distances(obj, result.params, train, asked)
+                    del scores["epistemic"]
+                for score, x in scores.items():
+                    like, *others = np.split(x, ends[:-1])
                     areas = [area(like, x) for x in others]
                     found.setdefault((name, score), []).append(areas)
         print(f"\n| {title} | nats | score | {' | '.join(kinds)} |\n|{'---|' * (3 + len(kinds))}")
