@@ -85,6 +85,7 @@ def effects():
         numpyro.sample("y", dist.Normal(a, jnp.array([0.1, 3.0])), obs=SECOND)
 
 
+@pytest.mark.slow
 def test_the_table_and_the_picture_of_a_diagnosis_have_labels():
     svi = SVI(model, AutoNormal(model, init_scale=0.1), numpyro.optim.Adam(1e-3), Trace_ELBO())
     fit = svi.run(random.key(0), 20, progress_bar=False)

@@ -217,6 +217,7 @@ def test_traced_arguments_are_refused_by_a_sentence():
         jax.jit(lambda y: find_modes(exchanged, y).heaviest.center)(jnp.ones(3))
 
 
+@pytest.mark.slow
 def test_the_mass_beyond_the_modes_is_that_of_a_grid():
     """A chain that flips between two states, seen at times so far apart that it may have flipped
     any number of times in between: at large rates the likelihood is flat up to the prior. The error
