@@ -9,6 +9,7 @@ from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
+from numpyro.handlers import block, seed
 
 from numpyro_ext.data._rows import Same, rows_among
 
@@ -78,6 +79,24 @@ def indexed(x: Any) -> Any:
     if type(x) is dict:  # not by jax.tree, which sorts the keys
         return {key: indexed(value) for key, value in x.items()}
     return x
+
+
+def check_frames(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """An error if the arguments that a caller hands on as they are have a frame with which the
+    model does not run: this package makes arrays of frames, NumPyro's own classes do not."""
+    frames = [x for x in jax.tree.leaves((args, kwargs)) if _frame_of(x) is x is not None]
+    if not frames:
+        return
+    try:
+        with block():
+            seed(model, jax.random.key(0))(*args, **kwargs)
+    except Exception as error:
+        name = type(frames[0]).__name__
+        raise TypeError(
+            f"the model does not run on the {name} among its arguments ({type(error).__name__}), as"
+            f" NumPyro's SVI and Trace_ELBO hand it on; pass arrays, jnp.asarray({name.lower()}"
+            ".to_numpy()) or one for each column."
+        ) from error
 
 
 def has_words(x: Any) -> bool:

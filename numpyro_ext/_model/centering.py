@@ -1,5 +1,6 @@
 """How far each effect of a hierarchy is to be centred: what its rows say of it, and its prior."""
 
+from collections.abc import Callable
 from typing import Any
 import warnings
 
@@ -13,15 +14,45 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.labels import Coords, Names, labels_of, number_name, split_names
 from numpyro_ext._model.mode_search import find_modes
 from numpyro_ext._model.read import latent_sites, shape_trace, trace_of
 from numpyro_ext._numpyro import unwrap_distribution
 from numpyro_ext._typing import Model
 
+_ENDS = 10
+"""Numbers at either end that are printed."""
+
+
+class Centering(dict[str, np.ndarray]):
+    """The result of :func:`find_centering`, which prints its numbers by their names."""
+
+    labels: Callable[[str], str] = str
+
+    def __str__(self) -> str:
+        lines = []
+        for site, c in self.items():
+            order = np.argsort(c, axis=None, kind="stable")
+            # Of many, the least and the most centred ones.
+            shown = order if c.size <= 2 * _ENDS else np.append(order[:_ENDS], order[-_ENDS:])
+            names = [self.labels(number_name(site, c.shape, int(k))) for k in shown]
+            if len(shown) < c.size:
+                lines.append(f"{site}: the least and the most of {c.size}")
+            width = max(map(len, names))
+            lines += [
+                f"{name:{width}}  {c.flat[k]:.2f}" for name, k in zip(names, shown, strict=True)
+            ]
+        return "\n".join(lines)
+
 
 def find_centering(
-    model: Model, *args: Any, rng_key: Array | None = None, **kwargs: Any
-) -> dict[str, np.ndarray]:
+    model: Model,
+    *args: Any,
+    rng_key: Array | None = None,
+    coords: Coords | None = None,
+    dims: Names | None = None,
+    **kwargs: Any,
+) -> Centering:
     r"""
     How far each effect of a hierarchy is to be centred, for NumPyro's ``LocScaleReparam``.
 
@@ -45,8 +76,12 @@ def find_centering(
     :param model: Python callable containing NumPyro primitives.
     :param args: arguments of the model.
     :param rng_key: random number generator key of the search.
+    :param coords: labels by dimension, as :func:`to_arviz` takes them, for the names that are
+        printed; a model that takes ``coords`` or ``dims`` itself gets them.
+    :param dims: dimensions by site, where they are not the model's plates or ``event_dims``.
     :param kwargs: keyword arguments of the model.
-    :return: for each effect its numbers, in the shape of the site.
+    :return: a dict of the numbers of each effect, in the shape of the site, which prints as a
+        table.
 
     **References:**
 
@@ -60,21 +95,28 @@ def find_centering(
     ...         level = numpyro.sample("level", dist.Normal(mean, 1.0))
     ...     numpyro.sample("y", dist.Normal(level[group], 2.0), obs=y)
     >>> group = jnp.repeat(jnp.arange(3), jnp.array([1, 4, 36]))  # 1, 4 and 36 rows
-    >>> centering = find_centering(model, group, 0.1 * jnp.arange(41.0))
-    >>> print({name: c.round(2) for name, c in centering.items()})  # n / (n + 2^2)
-    {'level': array([0.2, 0.5, 0.9])}
+    >>> towns = {"groups": ["Bath", "Hull", "Leeds"]}
+    >>> centering = find_centering(model, group, 0.1 * jnp.arange(41.0), coords=towns)
+    >>> print(centering)  # n / (n + 2^2)
+    level[Bath]   0.20
+    level[Hull]   0.50
+    level[Leeds]  0.90
     >>> model = reparam(model, {name: LocScaleReparam(c) for name, c in centering.items()})
     """
+    kwargs, coords, dims = split_names(model, kwargs, coords, dims)
+    labels = labels_of(model, args, kwargs, coords, dims) if coords or dims else str
     effects = _effects(model, args, kwargs)
     decentred = reparam(model, config={name: LocScaleReparam(0.0) for name in effects})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InferenceWarning)  # of a model that nobody fits
         modes = find_modes(decentred, *args, rng_key=rng_key, **kwargs)
     variances = modes.unravel(jnp.asarray(modes.heaviest.conditional_sds) ** 2)
-    return {
-        name: np.clip(1 - np.asarray(variances[f"{name}_decentered"], float), 0, 1)
+    centering = Centering(
+        (name, np.clip(1 - np.asarray(variances[f"{name}_decentered"], float), 0, 1))
         for name in effects
-    }
+    )
+    centering.labels = labels
+    return centering
 
 
 def _effects(model: Model, args: tuple, kwargs: dict[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """The search for the modes of a posterior: descents from several points, and what did not hold."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 import math
@@ -10,6 +10,7 @@ import warnings
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
+from jax.scipy.special import logsumexp
 import numpy as np
 from numpyro.handlers import block
 from numpyro.infer.initialization import init_to_uniform
@@ -31,7 +32,16 @@ from numpyro_ext._model.circles import (
 )
 from numpyro_ext._model.exact import imprecise, may_be_imprecise, numbers_of
 from numpyro_ext._model.handlers import given_rows
+from numpyro_ext._model.labels import (
+    Coords,
+    Names,
+    coordinate_name,
+    labels_of,
+    number_name,
+    split_names,
+)
 from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, Problem, of_kind
+from numpyro_ext._model.normal import Whitening
 from numpyro_ext._model.normal_fit import (
     WORTH_OPTIMISING,
     NormalMeasure,
@@ -84,6 +94,11 @@ _APART, _LEAST_SHARE = 1.5, 1e-3
 _ROWS_EACH = 10  # of a minibatch, for each latent number
 _SAME_HEIGHT, _SAME_PLACE = 0.1, 0.5
 _DRAWS_OF_ANGLES = 2000
+_STRETCHES, _FEWEST_WEIGHED, _MOST_WEIGHED = (2.0, 6.0), 2000, 10_000
+"""How many times as wide as a mode points are drawn; the number of these, and of rows, at most."""
+_AT_ONCE, _LARGEST_WEIGHT, _BEYOND = 32, 0.1, 0.1
+"""Points together; and the share of one weight up to which they are known, and of the mass beyond
+the modes from which it is said."""
 _EDGE, _JUMP = 1e-5, 0.1
 _SAME_COORDINATE = 0.999  # the cosine of the directions of two
 """The distance from pi of both sides, and the nats by which they may differ."""
@@ -95,6 +110,8 @@ def find_modes(
     rng_key: Array | None = None,
     starts: int = 4,
     init_params: Sites | None = None,
+    coords: Coords | None = None,
+    dims: Names | None = None,
     **kwargs: Any,
 ) -> Modes:
     """
@@ -131,6 +148,9 @@ def find_modes(
     :param int starts: the number of searches.
     :param dict init_params: unconstrained values of all latent sites, where one search begins
         instead.
+    :param coords: labels by dimension, as :func:`to_arviz` takes them, for the names that are
+        printed; a model that takes ``coords`` or ``dims`` itself gets them.
+    :param dims: dimensions by site, where they are not the model's plates or ``event_dims``.
     :param kwargs: keyword arguments of the model.
     :return: :class:`Modes`.
 
@@ -151,6 +171,31 @@ def find_modes(
         )
     check_count("starts", starts)
     rng_key = random.key(0) if rng_key is None else rng_key
+    kwargs, coords, dims = split_names(model, kwargs, coords, dims)
+    labels = labels_of(model, args, kwargs, coords, dims) if coords or dims else str
+    modes, potential = _modes_of(rng_key, model, args, kwargs, starts, init_params, labels)
+    if len(modes.modes) > 1:
+        places = map(labels, places_of(potential, modes.modes))
+        each = zip(modes.modes, places, strict=True)
+        modes = replace(modes, modes=tuple(replace(mode, place=place) for mode, place in each))
+    beyond, error = mass_beyond(random.fold_in(rng_key, 1), potential, modes)
+    modes = replace(modes, beyond=beyond, beyond_error=error)
+    modes = replace(modes, problems=(*modes.problems, *_beyond_problem(modes)))
+    if modes.problems:
+        warnings.warn(InferenceWarning(" ".join(modes.problems)), stacklevel=2)
+    return modes
+
+
+def _modes_of(
+    rng_key: Array,
+    model: Model,
+    args: tuple,
+    kwargs: dict[str, Any],
+    starts: int,
+    init_params: Sites | None = None,
+    labels: Callable[[str], str] = str,
+) -> tuple[Modes, Potential]:
+    """The modes, and the potential with the circles cut where they have least mass."""
     model = on_some_rows(model, args, kwargs)
     because = "the modes are those of all latent sites together"
     info = read_global(model, args, kwargs, because=because, sums=True)
@@ -163,10 +208,8 @@ def find_modes(
     if init_params is not None:
         init_params = info.check_unconstrained("init_params", init_params)
         init_params = recut_sites(init_params, cut_at_pi, info)
-    modes = search_modes(rng_key, model, potential, init_params, starts=starts)
-    if modes.problems:
-        warnings.warn(InferenceWarning(" ".join(modes.problems)), stacklevel=2)
-    return modes
+    modes = search_modes(rng_key, model, potential, init_params, starts=starts, labels=labels)
+    return modes, potential
 
 
 def place_cuts(
@@ -258,7 +301,7 @@ def modes_or_warning(
     try:
         with block(), on_numbers(), warnings.catch_warnings():
             warnings.simplefilter("ignore", InferenceWarning)
-            modes = find_modes(model, *args, starts=starts, **kwargs)
+            modes, _ = _modes_of(random.key(0), model, args, kwargs, starts)
     except Exception as error:  # whatever stops the search, there is a start without it
         reason = str(error).strip().removesuffix(".") or type(error).__name__
         _warn(
@@ -293,13 +336,14 @@ def search_modes(
     start: Sites | None,
     init_strategy: Callable[..., Any] = init_to_uniform,
     starts: int = 4,
+    labels: Callable[[str], str] = str,
 ) -> Modes:
     """The modes of a posterior, as :func:`find_modes` says, from one ``start`` if it is given."""
     info, has_start = potential.info, start is not None
     key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
     measure = NormalMeasure(key_shape, potential)
     if info.size > _GROUPS_FROM and not info.summed and potential.has_curvature:
-        fit = _of_groups(key_start, model, potential, start, measure)
+        fit = _of_groups(key_start, model, potential, start, measure, labels)
         if fit is not None:
             return fit
     search = make_search(key_mode, potential)
@@ -345,7 +389,7 @@ def search_modes(
         fit_problems = (*mode.problems, *fit.problems)
         if mode.at_mode and mode.elbo >= fit.elbo:
             fit = mode
-        problems += _normal_problems(mode, fit, advice(info))
+        problems += _normal_problems(mode, fit, info, labels)
         modes[0] = replace(fit, share=mode.share, problems=fit_problems)
     problems = (*(problem for mode in modes for problem in mode.problems), *problems)
     problems += _few_rows_problem(info)
@@ -364,6 +408,7 @@ def _of_groups(
     potential: Potential,
     start: Sites | None,
     measure: NormalMeasure,
+    labels: Callable[[str], str],
 ) -> Modes | None:
     """The normal of greatest ELBO of a hierarchy with many groups; None for another model."""
     info = potential.info
@@ -374,7 +419,7 @@ def _of_groups(
     fit = measure(fit)
     if not np.isfinite(fit.elbo):
         return None
-    problems = (*fit.problems, *_far_problem(fit, advice(info)), *_unfinished(fit))
+    problems = (*fit.problems, *_far_problem(fit, info, labels), *_unfinished(fit))
     problems += (*_few_rows_problem(info), *_precision_problem(potential, (fit.center,)))
     fit = replace(fit, problems=problems, circles=circles_of(info))
     if info.size <= DENSE_UP_TO:
@@ -428,6 +473,70 @@ def _merge_ends(ends: list[Mode]) -> list[Mode]:
     return merged
 
 
+def places_of(target: Potential, modes: Sequence[Mode]) -> list[str]:
+    """For each mode, the number in which the modes are farthest apart, in their widths."""
+    centers = np.stack([np.asarray(mode.center, np.float64) for mode in modes])
+    sds = np.stack([mode.sds for mode in modes])
+    k = int(np.argmax(np.ptp(centers, 0) / sds.mean(0)))
+    constrain, info = target.postprocess(), target.info
+    site, coordinates = next((n, s) for n, s in info.slices.items() if s.start <= k < s.stop)
+    values = [np.asarray(constrain(info.unravel(mode.center))[site]) for mode in modes]
+    # A constrained site may have more numbers than coordinates, or fewer.
+    j = min(k - coordinates.start, values[0].size - 1)
+    name = number_name(site, values[0].shape, j)
+    return [f"{name} = {value.flat[j]:.3g}" for value in values]
+
+
+def mass_beyond(rng_key: Array, potential: Potential, modes: Modes) -> tuple[float, float]:
+    r"""The share of the mass that lies where these normals have nearly none, with its standard
+    error; NaN where it is not known.
+
+    By importance sampling: a draw is :math:`c_k + A_k \xi` at the mode k in turn, where one of the
+    n coordinates of :math:`\xi \sim N(0, I)`, each in turn, is s times as wide, s being 2 and 6.
+    The density of all these together is at least a part of that of the normal, so that no weight is
+    large on account of the others.
+    """
+    n, parts, info = modes.size, modes.modes, potential.info
+    rows = sum(size for size, _ in potential.plates.values())
+    normal = all(mode.is_matrix and mode.bend is None for mode in parts)
+    if not normal or rows > _MOST_WEIGHED or info.given or info.mutable or circles_of(info):
+        return math.nan, math.nan
+    num = -(-_FEWEST_WEIGHED // (n * len(parts) * len(_STRETCHES)))
+    idx = some_rows(potential, rows)
+    which, axis, _ = (
+        jnp.ravel(a)
+        for a in jnp.meshgrid(*map(jnp.arange, (len(parts), n, 2 * num)), indexing="ij")
+    )
+    stretch = jnp.tile(jnp.asarray(_STRETCHES), len(axis) // 2)
+
+    def weigh(parts: tuple[Whitening, ...], xi: Array, which: Array, axis: Array, s: Array) -> Any:
+        x = jnp.stack([part.to_z(xi.at[axis].multiply(s)) for part in parts])[which]
+        each = jnp.stack([part.to_xi(x) for part in parts])
+        wide = jnp.stack([each**2 / 2 * (1 - s**-2) - math.log(s) for s in _STRETCHES])
+        square = jnp.sum(each**2, 1)
+        volumes = jnp.stack([part.log_volume for part in parts])
+        log_q = logsumexp(logsumexp(wide, (0, 2)) - square / 2 - volumes)
+        U = potential.with_rows(idx).value_and_grad_flat(x, idx)[0]
+        return -U - log_q, jnp.min(square)
+
+    def run(parts: tuple[Whitening, ...], xi: Array, *of_draws: Array) -> Any:
+        each = (xi, *of_draws)
+        return lax.map(lambda draw: weigh(parts, *draw), each, batch_size=_AT_ONCE)
+
+    whitenings = tuple(mode.whitening for mode in parts)
+    xi = random.normal(rng_key, (len(axis), n))
+    compiled = jit_on_data(run, quick_options())
+    log_w, away = (np.asarray(a, float) for a in compiled(whitenings, xi, which, axis, stretch))
+    with np.errstate(invalid="ignore"):  # of a density that is nowhere finite
+        w = np.exp(np.nan_to_num(log_w - np.nanmax(log_w), nan=-np.inf))
+    w /= w.sum()
+    far = (away > n + 4 * math.sqrt(2 * n)).astype(float)
+    share = float(w @ far)
+    error = float(np.sqrt(np.sum((w * (far - share)) ** 2)))
+    known = np.isfinite(share) and np.max(w) < _LARGEST_WEIGHT
+    return (share, error) if known else (math.nan, math.nan)
+
+
 def _is_copy(mode: Mode, other: Mode) -> bool:
     """True if the two are as high, and their coordinates the same but for signs and places."""
     x, y = (np.abs(np.asarray(end.center, np.float64)) for end in (mode, other))
@@ -447,10 +556,20 @@ def _several_problem(modes: list[Mode], num_searches: int) -> tuple[Problem, ...
         copies = ", or let it be, if the modes are copies of each other, as it seems"
     sentence = (
         f"searches from {num_searches} points ended at different modes, {apart:.2g} standard"
-        f" deviations apart, with {shares} of the mass; take particles, AutoMixtureNormal or at"
+        f" deviations apart, with {shares} of their mass; take particles, AutoMixtureNormal or at"
         f" least four chains with chain_method='vectorized', which begin at all of them{copies}."
     )
     return (Problem(sentence, "several modes"),)
+
+
+def _beyond_problem(modes: Modes) -> tuple[Problem, ...]:
+    if not modes.beyond - 2 * modes.beyond_error > _BEYOND:
+        return ()
+    sentence = (
+        f"{modes.beyond:.2f} +- {modes.beyond_error:.1g} of the mass lies where normals at the"
+        " modes have nearly none; take particles (AutoParticles), a flow or NUTS."
+    )
+    return (Problem(sentence, "mass beyond"),)
 
 
 def _few_rows_problem(info: ModelInfo) -> tuple[Problem, ...]:
@@ -487,10 +606,12 @@ def _precision_problem(potential: Potential, centers: Iterable[Array]) -> tuple[
     return tuple(Problem(f"where a search ended, {x}", "single precision") for x in sentences)
 
 
-def _normal_problems(mode: Mode, fit: Mode, advice: str) -> tuple[Problem, ...]:
+def _normal_problems(
+    mode: Mode, fit: Mode, info: ModelInfo, labels: Callable[[str], str]
+) -> tuple[Problem, ...]:
     """What is said of a search that ended at no mode near normal, and of an unfinished fit. That
     there is no mode is no problem where the posterior is near normal along each coordinate."""
-    problems = _far_problem(fit, advice)
+    problems = _far_problem(fit, info, labels)
     if not mode.at_mode and (problems or not fit.worst_error <= _NORMAL_ALONG_ALL):
         what = "where the gradient of all rows is not finite"
         if mode.num_negative:
@@ -499,18 +620,20 @@ def _normal_problems(mode: Mode, fit: Mode, advice: str) -> tuple[Problem, ...]:
             what = f"{mode.decrement:.2g} standard deviations from one"
         sentence = (
             f"the search for a mode ended {what}, so center and scales come from a variational fit"
-            f" instead; {advice}, or give init_params near the mode."
+            f" instead; {advice(info)}, or give init_params near the mode."
         )
         problems = (Problem(sentence, "no mode"),)
     return problems + _unfinished(fit)
 
 
-def _far_problem(fit: Mode, advice: str) -> tuple[Problem, ...]:
+def _far_problem(fit: Mode, info: ModelInfo, labels: Callable[[str], str]) -> tuple[Problem, ...]:
     if fit.departure > _NORMAL_FIT:
+        worst = labels(coordinate_name(info.shapes, fit.worst))
         sentence = (
             "gradients around the center are far from those of a normal posterior (relative error"
-            f" {fit.departure**0.5:.2g}), so the scales found do not hold in all of it. A flow may"
-            f" be right; for a kernel, a proxy or a normal guide {advice}, or use NUTS."
+            f" {fit.departure**0.5:.2g}, most of all along {worst}), so the scales found do not"
+            " hold in all of it. A flow may be right; for a kernel, a proxy or a normal guide"
+            f" {advice(info)}, or use NUTS."
         )
         return (Problem(sentence, "far from normal"),)
     return ()

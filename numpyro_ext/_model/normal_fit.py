@@ -167,6 +167,7 @@ class NormalMeasure:
             slope=length,
             slope_error=length_error,
             departure=float(np.median(np.mean(off**2, axis=1))),
+            worst=int(np.argmax(np.mean(off, axis=0))),
             worst_error=float(np.max(np.mean(off, axis=0))),
         )
         if fit.variational:

@@ -250,12 +250,6 @@ class Latent(NamedTuple):
     """Names of the plates around it."""
 
 
-def coordinate_name(slices: dict[str, slice], k: int) -> str:
-    """The name of number ``k`` of the sites in one vector, such as ``"w[3]"``, or ``"w"`` alone."""
-    name, place = next((n, s) for n, s in slices.items() if s.start <= k < s.stop)
-    return name if place.stop - place.start == 1 else f"{name}[{k - place.start}]"
-
-
 def slices_of(shapes: Shapes) -> dict[str, slice]:
     """The slice of each site in a latent vector."""
     ends = [0, *accumulate(math.prod(shape) for _, shape in shapes)]

@@ -207,25 +207,6 @@ def count_of(site: Site) -> int:
     return math.prod(np.broadcast_shapes(shape[: len(shape) - fn.event_dim], fn.batch_shape))
 
 
-def dims_of(site: Site) -> list[str]:
-    """A name for every axis of a site: plates, ``event_dims``, or ArviZ's default."""
-    name, shape = site["name"], np.shape(site["value"])
-    names = [f"{name}_dim_{i}" for i in range(len(shape))]
-    frames = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
-    if site["type"] == "sample":
-        shape = np.broadcast_shapes(shape, site["fn"].shape())
-        names = [f"{name}_dim_{i}" for i in range(len(shape))]
-        num_batch = len(shape) - site["fn"].event_dim
-        for frame in frames:
-            names[num_batch + frame.dim] = frame.name
-    elif shape[: len(frames)] == tuple(frame.size for frame in frames):
-        names[: len(frames)] = [frame.name for frame in frames]
-    event = list((site.get("infer") or {}).get("event_dims", ()))
-    if event:
-        names[len(names) - len(event) :] = event
-    return names
-
-
 Evaluate = Callable[..., dict[str, Any]]
 """``(rng_key, num_samples, params=fit.params)`` to the dict that :func:`evaluator` describes."""
 

@@ -1,6 +1,6 @@
 """Conversion of a fitted NumPyro object to the ``DataTree`` on which all of ArviZ works."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import math
 from typing import TYPE_CHECKING, Any
 import warnings
@@ -13,9 +13,10 @@ from numpyro.infer import MCMC
 
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.circles import is_circle, middle_of, wrapped
+from numpyro_ext._model.labels import Coords, Labels, Names, in_tree
 from numpyro_ext._model.read import is_data, sample_sites
 from numpyro_ext._typing import Trace
-from numpyro_ext.diagnostics._evaluate import Prototype, count_of, dims_of, evaluator, prototype
+from numpyro_ext.diagnostics._evaluate import Prototype, count_of, evaluator, prototype
 from numpyro_ext.diagnostics._fit import check_key, fit_of, mcmc_stats
 from numpyro_ext.diagnostics._predicted import LARGEST
 
@@ -24,15 +25,13 @@ if TYPE_CHECKING:
 
 _TIED = 1e-12
 """The relative size of the noise in rows that have the same log likelihood in all draws."""
-Names = Mapping[str, Sequence[str]]
-"""Dimension names by site."""
 
 
 def _tree(
     groups: dict[str, dict[str, Any]],
     attributes: dict[str, Any],
     dims: dict[str, list[str]],
-    coords: dict[str, Any] | None,
+    coords: Coords | None,
     special: dict[str, tuple[dict[str, list[str]], dict[str, Any]]],
 ) -> "DataTree":
     """The groups as a tree; ``special`` has other dimensions and coordinates of some groups."""
@@ -43,20 +42,20 @@ def _tree(
     every |= {dim for names in dims.values() for dim in names}
     renamed = sorted(name for name in every if "/" in name)
     for name in renamed:
-        if _in_tree(name) in every:
+        if in_tree(name) in every:
             raise ValueError(
-                f"the model has the names '{name}' and '{_in_tree(name)}', which would be one in a"
+                f"the model has the names '{name}' and '{in_tree(name)}', which would be one in a"
                 " DataTree, whose names hold no '/'; rename one of them."
             )
     groups = {
-        group: {_in_tree(name): x for name, x in data.items()} for group, data in groups.items()
+        group: {in_tree(name): x for name, x in data.items()} for group, data in groups.items()
     }
-    dims = {_in_tree(name): [*map(_in_tree, names)] for name, names in dims.items()}
-    coords = {_in_tree(dim): labels for dim, labels in (coords or {}).items()}
+    dims = {in_tree(name): [*map(in_tree, names)] for name, names in dims.items()}
+    coords = {in_tree(dim): labels for dim, labels in (coords or {}).items()}
     special = {
         group: (
-            {_in_tree(name): [*map(_in_tree, names)] for name, names in own_dims.items()},
-            {_in_tree(dim): labels for dim, labels in own_coords.items()},
+            {in_tree(name): [*map(in_tree, names)] for name, names in own_dims.items()},
+            {in_tree(dim): labels for dim, labels in own_coords.items()},
         )
         for group, (own_dims, own_coords) in special.items()
     }
@@ -95,11 +94,6 @@ def _tree(
     return tree
 
 
-def _in_tree(name: str) -> str:
-    """The name in a ``DataTree``, in which a ``/`` is a path."""
-    return name.replace("/", ":")
-
-
 def site_names(tree: "DataTree") -> dict[str, str]:
     """The model's names of what :func:`to_arviz` calls otherwise, as sites of Flax modules.
 
@@ -122,7 +116,7 @@ def site_names(tree: "DataTree") -> dict[str, str]:
     (['net:bias'], {'net:bias': 'net/bias'})
     """
     names = np.atleast_1d(tree.attrs.get("renamed", [])).tolist()
-    return {_in_tree(name): name for name in names}
+    return {in_tree(name): name for name in names}
 
 
 def _without_masked(
@@ -211,7 +205,7 @@ def to_arviz(
     rng_key: Any = None,
     log_likelihood: bool = True,
     posterior_predictive: bool = False,
-    coords: dict[str, Any] | None = None,
+    coords: Coords | None = None,
     dims: Names | None = None,
 ) -> "DataTree":
     r"""A fitted object as an ArviZ ``DataTree``, whatever fitted it.
@@ -286,11 +280,10 @@ def to_arviz(
     fit, is_mcmc = fit_of(obj, result, model_args, model_kwargs), isinstance(obj, MCMC)
     stats = mcmc_stats(obj, fit) if is_mcmc else {}
     attributes = {**fit.attributes, "density": "none"}
-    user_dims = {name: list(names) for name, names in (dims or {}).items()}
     key_prototype, key_draws = jax.random.split(rng_key)
     proto: Prototype = prototype(fit, key_prototype)
     attributes["density"] = proto.density
-    known = {n for n, s in proto.trace.items() if s["type"] in ("sample", "deterministic")}
+    labels = Labels.of_trace(proto.trace).named(coords, dims)
     each = [len(next(iter(draws.values()))) for draws in fit.draws]
     num_draws = sum(each) or num_samples * len(fit.params)
     _refuse_large(proto, num_draws, log_likelihood, posterior_predictive)
@@ -315,10 +308,9 @@ def to_arviz(
     densities = [out["stats"][name] for name in ("lp",) if name in out["stats"]]
     if densities := [*densities, *out.get("log_likelihood", {}).values()]:
         _warn_of_lost_draws(densities)
-    named = {name: dims_of(proto.trace[name]) for name in known}
+    named = labels.dims
     if proto.units is not None:
         named = {"log_weight": list(proto.units.plates), **named}
-    named |= user_dims
     log_lik, dims_kept, places = _without_masked(
         out.get("log_likelihood", {}), out["counted"], named
     )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from numpyro_ext._checks import check_count
+from numpyro_ext._model.labels import Coords, Names, labels_of
 from numpyro_ext._model.operations import progress_bar
 from numpyro_ext._model.read import refuse_scaled, scaled_latents
 from numpyro_ext._model.taylor import TaylorProxy
@@ -99,6 +100,8 @@ def diagnose(
     num_moves: int | None = None,
     rng_key: Any = None,
     proxy: TaylorProxy | None = None,
+    coords: Coords | None = None,
+    dims: Names | None = None,
 ) -> Diagnosis:
     r"""Judge a fit of any kind: a table of at most eight lines, each with a verdict and what to do.
 
@@ -125,6 +128,9 @@ def diagnose(
         of the loss if None, and for rows of a ``HostArray`` one at the mean of the draws. Of more
         than 10,000 rows, 2,000 random ones and the proxy stand in for all, unless the noise of that
         is above 0.1 nats.
+    :param coords: labels by dimension, as :func:`to_arviz` takes them, by which the table calls
+        numbers: ``effect[Leeds]`` in place of ``effect[3]``.
+    :param dims: dimensions by site, where they are not the model's plates or ``event_dims``.
     :return: a :class:`Diagnosis`; :func:`plot_diagnosis` makes a picture of it.
 
     **References**
@@ -147,10 +153,12 @@ def diagnose(
         num_moves = check_count("num_moves", num_moves, 0)
     rng_key = check_key(rng_key)
     fit = fit_of(obj, result, model_args, model_kwargs)
+    labels = labels_of(fit.model, fit.args, fit.kwargs, coords, dims)
     fit, problems = target_of(fit, obj, proxy, rng_key)
     context = FitContext(obj, fit, result, rng_key, num_samples, num_moves, problems)
     drawn = set(scaled_latents(context.proto.trace)) & set(context.proto.latents)
     refuse_scaled(drawn, "diagnose")
     with progress_bar(len(CHECKS[context.kind]), "diagnosing") as answered:
         rows = rows_of(context, answered)
-    return Diagnosis(context.title, shorten(rows), plot_data_of(context))
+    rows = [row._replace(verdict=labels(row.verdict)) for row in rows]
+    return Diagnosis(context.title, shorten(rows), plot_data_of(context, labels))

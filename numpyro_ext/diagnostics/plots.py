@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.diagnostics._evaluate import dims_of
+from numpyro_ext._model.labels import Coords, Labels, Names
 from numpyro_ext.diagnostics.calibration import Calibration
 from numpyro_ext.diagnostics.checks.chains import AGREEMENT, Agreement, compare_chains
 from numpyro_ext.diagnostics.checks.losses import losses_of
@@ -18,7 +18,6 @@ from numpyro_ext.diagnostics.checks.weights import KHAT, WeightSummary, weigh_dr
 from numpyro_ext.diagnostics.classification import bins_of, error_of, probs_and_labels
 from numpyro_ext.diagnostics.comparison import MEAN, SD
 from numpyro_ext.diagnostics.context import FitContext
-from numpyro_ext.diagnostics.full_data import shapes_of
 from numpyro_ext.diagnostics.limits import RHAT
 from numpyro_ext.diagnostics.table import Diagnosis
 
@@ -52,8 +51,8 @@ class DiagnosisPlotData(NamedTuple):
     losses: list[np.ndarray]
     """The losses of each restart."""
     chains: Agreement | None
-    dims: dict[str, tuple[list[str], tuple[int, ...]]]
-    """The names of the axes of each site, and their lengths."""
+    labels: Labels
+    """Of the names of the numbers, which are those of their places."""
 
 
 def _pyplot() -> Any:
@@ -73,7 +72,7 @@ def _axes(ax: Any) -> Any:
     return _pyplot().subplots(figsize=(4.5, 4.5), layout="constrained")[1]
 
 
-def plot_data_of(context: FitContext) -> DiagnosisPlotData:
+def plot_data_of(context: FitContext, labels: Labels) -> DiagnosisPlotData:
     """The arrays of a picture, which the checks of a context have computed."""
     moved = moved_draws(context)
     weights = weigh_draws(context) if context.kind == "guide" else None
@@ -83,10 +82,7 @@ def plot_data_of(context: FitContext) -> DiagnosisPlotData:
     chains = compare_chains(context) if several and context.kind != "particles" else None
     chains = chains if chains is not None and chains.names else None
     worst = _worst_numbers(moved) if moved and not isinstance(moved, str) else None
-    trace = shapes_of(context.fit.model, context.fit.args, context.fit.kwargs)
-    sites = {n: s for n, s in trace.items() if s["type"] in ("sample", "deterministic")}
-    dims = {name: (dims_of(site), np.shape(site["value"])) for name, site in sites.items()}
-    return DiagnosisPlotData(worst, weights, losses, chains, dims)
+    return DiagnosisPlotData(worst, weights, losses, chains, labels)
 
 
 def _worst_numbers(groups: list[MovedDraws]) -> MovedNumbers:
@@ -109,7 +105,7 @@ def _worst_numbers(groups: list[MovedDraws]) -> MovedNumbers:
 
 
 def plot_diagnosis(
-    diagnosis: Diagnosis, coords: Mapping[str, Sequence[Any]] | None = None
+    diagnosis: Diagnosis, coords: Coords | None = None, dims: Names | None = None
 ) -> "dict[str, Axes]":
     """A picture of what :func:`diagnose` has computed; a title is red where its line is wrong.
 
@@ -123,8 +119,8 @@ def plot_diagnosis(
     - the name of a number: its draws (filled) and the moved ones, of the three that change most.
 
     :param diagnosis: what :func:`diagnose` returned, with the moves for the panels that need them.
-    :param coords: labels by plate, as :func:`to_arviz` takes them, so that number 3 of a site in
-        the plate ``hospital`` is called ``effect[Leeds]`` and not ``effect[3]``.
+    :param coords: labels by dimension, as :func:`diagnose` takes them; by default the same.
+    :param dims: dimensions by site.
     :return: the axes by the name of their panel; nothing is shown or saved.
     :raises ImportError: matplotlib is not installed.
 
@@ -141,7 +137,7 @@ def plot_diagnosis(
             f"diagnosis is a {type(diagnosis).__name__}; pass what diagnose returned, as in"
             " plot_diagnosis(diagnose(svi, result, model_args=(x, y)))."
         )
-    drawn = _panels(diagnosis, coords or {})
+    drawn = _panels(diagnosis, coords, dims)
     if not drawn:
         raise ValueError("this diagnosis has nothing to draw; diagnose the fit itself.")
     columns = min(len(drawn), 3 if len(drawn) in (3, 5, 6) else 4)
@@ -168,20 +164,13 @@ def plot_diagnosis(
 
 
 def _panels(
-    diagnosis: Diagnosis, coords: Mapping[str, Sequence[Any]]
+    diagnosis: Diagnosis, coords: Coords | None, dims: Names | None
 ) -> dict[str, tuple[Callable[[Any], None], str]]:
     """How each panel is drawn, and the quantity of the line that is its title."""
     panels: dict[str, tuple[Callable[[Any], None], str]] = {}
     if (data := diagnosis.plot_data) is None:
         return panels
-    sizes = dict(axis for site in data.dims.values() for axis in zip(*site, strict=True))
-    for dim, labels in coords.items():
-        if len(labels) != sizes.get(dim):
-            raise ValueError(
-                f"coords has {len(labels)} labels for '{dim}', but the dimensions of the sites"
-                f" are {sizes}."
-            )
-    label = partial(_labelled, dims=data.dims, coords=coords)
+    label = data.labels.named(coords, dims)
     if (moved := data.moved) is not None:
         names = [textwrap.fill(label(name), 24) for name in moved.names]
         shift, shift_error, ratio, error = moved.values
@@ -197,21 +186,6 @@ def _panels(
     for name, both in moved.draws.items() if moved is not None else ():
         panels[label(name)] = partial(_posterior, label(name), *both), ""
     return panels
-
-
-def _labelled(
-    name: str,
-    dims: dict[str, tuple[list[str], tuple[int, ...]]],
-    coords: Mapping[str, Sequence[Any]],
-) -> str:
-    """The name of a number, ``site[k]``, with the labels of its place among the coordinates."""
-    match = re.fullmatch(r"(.+?)\[(\d+)\](.*)", name)
-    axes, shape = dims.get(match[1], ([], ())) if match else ([], ())
-    if match is None or not any(dim in coords for dim in axes):
-        return name
-    place = map(int, np.unravel_index(int(match[2]), shape))
-    labels = (str(coords[d][i] if d in coords else i) for d, i in zip(axes, place, strict=True))
-    return f"{match[1]}[{', '.join(labels)}]{match[3]}"
 
 
 def _dots(

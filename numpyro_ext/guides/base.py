@@ -22,7 +22,7 @@ from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
 from numpyro_ext._checks import OwnArgumentsFirst, check_count, check_positive
-from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.arguments import check_frames, is_traced
 from numpyro_ext._model.arrow import Arrow
 from numpyro_ext._model.checks import read_global
 from numpyro_ext._model.circular_guide import CircularGuide
@@ -108,6 +108,7 @@ class AutoJoint(CircularGuide):
         return supports_of(self, args, kwargs, z)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        check_frames(self.model, args, kwargs)
         once = self.prototype_trace is None and is_only_recorded()
         with _drawn_by_programs() if once else nullcontext():
             values = super().__call__(*args, **kwargs)

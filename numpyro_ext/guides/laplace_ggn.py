@@ -289,7 +289,8 @@ class AutoLaplaceGGN(AutoJoint):
             raise ValueError(
                 f"the curvature is that of all rows, and the guide was given {batch} of the {size}"
                 f" in the plate '{plate}'; call svi.init with all of them, and svi.update with"
-                " batches, or pass them to sample_posterior."
+                " batches; or, after training, make the guide and its SVI anew, call svi.init with"
+                " all rows, and use the params of the training."
             )
         trace: Any = self.prototype_trace
         params = self._model_params({name: site["value"] for name, site in trace.items()})

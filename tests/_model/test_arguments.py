@@ -6,13 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC
+from numpyro.infer import MCMC, SVI, Trace_ELBO
 import pandas as pd
+import pytest
 
 from numpyro_ext._model.arguments import indexed
 from numpyro_ext.ep import EP
+from numpyro_ext.guides import AutoLaplaceGGN
 from numpyro_ext.mcmc import SGLD
-from numpyro_ext.objectives import taylor_proxy
+from numpyro_ext.objectives import VRELBO, taylor_proxy
 
 Y = np.random.default_rng(0).normal(2.0, 1.0, 60).astype(np.float32)
 GROUP = np.arange(60) % 3
@@ -69,3 +71,17 @@ def test_a_frame_is_read_by_name_and_by_position():
     mcmc = MCMC(SGLD(by_columns, 1e-4), num_warmup=0, num_samples=2, progress_bar=False)
     mcmc.run(random.key(0), FRAME, batch=10, init_params={"loc": jnp.asarray(EXACT)})
     np.testing.assert_allclose(mcmc.get_samples()["loc"][-1], EXACT, atol=0.3)
+
+
+@pytest.mark.parametrize("loss", [Trace_ELBO(), VRELBO(1.0)])
+def test_a_guide_says_where_the_loss_hands_on_a_frame_with_which_the_model_does_not_run(loss):
+    def model(x):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([1]).to_event(1))
+        numpyro.sample("y", dist.Normal(x[["group"]] @ w, 1.0).to_event(1), obs=x["y"])
+
+    svi = SVI(model, AutoLaplaceGGN(model), numpyro.optim.Adam(0.01), loss)
+    if isinstance(loss, VRELBO):
+        assert np.isfinite(svi.run(random.key(0), 1, FRAME, progress_bar=False).losses).all()
+    else:
+        with pytest.raises(TypeError, match=r"does not run on the DataFrame .*; pass arrays"):
+            svi.run(random.key(0), 1, FRAME, progress_bar=False)

@@ -12,6 +12,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 import pytest
 
+from numpyro_ext._model.labels import Labels
 from numpyro_ext.diagnostics import Diagnosis, diagnose, plot_diagnosis
 from numpyro_ext.diagnostics._moves import Moved
 from numpyro_ext.diagnostics.checks.chains import Agreement
@@ -46,7 +47,8 @@ def rows(**ok):
 
 
 def parts(**given):
-    empty = {"moved": None, "weights": None, "losses": [], "chains": None, "dims": {}}
+    empty = {"moved": None, "weights": None, "losses": [], "chains": None}
+    empty["labels"] = Labels({}, {})
     return DiagnosisPlotData(**empty | given)
 
 
@@ -115,10 +117,11 @@ def test_a_linear_combination_is_one_of_the_numbers_and_has_no_shift():
 
 
 def test_numbers_are_called_by_the_coordinates_of_their_plates():
-    names = ["w[4]", "tau", "v[1] (at tau = 3)"]
+    names = ["w[1, 1]", "tau", "v[1] (at tau = 3)"]
     moved = _worst_numbers([group([0.5, 0.7, 0.8], [0.0, 0.0, 0.0], names)])
-    dims = {"w": (["day", "place"], (2, 3)), "tau": ([], ()), "v": (["other"], (2,))}
-    found = Diagnosis("title", rows(shift=True), parts(moved=moved, dims=dims))
+    dims = {"w": ["day", "place"], "tau": [], "v": ["other"]}
+    labels = Labels(dims, {"w": (2, 3), "tau": (), "v": (2,)})
+    found = Diagnosis("title", rows(shift=True), parts(moved=moved, labels=labels))
     axes = plot_diagnosis(found, coords={"place": ["Leeds", "Bath", "Hull"]})
     labels = [text.get_text() for text in axes["means"].get_yticklabels()]
     assert labels == ["w[1, Bath]", "tau", "v[1] (at tau = 3)"]

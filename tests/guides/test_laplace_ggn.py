@@ -382,3 +382,26 @@ def test_wrong_arguments_are_sentences():
     jax.jit(lambda x: handlers.seed(guide, 0)("normal", x, Y["normal"])["w"])(X)
     with pytest.raises(ValueError, match=r"outside jax\.jit"):
         guide.get_posterior({"auto_loc": jnp.zeros(2)})
+
+
+def test_after_a_loop_over_batches_a_new_guide_has_the_curvature_of_all_rows(tol):
+    """A linear model with unit noise: the precision is that of the prior and X'X."""
+
+    def model(x, y):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        with numpyro.plate("rows", len(X), subsample_size=len(x)):
+            numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+    def made():
+        return SVI(model, AutoLaplaceGGN(model), numpyro.optim.Adam(0.01), Trace_ELBO())
+
+    y, svi = Y["normal"], made()
+    state = svi.init(random.key(0), X[:5], y[:5])
+    state, _ = svi.update(state, X[5:10], y[5:10])
+    params = svi.get_params(state)
+    with pytest.raises(ValueError, match=r"given 5 of the .* make the guide and its SVI anew"):
+        svi.guide.sample_posterior(random.key(0), params)
+    anew = made()
+    anew.init(random.key(0), X, y)
+    precision = jnp.linalg.inv(anew.guide.get_posterior(params).covariance_matrix)
+    assert jnp.allclose(precision, jnp.eye(2) + X.T @ X, rtol=tol(1e-4, 1e-10))

@@ -25,7 +25,9 @@ def two_modes():
 
 @cache
 def found():
-    with pytest.warns(InferenceWarning, match=r"different modes, .* with 0\.66, 0\.34 of the mass"):
+    with pytest.warns(
+        InferenceWarning, match=r"different modes, .* with 0\.66, 0\.34 of their mass"
+    ):
         return find_modes(two_modes)
 
 
@@ -213,3 +215,44 @@ def test_bad_input_is_refused_by_a_sentence(call, error, words):
 def test_traced_arguments_are_refused_by_a_sentence():
     with pytest.raises(ValueError, match=r"is traced.* call find_modes outside"):
         jax.jit(lambda y: find_modes(exchanged, y).heaviest.center)(jnp.ones(3))
+
+
+@pytest.mark.slow
+def test_the_mass_beyond_the_modes_is_that_of_a_grid():
+    """A chain that flips between two states, seen at times so far apart that it may have flipped
+    any number of times in between: at large rates the likelihood is flat up to the prior. The error
+    of the estimate is about 0.05, of which the test allows four."""
+    stayed, left = np.array([24, 30]), np.array([20, 20])
+
+    def flips():
+        with numpyro.plate("state", 2):
+            rate = numpyro.sample("rate", dist.LogNormal(0.0, 3.0))
+        p = rate / rate.sum() * -jnp.expm1(-rate.sum())
+        numpyro.sample("left", dist.Binomial(stayed + left, p).to_event(1), obs=left)
+
+    with pytest.warns(InferenceWarning, match=r"0\.\d+ \+- 0\.\d+ of the mass lies where"):
+        modes = find_modes(flips)
+    (mode,) = modes.modes
+    t = np.linspace(-20.0, 20.0, 2001)
+    log_rates = np.stack(np.meshgrid(t, t, indexing="ij"), -1)
+    rates = np.exp(log_rates)
+    total = rates.sum(-1, keepdims=True)
+    p = -rates / total * np.expm1(-total)
+    terms = left * np.log(p) + stayed * np.log1p(-np.minimum(p, 1 - 1e-12)) - log_rates**2 / 18
+    w = np.exp(terms.sum(-1) - terms.sum(-1).max())
+    xi = np.linalg.solve(np.asarray(mode.factor), (log_rates - np.asarray(mode.center))[..., None])
+    exact = np.sum(w[np.sum(xi[..., 0] ** 2, -1) > 2 + 4 * 2]) / w.sum()
+    assert exact == pytest.approx(0.343, abs=1e-3)
+    assert modes.beyond == pytest.approx(exact, abs=4 * modes.beyond_error)
+    assert modes.beyond_error < 0.1
+    assert f"{modes.beyond:.2f} +- {modes.beyond_error:.1g} of the mass lies beyond" in str(modes)
+
+
+@pytest.mark.parametrize("size", [1, 30])
+def test_nothing_lies_beyond_a_normal(size):
+    def normal():
+        numpyro.sample("z", dist.Normal(3.0, 2.0).expand([size]).to_event(1))
+
+    modes = find_modes(normal)
+    exact = {1: 0.0099, 30: 0.0007}[size]  # 1 - F(n + 4 sqrt(2 n)) of chi-squared
+    assert modes.beyond == pytest.approx(exact, abs=max(4 * modes.beyond_error, 1e-3))

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from scipy.special import chdtri
 
+from numpyro_ext._model.labels import coordinate_name
 from numpyro_ext._model.modes import of_kind
-from numpyro_ext._model.read import coordinate_name, slices_of
 from numpyro_ext.diagnostics._fit import Numbers, chains_of, flatten
 from numpyro_ext.diagnostics.checks.modes import draws_at_modes
 from numpyro_ext.diagnostics.context import FitContext, cached
@@ -97,12 +97,12 @@ class Agreement:
     def __init__(self, draws: Numbers, *, independent: bool = False) -> None:
         from arviz_stats.base.array import array_stats
 
-        places = slices_of(tuple((name, x.shape[2:]) for name, x in draws.items()))
+        shapes = tuple((name, x.shape[2:]) for name, x in draws.items())
         x = flatten(draws)
         chosen = equally_spaced(x.shape[-1], _NUMBERS)
         # Entries such as the zeros of a triangular factor never move.
         chosen = chosen[np.any(x[..., chosen] != x[:1, :1, chosen], (0, 1))]
-        self.names = [coordinate_name(places, k) for k in chosen.tolist()]
+        self.names = [coordinate_name(shapes, k) for k in chosen.tolist()]
         x = x[..., chosen].astype(np.float64)
         self.chains, self.draws = x.shape[:2]
         self.rhat = self.ess = self.own = np.zeros(0)

@@ -12,9 +12,8 @@ import numpy as np
 from numpyro.infer import init_to_sample, init_to_uniform
 
 from numpyro_ext._model.circles import with_circles
-from numpyro_ext._model.mode_search import search_modes
+from numpyro_ext._model.mode_search import places_of, search_modes
 from numpyro_ext._model.modes import Mode, Modes, of_kind
-from numpyro_ext._model.potential import Potential
 from numpyro_ext.diagnostics.context import FitContext, cached, flat_draws, potential_of
 from numpyro_ext.diagnostics.limits import DEPARTURE, ELSEWHERE, SHARES, farthest
 from numpyro_ext.diagnostics.table import Row
@@ -105,23 +104,9 @@ def compare_with(context: FitContext, modes: Any) -> AtModes | None:
     place = jax.jit(jax.vmap(place_in(list(modes.modes))))
     which, away = (np.asarray(y).reshape(kept.shape) for y in place(points))
     which = np.where(kept & np.isfinite(away), which, -1)
-    places = _places(target, modes.modes)
+    places = places_of(target, modes.modes)
     row = _row(context, list(modes.modes), which, away, places)
     return AtModes(row, list(modes.modes), which, places)
-
-
-def _places(target: Potential, modes: tuple[Mode, ...]) -> list[str]:
-    """For each mode, the coordinate in which the modes are farthest apart, in their widths."""
-    centers = np.stack([np.asarray(mode.center, np.float64) for mode in modes])
-    sds = np.stack([mode.sds for mode in modes])
-    k = int(np.argmax(np.ptp(centers, 0) / sds.mean(0)))
-    constrain, info = target.postprocess(), target.info
-    site, coordinates = next((n, s) for n, s in info.slices.items() if s.start <= k < s.stop)
-    values = [np.ravel(constrain(info.unravel(mode.center))[site]) for mode in modes]
-    # A constrained site may have more numbers than coordinates, or fewer.
-    j = min(k - coordinates.start, values[0].size - 1)
-    name = site if values[0].size == 1 else f"{site}[{j}]"
-    return [f"{name} = {value[j]:.3g}" for value in values]
 
 
 def _off(q: np.ndarray, p: np.ndarray) -> float:

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._model.circles import circles_of, recut, unrolled
+from numpyro_ext._model.labels import coordinate_name
 from numpyro_ext._model.operations import FEW, quick_options
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import coordinate_name, slices_of
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics import limits
 from numpyro_ext.diagnostics._fit import Fit, Numbers, chains_of, compile_with_data, flatten
@@ -246,7 +246,7 @@ def _of_chains(context: FitContext) -> list[MovedDraws] | str:
     if isinstance(plan := _plan(context), str):
         return plan
     total = len(next(iter(mixed.values())))
-    derived = sum(_watched_sizes(context).values())
+    derived = sum(map(math.prod, _watched_shapes(context).values()))
     sizes = np.append(sizes, np.full(derived, np.min(sizes)))
     independent = jnp.asarray(np.maximum(total / sizes, 1.0), float)
     x = {name: jnp.asarray(y) for name, y in mixed.items()}
@@ -307,7 +307,7 @@ def _moved(
     group: Group | None = None,
 ) -> MovedDraws:
     """Constrained draws ``(m, *site)`` beside moves with the density p^(1/T), within a mode."""
-    info, watched = context.info, _watched_sizes(context)
+    info, watched = context.info, _watched_shapes(context)
     most, num_moves, options = plan
     T = (context.temperature or 1.0) if context.kind == "chains" else 1.0
 
@@ -336,16 +336,15 @@ def _moved(
     chosen = {name: draws[name] for name in info.latents}
     moved = compiled(context.fit.params[0], chosen, independent, rng_key)
     combined = worst_combinations(moved)
-    sizes = {name: math.prod(site.constrained.shape) for name, site in info.latents.items()}
-    places = slices_of(tuple((name, (size,)) for name, size in (sizes | watched).items()))
+    shapes = {name: site.constrained.shape for name, site in info.latents.items()} | watched
 
     where = "" if group is None else f" (at {group[0].places[group[1]]})"
 
     def name(k: int) -> str:
         if combined is None or k < len(moved.ratio):
-            return coordinate_name(places, k) + where
+            return coordinate_name((*shapes.items(),), k) + where
         both = sorted(combined[2][k - len(moved.ratio)].tolist())
-        first, second = (coordinate_name(info.slices, i) for i in both)
+        first, second = (coordinate_name(info.shapes, i) for i in both)
         return f"a linear combination of {first} and {second} most of all{where}"
 
     kind = "ensemble" if context.is_ensemble else context.kind
@@ -371,10 +370,10 @@ def _numbers_of(target: Potential) -> Callable[[Array], Array]:
     return numbers
 
 
-def _watched_sizes(context: FitContext) -> dict[str, int]:
-    """The sizes of the deterministic sites whose numbers are compared too."""
+def _watched_shapes(context: FitContext) -> dict[str, tuple[int, ...]]:
+    """The shapes of the deterministic sites whose numbers are compared too."""
     return {
-        name: jnp.size(site["value"])
+        name: jnp.shape(site["value"])
         for name, site in context.proto.trace.items()
         if site["type"] == "deterministic"
         and name not in context.proto.left_out

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_ext._model.labels import number_name
 from numpyro_ext._model.normal import mean_and_sd
 from numpyro_ext.diagnostics._density import declare
 from numpyro_ext.diagnostics.comparison import (
@@ -110,7 +111,7 @@ def compare_with_weights(
         flat, step = x.reshape(len(x), -1), max(1, _FLOATS // len(x))
         size = flat.shape[1]
         pieces += [_compare(flat[:, k : k + step], w) for k in range(0, size, step)]
-        names += [f"{site}[{k}]" if size > 1 else site for k in range(size)]
+        names += [number_name(site, x.shape[1:], k) for k in range(size)]
     values = np.concatenate(pieces, 1)
     by_weights = f"{remedy}; or draw from these draws by their weights (pareto_khat gives them)"
     name = names.__getitem__
