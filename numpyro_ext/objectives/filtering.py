@@ -12,11 +12,10 @@ from numpyro.ops.provenance import eval_provenance
 from numpyro_ext._checks import check_choice
 from numpyro_ext._model.density import log_density, scaled
 from numpyro_ext._model.handlers import drawn_once, valid_plates
-from numpyro_ext._model.masked import is_masked
-from numpyro_ext._model.read import has_array_mask, latent_sites, sample_sites
+from numpyro_ext._model.read import Site, latent_sites, layers, sample_sites
 from numpyro_ext._model.time_steps import Scan, check_pieces, until_scan
 from numpyro_ext._model.units import drawn_sites
-from numpyro_ext._numpyro import without_rsample_stop_gradient
+from numpyro_ext._numpyro import mask_of, without_rsample_stop_gradient
 from numpyro_ext._typing import Sites, Trace
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.power_mean import power_mean, surrogate, weighted_surrogate
@@ -264,7 +263,7 @@ def shared_sites(draws: Draws) -> frozenset[str]:
                     f"the latent site '{site['name']}' is in the scan of the model and not in the"
                     " guide's; draw it in the body of the guide's scan."
                 )
-            if is_masked(site) and not has_array_mask(steps[0][site["name"]]["fn"]):
+            if _is_masked(site) and not _is_masked(steps[0][site["name"]]):
                 raise ValueError(
                     f"the latent site '{site['name']}' is masked in the scan of the model and not"
                     " in the guide's; give both the mask, or mask the observed sites alone."
@@ -287,6 +286,11 @@ def shared_sites(draws: Draws) -> frozenset[str]:
         if not more:
             return frozenset(shared)
         shared |= more
+
+
+def _is_masked(site: Site) -> bool:
+    """Whether there is a mask, which may be one number for each time step."""
+    return any(isinstance(mask_of(layer), jax.Array) for layer in layers(site["fn"]))
 
 
 def _is_set(x: Any) -> bool:
