@@ -75,6 +75,7 @@ class AutoLangevinDiffusion(AutoAlongGradient):
     """
 
     num_steps: int = 8
+    step_size: float = 0.01
     backward: str = "learnt"
 
     def __post_init__(self) -> None:

@@ -12,10 +12,10 @@ from numpyro.ops.provenance import eval_provenance
 from numpyro_ext._checks import check_choice
 from numpyro_ext._model.density import log_density, scaled
 from numpyro_ext._model.handlers import drawn_once, valid_plates
-from numpyro_ext._model.read import latent_sites, sample_sites
+from numpyro_ext._model.read import Site, latent_sites, layers, sample_sites
 from numpyro_ext._model.time_steps import Scan, check_pieces, until_scan
 from numpyro_ext._model.units import drawn_sites
-from numpyro_ext._numpyro import without_rsample_stop_gradient
+from numpyro_ext._numpyro import mask_of, without_rsample_stop_gradient
 from numpyro_ext._typing import Sites, Trace
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.power_mean import power_mean, surrogate, weighted_surrogate
@@ -40,10 +40,10 @@ class FilteringELBO(Objective):
     depend on the whole past.
 
     **Bias.** :math:`E\, e^{\hat L_K} = p(y)` at every K, so the mean of :math:`\hat L_K` is a lower
-    bound of the evidence. K = 1 is the ELBO, and ``ess_threshold=0`` is :class:`IWELBO`. The gap
-    grows linearly in T, where the gap of :class:`IWELBO` may grow exponentially. It need not vanish
-    where the guide is the exact posterior, :math:`q(x_t \mid x_{t-1}, y_{t:T})`: the weights of a
-    time step do not know the data to come.
+    bound of the evidence. K = 1 is the ELBO, and ``ess_threshold=0`` is :class:`IWELBO`. To
+    keep the gap, K has to grow in proportion to T, where :class:`IWELBO` needs exponentially many
+    particles. The gap need not vanish where the guide is the exact posterior, :math:`q(x_t \mid
+    x_{t-1}, y_{t:T})`: the weights of a time step do not know the data to come.
 
     **Latent sites before the loop.** A site from which only the initial carry is computed, the
     state at time 0, is drawn by each particle. All others, which the body reads, are parameters of
@@ -263,6 +263,11 @@ def shared_sites(draws: Draws) -> frozenset[str]:
                     f"the latent site '{site['name']}' is in the scan of the model and not in the"
                     " guide's; draw it in the body of the guide's scan."
                 )
+            if _is_masked(site) and not _is_masked(steps[0][site["name"]]):
+                raise ValueError(
+                    f"the latent site '{site['name']}' is masked in the scan of the model and not"
+                    " in the guide's; give both the mask, or mask the observed sites alone."
+                )
         whole = draws.guide_trace(key), draws.model_trace(key, draws.guide_trace(key))
         check_pieces("FilteringELBO", guide, before, steps[0], whole[0])
         check_pieces("FilteringELBO", model, model_before, steps[1], whole[1])
@@ -281,6 +286,11 @@ def shared_sites(draws: Draws) -> frozenset[str]:
         if not more:
             return frozenset(shared)
         shared |= more
+
+
+def _is_masked(site: Site) -> bool:
+    """Whether there is a mask, which may be one number for each time step."""
+    return any(isinstance(mask_of(layer), jax.Array) for layer in layers(site["fn"]))
 
 
 def _is_set(x: Any) -> bool:

@@ -64,12 +64,13 @@ GUIDES = FLOWS | {
     "structured": partial(AutoStructuredNormal, init_from=None),
     "Laplace GGN": AutoLaplaceGGN,
     "implicit": partial(AutoImplicit, hidden_dims=(8,), init_from=None),
-    # These have no density of the latent vector alone; HVI starts at a normal if steps are short.
+    # These have no density of the latent vector alone; the last two start at a normal if steps are
+    # short.
     "semi-implicit": partial(AutoSemiImplicit, hidden_dims=(8,), init_from=None),
     "auxiliary": partial(AutoAuxiliary, hidden_dims=(8,), init_from=None),
     "HVI": partial(AutoHVI, num_steps=2, hidden_dims=(8,), step_size=1e-3, init_from=None),
     "Langevin diffusion": partial(
-        AutoLangevinDiffusion, num_steps=2, hidden_dims=(8,), step_size=1e-3, init_from=None
+        AutoLangevinDiffusion, num_steps=2, hidden_dims=(8,), step_size=1e-4, init_from=None
     ),
 }
 # Every other guide is trained in the tests of its own file, and is here near its start.

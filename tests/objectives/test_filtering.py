@@ -272,6 +272,15 @@ def param_inside(y=Y):
     scan(step, 0.3, y)
 
 
+def padded(y=Y):
+    def step(x, y):
+        with numpyro.handlers.mask(mask=y > 0):
+            x = numpyro.sample("x", dist.Normal(x, 0.7))
+            return x, numpyro.sample("y", dist.Normal(x, 0.4), obs=y)
+
+    scan(step, 0.3, y)
+
+
 def rows_before(y=Y):
     with numpyro.plate("rows", 10, subsample_size=5):
         numpyro.sample("r", dist.Normal(0.0, 1.0), obs=jnp.zeros(5))
@@ -291,6 +300,7 @@ def no_loop(y=Y):
         (walk, latents_before, "'x' is in the scan of the model and not in the guide's"),
         (data_after, proposal, "the site 'last' comes after scan"),
         (param_inside, proposal, "param\\('s'\\) is inside the body of scan"),
+        (padded, proposal, "'x' is masked in the scan of the model and not in the guide's"),
         (rows_before, proposal, "'rows' takes a minibatch of 5 of 10 rows"),
         (numpyro.handlers.scale(walk, 0.5), proposal, "handler .* around scan acts on its site"),
         (numpyro.handlers.mask(walk, mask=False), proposal, "handler .* around scan acts on"),
