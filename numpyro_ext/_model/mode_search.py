@@ -164,15 +164,38 @@ def find_modes(
     >>> print(f"{modes.log_evidence:.2f}")  # of N(310; 300, 20^2 + 5^2)
     -4.06
     """
+    check_count("starts", starts)
+    rng_key = random.key(0) if rng_key is None else rng_key
+    kwargs, coords, dims = split_names(model, kwargs, coords, dims)
+    labels = labels_of(model, args, kwargs, coords, dims) if coords or dims else str
+    modes, potential = search_model(rng_key, model, args, kwargs, starts, init_params, labels)
+    if len(modes.modes) > 1:
+        places = map(labels, places_of(potential, modes.modes))
+        each = zip(modes.modes, places, strict=True)
+        modes = replace(modes, modes=tuple(replace(mode, place=place) for mode, place in each))
+    beyond, error = mass_beyond(random.fold_in(rng_key, 1), potential, modes)
+    modes = replace(modes, beyond=beyond, beyond_error=error)
+    modes = replace(modes, problems=(*modes.problems, *_beyond_problem(modes)))
+    if modes.problems:
+        warnings.warn(InferenceWarning(" ".join(modes.problems)), stacklevel=2)
+    return modes
+
+
+def search_model(
+    rng_key: Array,
+    model: Model,
+    args: tuple,
+    kwargs: dict[str, Any],
+    starts: int = 4,
+    init_params: Sites | None = None,
+    labels: Callable[[str], str] = str,
+) -> tuple[Modes, Potential]:
+    """The modes of a model on these arguments, and its potential."""
     if is_traced((args, kwargs)):
         raise ValueError(
             "an argument of the model is traced, while modes are found from numbers; call"
             " find_modes outside, and use its result inside."
         )
-    check_count("starts", starts)
-    rng_key = random.key(0) if rng_key is None else rng_key
-    kwargs, coords, dims = split_names(model, kwargs, coords, dims)
-    labels = labels_of(model, args, kwargs, coords, dims) if coords or dims else str
     model = on_some_rows(model, args, kwargs)
     because = "the modes are those of all latent sites together"
     info = read_global(model, args, kwargs, because=because, sums=True)
@@ -186,16 +209,7 @@ def find_modes(
         init_params = info.check_unconstrained("init_params", init_params)
         init_params = recut_sites(init_params, cut_at_pi, info)
     modes = search_modes(rng_key, model, potential, init_params, starts=starts, labels=labels)
-    if len(modes.modes) > 1:
-        places = map(labels, places_of(potential, modes.modes))
-        each = zip(modes.modes, places, strict=True)
-        modes = replace(modes, modes=tuple(replace(mode, place=place) for mode, place in each))
-    beyond, error = mass_beyond(random.fold_in(rng_key, 1), potential, modes)
-    modes = replace(modes, beyond=beyond, beyond_error=error)
-    modes = replace(modes, problems=(*modes.problems, *_beyond_problem(modes)))
-    if modes.problems:
-        warnings.warn(InferenceWarning(" ".join(modes.problems)), stacklevel=2)
-    return modes
+    return modes, potential
 
 
 def place_cuts(
@@ -294,7 +308,7 @@ def modes_or_warning(
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore", InferenceWarning)
-            modes = find_modes(model, *args, starts=starts, **kwargs)
+            modes, _ = search_model(random.key(0), model, args, kwargs, starts)
     except Exception as error:  # whatever stops the search, there is a start without it
         reason = str(error).strip().removesuffix(".") or type(error).__name__
         _warn(
