@@ -506,7 +506,7 @@ def mass_beyond(rng_key: Array, potential: Potential, modes: Modes) -> tuple[flo
     n, parts, info = modes.size, modes.modes, potential.info
     rows = sum(size for size, _ in potential.plates.values())
     normal = all(mode.is_matrix and mode.bend is None for mode in parts)
-    if not normal or rows > _MOST_WEIGHED or info.given or info.mutable or circles_of(info):
+    if not normal or rows > _MOST_WEIGHED or info.given or info.mutable or circular_sites(info):
         return math.nan, math.nan
     num = -(-_FEWEST_WEIGHED // (n * len(parts) * len(_STRETCHES)))
     idx = some_rows(potential, rows)
