@@ -15,7 +15,7 @@ from numpyro.ops.provenance import eval_provenance
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.handlers import first_rows
 from numpyro_ext._model.labels import Coords, Names, labels_of, number_name, split_names
-from numpyro_ext._model.mode_search import find_modes
+from numpyro_ext._model.mode_search import search_model
 from numpyro_ext._model.read import latent_sites, shape_trace, trace_of
 from numpyro_ext._numpyro import unwrap_distribution
 from numpyro_ext._typing import Model
@@ -107,9 +107,10 @@ def find_centering(
     labels = labels_of(model, args, kwargs, coords, dims) if coords or dims else str
     effects = _effects(model, args, kwargs)
     decentred = reparam(model, config={name: LocScaleReparam(0.0) for name in effects})
+    rng_key = random.key(0) if rng_key is None else rng_key
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InferenceWarning)  # of a model that nobody fits
-        modes = find_modes(decentred, *args, rng_key=rng_key, **kwargs)
+        modes, _ = search_model(rng_key, decentred, args, kwargs)
     variances = modes.unravel(jnp.asarray(modes.heaviest.conditional_sds) ** 2)
     centering = Centering(
         (name, np.clip(1 - np.asarray(variances[f"{name}_decentered"], float), 0, 1))

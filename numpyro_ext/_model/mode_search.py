@@ -164,16 +164,11 @@ def find_modes(
     >>> print(f"{modes.log_evidence:.2f}")  # of N(310; 300, 20^2 + 5^2)
     -4.06
     """
-    if is_traced((args, kwargs)):
-        raise ValueError(
-            "an argument of the model is traced, while modes are found from numbers; call"
-            " find_modes outside, and use its result inside."
-        )
     check_count("starts", starts)
     rng_key = random.key(0) if rng_key is None else rng_key
     kwargs, coords, dims = split_names(model, kwargs, coords, dims)
     labels = labels_of(model, args, kwargs, coords, dims) if coords or dims else str
-    modes, potential = _modes_of(rng_key, model, args, kwargs, starts, init_params, labels)
+    modes, potential = search_model(rng_key, model, args, kwargs, starts, init_params, labels)
     if len(modes.modes) > 1:
         places = map(labels, places_of(potential, modes.modes))
         each = zip(modes.modes, places, strict=True)
@@ -186,16 +181,21 @@ def find_modes(
     return modes
 
 
-def _modes_of(
+def search_model(
     rng_key: Array,
     model: Model,
     args: tuple,
     kwargs: dict[str, Any],
-    starts: int,
+    starts: int = 4,
     init_params: Sites | None = None,
     labels: Callable[[str], str] = str,
 ) -> tuple[Modes, Potential]:
-    """The modes, and the potential with the circles cut where they have least mass."""
+    """The modes of a model on these arguments, and its potential."""
+    if is_traced((args, kwargs)):
+        raise ValueError(
+            "an argument of the model is traced, while modes are found from numbers; call"
+            " find_modes outside, and use its result inside."
+        )
     model = on_some_rows(model, args, kwargs)
     because = "the modes are those of all latent sites together"
     info = read_global(model, args, kwargs, because=because, sums=True)
@@ -301,7 +301,7 @@ def modes_or_warning(
     try:
         with block(), on_numbers(), warnings.catch_warnings():
             warnings.simplefilter("ignore", InferenceWarning)
-            modes, _ = _modes_of(random.key(0), model, args, kwargs, starts)
+            modes, _ = search_model(random.key(0), model, args, kwargs, starts)
     except Exception as error:  # whatever stops the search, there is a start without it
         reason = str(error).strip().removesuffix(".") or type(error).__name__
         _warn(
@@ -499,7 +499,7 @@ def mass_beyond(rng_key: Array, potential: Potential, modes: Modes) -> tuple[flo
     n, parts, info = modes.size, modes.modes, potential.info
     rows = sum(size for size, _ in potential.plates.values())
     normal = all(mode.is_matrix and mode.bend is None for mode in parts)
-    if not normal or rows > _MOST_WEIGHED or info.given or info.mutable or circles_of(info):
+    if not normal or rows > _MOST_WEIGHED or info.given or info.mutable or circular_sites(info):
         return math.nan, math.nan
     num = -(-_FEWEST_WEIGHED // (n * len(parts) * len(_STRETCHES)))
     idx = some_rows(potential, rows)
