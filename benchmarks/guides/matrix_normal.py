@@ -37,7 +37,8 @@ def main() -> None:
     Y = X @ W + rng.normal(size=(ROWS, OUTPUTS)) @ root.T
     # The rows of Y root^-T are independent between outputs.
     whitened = np.linalg.solve(root, Y.T)
-    marginal = multivariate_normal(np.zeros(ROWS), np.eye(ROWS) + X @ X.T)
+    spread: Any = np.eye(ROWS) + X @ X.T
+    marginal = multivariate_normal(np.zeros(ROWS), spread)
     evidence = marginal.logpdf(whitened).sum() - ROWS * np.linalg.slogdet(root)[1]
     U = np.linalg.inv(X.T @ X + np.eye(COLUMNS))
     sds = np.sqrt(np.outer(np.diag(U), np.diag(V)))
@@ -58,7 +59,7 @@ def main() -> None:
         (AutoMatrixNormal, STEPS),
     ):
         began = time.perf_counter()
-        guide = make(model)
+        guide: Any = make(model)
         svi = SVI(model, guide, optax.adam(rate), Trace_ELBO(num_particles=8))
         state = svi.init(random.key(0), *args)
         if steps:

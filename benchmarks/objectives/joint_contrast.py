@@ -46,7 +46,7 @@ def known(x: Array) -> None:
 
 
 def guide(x: Array) -> None:
-    c, B = numpyro.param("c", jnp.zeros(2)), numpyro.param("B", jnp.zeros((2, 2)))
+    c, B = numpyro.param("c", jnp.zeros(2)), jnp.asarray(numpyro.param("B", jnp.zeros((2, 2))))
     lower = dist.constraints.lower_cholesky
     L: Any = numpyro.param("L", jnp.eye(2), constraint=lower)
     with numpyro.plate("rows", ROWS, subsample_size=BATCH):
