@@ -319,12 +319,12 @@ class AutoMatrixNormal(AutoAtModes):
 
         def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, tuple[Array, Any]]:
             count, rest_state = state
-            rho = step_size(count) if callable(step_size) else step_size
+            rho: Any = step_size(count) if callable(step_size) else step_size
             steps: Any
             steps, rest_state = rest.update(others(updates), rest_state, others(params))
             (rows, columns), sds = triangles(), jnp.exp(params.get(scale, jnp.zeros(0)))
-            roots = [[_of_triangle(params[name]) for name in names] for names in (rows, columns)]
-            factor = self._factor(*roots, sds)
+            R, C = ([_of_triangle(params[name]) for name in names] for names in (rows, columns))
+            factor = self._factor(R, C, sds)
             steps[loc] = -rho * factor.push(factor.pull(updates[loc]))
             for row, column, (_, shape) in zip(rows, columns, self.layout.matrices, strict=True):
                 for name, copies in ((row, shape[-1]), (column, shape[-2])):

@@ -23,7 +23,7 @@ class SphereReparam(Reparam):
 
     .. math:: p(x) = p(u)\, |S^{d-1}|\, N(x; 0, I_d),
 
-    which integrates to 1 and has the right law of u, so that the site is right under every kernel,
+    which has the integral and the law of p(u), so that the site is right under every kernel,
     guide and loss. The geodesic kernels keep :math:`|x| = 1`.
 
     - A site whose support is ``constraints.sphere`` keeps its name: a ``ProjectedNormal``, or
