@@ -32,7 +32,8 @@ exclude_patterns = ["_build", "templates"]
 html_theme = "furo"
 html_title = f"{project} {release}"
 html_theme_options = {
-    f"{mode}_css_variables": {"sidebar-item-spacing-vertical": "0.3rem"} for mode in ("light", "dark")
+    f"{mode}_css_variables": {"sidebar-item-spacing-vertical": "0.3rem"}
+    for mode in ("light", "dark")
 }
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
