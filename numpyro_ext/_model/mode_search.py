@@ -513,7 +513,7 @@ def _normal_problems(mode: Mode, fit: Mode, advice: str) -> tuple[Problem, ...]:
 
 
 def _far_problem(fit: Mode, advice: str) -> tuple[Problem, ...]:
-    if fit.departure > _NORMAL_FIT:
+    if fit.sure_departure > _NORMAL_FIT:
         sentence = (
             "gradients around the center are far from those of a normal posterior (relative error"
             f" {fit.departure**0.5:.2g}), so the scales found do not hold in all of it. A flow may"

@@ -34,6 +34,9 @@ class _Scaled(NamedTuple):
     def solve(self, moved: Array) -> Array:
         return self.root.solve(moved / self.scale)
 
+    def log_diagonal(self) -> Array:
+        return jnp.log(self.scale) + self.root.log_diagonal()
+
 
 class _LowRank(NamedTuple):
     r"""A root of :math:`\lambda (I + W^\top W)`, where :math:`\lambda = d / (m + d)`."""
@@ -117,6 +120,7 @@ class PerModeWhitening(NamedTuple):
 
     groups: Bool[Array, "m K"]  # true where a particle belongs to a group
     rests: Bool[Array, "m 1"]
+    shares: Float[Array, " K"]  # of all particles, 0 for a group that rests
     units: tuple[CovarianceWhitening, ...]
 
     @classmethod
@@ -140,7 +144,8 @@ class PerModeWhitening(NamedTuple):
         )
         if movers is not None:
             defining = jnp.argmax(movers, axis=1)[:, None] == jnp.arange(K)
-        return cls(defining, jnp.any(defining & few, axis=1, keepdims=True), units)
+        shares = jnp.where(few, 0, jnp.mean(groups, axis=0))
+        return cls(defining, jnp.any(defining & few, axis=1, keepdims=True), shares, units)
 
     def at_most(self, scale: Array) -> "PerModeWhitening":
         """The maps in which no coordinate is wider than this."""
@@ -151,6 +156,23 @@ class PerModeWhitening(NamedTuple):
 
     def gradients(self, g: Array) -> Float[Array, "m d"]:
         return self._each(lambda units: units.gradients(g))
+
+    def own_parts(self, x: Array) -> Float[Array, "m d"]:
+        r"""The gradients of :math:`\log r_k(x)`, where k is the group of each particle and
+
+        .. math:: r_k = w_k N(x; \bar x_k, L_k L_k^\top) / \sum_j w_j N(x; \bar x_j, L_j L_j^\top)
+
+        with the shares w. The parts :math:`p\, r_k` of the posterior sum up to it, so that a group
+        in its own part keeps its share, where one in all of p would fill the other modes too."""
+
+        def log_part(x: Array, k: Array) -> Array:
+            away = jnp.stack([jnp.sum(units.to_xi(x) ** 2) / 2 for units in self.units])
+            logs = jnp.log(self.shares) - jnp.stack([u.log_volume for u in self.units]) - away
+            return logs[k] - jax.nn.logsumexp(logs)
+
+        group = jnp.argmax(self.groups, axis=1)
+        slopes = jax.vmap(jax.grad(log_part))(x, group)
+        return jnp.where(self.rests, 0, slopes)
 
     def velocities(self, v: Array) -> Float[Array, "m d"]:
         return self._each(lambda units: units.velocities(jnp.where(self.rests, 0, v)))
