@@ -3,9 +3,11 @@
 #
 # Guess: counts of 1e8 trials at .3 have the mean 3e7 and the variance 2.1e7. They are returned in
 #   single precision, in which numbers near 3e7 are 2 apart: that adds 1/3 to a variance of 2.1e7.
-# Behaviour: the variance is a quarter to two fifths too large, while the mean is right to its Monte
-#   Carlo error. With 64 bits it is right.
+# Behaviour: the variance is more than a third too large, and the mean is off by three standard errors of
+#   100,000 draws, a hundredth of a standard deviation. With 64 bits both are right.
 # Versions: jax and jaxlib 0.12.0.1, numpy 2.5.5.
+# Seen, variance over n p (1 - p) for 1e4, 1e6 and 1e8 trials: .998 1.002 1.385; with 64 bits 1.004 1.002
+#   1.003.
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
 "${PYTHON:-python3}" -m venv "$folder/venv"

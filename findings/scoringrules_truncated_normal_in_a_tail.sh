@@ -3,11 +3,12 @@
 #
 # Guess: `crps_tnormal(y, 0, 1, 8, 10)` is the integral of (F(x) - [x >= y])^2 with the cdf F of a
 #   normal between 8 and 10, and for a y in there at most 2, the distance of the bounds.
-# Behaviour: the mass between the bounds is a difference of two values of the normal cdf near 1, which
-#   loses its digits from 5 on and is 0 from 8.3 on. The score grows with it, from a part in a million
-#   at bounds 5 and 7 to 9.0 for .818 at 8 and 10; with bounds of the other sign, where the cdf is near
-#   0, the mirrored forecast has the right score. No warning, no NaN.
+# Behaviour: from bounds of 5 and 7 on the digits go, and at 7 and 9 the score is the observation itself,
+#   ten times the integral and more than the distance of the bounds. No warning, no NaN. The mirrored
+#   forecast, where the normal cdf is near 0 and has all of its digits, is as wrong, against a second guess.
 # Versions: scoringrules 0.11.0, numpy 2.5.5, scipy 1.18.1.
+# Seen (bounds, observation, score, mirrored, integral): 1 to 3, 2: .3493 .3493 .3493; 5 to 7, 6: .722923
+#   .722923 .722845; 7 to 9, 8: 7.9996 8.0003 .7944; 8 to 10, 9: 9.0031 9.0034 .8184.
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
 "${PYTHON:-python3}" -m venv "$folder/venv"
