@@ -34,9 +34,6 @@ class _Scaled(NamedTuple):
     def solve(self, moved: Array) -> Array:
         return self.root.solve(moved / self.scale)
 
-    def log_diagonal(self) -> Array:
-        return jnp.log(self.scale) + self.root.log_diagonal()
-
 
 class _LowRank(NamedTuple):
     r"""A root of :math:`\lambda (I + W^\top W)`, where :math:`\lambda = d / (m + d)`."""
@@ -160,19 +157,21 @@ class PerModeWhitening(NamedTuple):
     def own_parts(self, x: Array) -> Float[Array, "m d"]:
         r"""The gradients of :math:`\log r_k(x)`, where k is the group of each particle and
 
-        .. math:: r_k = w_k N(x; \bar x_k, L_k L_k^\top) / \sum_j w_j N(x; \bar x_j, L_j L_j^\top)
+        .. math:: r_k = w_k N(x; \bar x_k, C) / \sum_j w_j N(x; \bar x_j, C)
 
-        with the shares w. The parts :math:`p\, r_k` of the posterior sum up to it, so that a group
-        in its own part keeps its share, where one in all of p would fill the other modes too."""
+        with the shares w, and the mean C of the covariances of the groups: with one of its own, a
+        group that has begun to fill another mode would claim more and more of it. The parts
+        :math:`p\, r_k` of the posterior sum up to it, so that each group can keep its share."""
+        means = jnp.stack([units.center for units in self.units])
+        group = jnp.argmax(self.groups, axis=1)
+        within = CovarianceWhitening.from_particles(x - means[group], ~self.rests[:, 0])
 
         def log_part(x: Array, k: Array) -> Array:
-            away = jnp.stack([jnp.sum(units.to_xi(x) ** 2) / 2 for units in self.units])
-            logs = jnp.log(self.shares) - jnp.stack([u.log_volume for u in self.units]) - away
+            away = jax.vmap(within.factor.solve)(x - means)
+            logs = jnp.log(self.shares) - jnp.sum(away**2, axis=1) / 2
             return logs[k] - jax.nn.logsumexp(logs)
 
-        group = jnp.argmax(self.groups, axis=1)
-        slopes = jax.vmap(jax.grad(log_part))(x, group)
-        return jnp.where(self.rests, 0, slopes)
+        return jnp.where(self.rests, 0, jax.vmap(jax.grad(log_part))(x, group))
 
     def velocities(self, v: Array) -> Float[Array, "m d"]:
         return self._each(lambda units: units.velocities(jnp.where(self.rests, 0, v)))

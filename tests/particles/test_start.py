@@ -70,7 +70,7 @@ def test_a_run_goes_on_with_its_modes_and_pickles():
 @pytest.mark.slow
 def test_particles_of_each_mode_move_as_if_alone_and_one_of_few_rests():
     """With a step of at most 1 in units of their own spread, and the gradient of the logarithm of
-    their part, of which the slopes of normals with their moments are known."""
+    their part: by Bayes' rule for two normals with the means of the groups and one covariance."""
     keys = random.split(random.key(0), 2)
     x = random.normal(keys[0], (40, 2)) * jnp.array([0.1, 30.0])
     x = x.at[20:].multiply(5.0).at[20:].add(jnp.array([0.2, 3.0]))
@@ -83,9 +83,11 @@ def test_particles_of_each_mode_move_as_if_alone_and_one_of_few_rests():
     parts = [y[which == k] for k in range(2)]
     covs = [np.cov(part.T, bias=True) for part in parts]
     covs = [19 / 21 * c + 2 / 21 * np.diag(np.diag(c)) for c in covs]
-    normals = [stats.multivariate_normal(part.mean(0), c) for part, c in zip(parts, covs)]
-    q = np.stack([normal.pdf(y) for normal in normals], 1)
-    slopes = np.stack([-(y - n.mean) @ np.linalg.inv(n.cov_object.covariance) for n in normals], 1)
+    residuals = np.concatenate([part - part.mean(0) for part in parts])
+    within = residuals.T @ residuals / 38
+    within = 38 / 40 * within + 2 / 40 * np.diag(np.diag(within))
+    slopes = np.stack([(p.mean(0) - y) @ np.linalg.inv(within) for p in parts], 1)
+    q = np.stack([stats.multivariate_normal(p.mean(0), within).pdf(y) for p in parts], 1)
     common = np.einsum("ik,ikd->id", q / q.sum(1, keepdims=True), slopes)
     for k in range(2):
         here, shrunk = which == k, covs[k]
