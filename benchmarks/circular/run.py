@@ -42,7 +42,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 from circular.models import PROBLEMS, Moments, Problem, of_angle, of_number
 
 METHODS = ["AutoRealNVPNormal", "SGHMC", "RegularizedSVGD", "NUTS"]
-OF_SEVERAL_MODES = {"migration": ["AutoMixtureNormal"]}
+EIGHT = "SGHMC, 8 chains"
+OF_SEVERAL_MODES = {"migration": ["AutoMixtureNormal", EIGHT]}
 FLOW_STEPS, PARTICLE_STEPS, PARTICLES, DRAWS = 3000, 1000, 200, 20_000
 SHIFT, RATIO = 0.25, 1.25
 
@@ -65,8 +66,16 @@ def fit(method: str, problem: Problem, turn: float, key: int) -> tuple[dict[str,
     args = turn, jnp.asarray(problem.data)
     if method == "NUTS":
         return nuts(problem, turn, 4).get_samples(), None
-    if method == "SGHMC":
-        mcmc = MCMC(SGHMC(problem.model), num_warmup=1000, num_samples=DRAWS, progress_bar=False)
+    if method in ("SGHMC", EIGHT):
+        chains = 8 if method == EIGHT else 1
+        mcmc = MCMC(
+            SGHMC(problem.model),
+            num_warmup=1000,
+            num_samples=DRAWS // chains,
+            num_chains=chains,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
         mcmc.run(random.key(key), *args)
         return mcmc.get_samples(), diagnose(mcmc).ok
     if method in ("AutoRealNVPNormal", "AutoMixtureNormal"):
@@ -161,7 +170,7 @@ def compare(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", nargs="*", default=list(PROBLEMS), choices=list(PROBLEMS))
-    parser.add_argument("--only", nargs="*", choices=[*METHODS, "AutoMixtureNormal"])
+    parser.add_argument("--only", nargs="*", choices=[*METHODS, "AutoMixtureNormal", EIGHT])
     parser.add_argument("--turn", type=float, default=float(np.pi))
     parser.add_argument("--key", type=int, default=0)
     options = parser.parse_args()

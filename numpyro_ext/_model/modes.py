@@ -62,6 +62,7 @@ class Mode(Normal):
     row_gradients: int = 0
     log_evidence: float = np.nan
     departure: float = np.inf
+    departure_error: float = 0.0
     worst: int = 0
     worst_error: float = np.inf
     stiffness: float = 1.0
@@ -81,6 +82,11 @@ class Mode(Normal):
     def whitening(self) -> Whitening:
         """The coordinates :math:`\\xi`."""
         return Whitening(self.center, self.factor, self.circles)
+
+    @property
+    def sure_departure(self) -> float:
+        """The departure that is left if its error is two standard errors."""
+        return self.departure - 2 * self.departure_error
 
     @property
     def at_mode(self) -> bool:
@@ -113,8 +119,9 @@ class Modes:
         * ``elbo``, ``elbo_error``: the ELBO of the normal, from 64 draws, and its standard error;
         * ``slope``, ``slope_error``: the length of the ELBO's natural gradient, with which a step
           would gain :math:`\tfrac12 \text{slope}^2` nats: 0 at the normal of greatest ELBO;
-        * ``departure``: median of :math:`|A^\top \nabla U(z) - \xi|^2 / n` over draws, 0 for a
-          normal posterior and 1 where the gradients are off by as much as they are large;
+        * ``departure``, ``departure_error``: median of :math:`|A^\top \nabla U(z) - \xi|^2 / n`
+          over draws, 0 for a normal posterior and 1 where the gradients are off by as much as they
+          are large, and its standard error;
         * ``variational``: True for the normal of greatest ELBO, which stands where there is no mode
           or the posterior is far from normal at it; its ``log_evidence`` is its ELBO, and its
           ``decrement`` nan;

@@ -160,13 +160,15 @@ class NormalMeasure:
             elbo = fit.laplace(value) - np.mean(beyond)
             error = np.std(beyond) / len(beyond) ** 0.5
         length, length_error = _slope(xi, b, self.dense or arrow)
+        departure, departure_error = median_and_error(np.mean(off**2, axis=1))
         fit = replace(
             fit,
             elbo=float(np.nan_to_num(elbo, nan=-np.inf)),
             elbo_error=float(np.nan_to_num(error, nan=np.inf)),
             slope=length,
             slope_error=length_error,
-            departure=float(np.median(np.mean(off**2, axis=1))),
+            departure=departure,
+            departure_error=departure_error,
             worst=int(np.argmax(np.mean(off, axis=0))),
             worst_error=float(np.max(np.mean(off, axis=0))),
         )
@@ -191,6 +193,17 @@ class NormalMeasure:
             )
             fit = replace(fit, problems=(*fit.problems, Problem(sentence, "density jumps")))
         return replace(fit, stiffness=float(np.clip(stiffness, 1.0, _STIFFEST)))
+
+
+def median_and_error(x: np.ndarray) -> tuple[float, float]:
+    """The median of independent values, and its standard error: half of the distance between the
+    order statistics whose ranks are half of the root of their number away, as far as the rank of
+    the right median scatters. It is 0 where one of these is not finite."""
+    away = 0.5 / len(x) ** 0.5
+    with np.errstate(invalid="ignore"):
+        low, median, high = np.quantile(x, [0.5 - away, 0.5, 0.5 + away])
+        error = (high - low) / 2
+    return float(median), float(error) if np.isfinite(error) else 0.0
 
 
 def _slope(xi: np.ndarray, b: np.ndarray, dense: bool) -> tuple[float, float]:

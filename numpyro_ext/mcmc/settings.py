@@ -257,7 +257,7 @@ def _find(
             "the gradient is not finite at most points within a standard deviation of the center,"
             " so the step may be too long; check the data, or use NUTS.",
         )
-    elif may_correct and not gains and normal.departure > _NORMAL:
+    elif may_correct and not gains and normal.sure_departure > _NORMAL:
         problems += (
             "a gradient corrected at the center is about as noisy as the plain one, so the"
             " posterior has several modes or is far from normal; compare runs, or use NUTS.",

@@ -117,6 +117,7 @@ class PerModeWhitening(NamedTuple):
 
     groups: Bool[Array, "m K"]  # true where a particle belongs to a group
     rests: Bool[Array, "m 1"]
+    shares: Float[Array, " K"]  # of all particles, 0 for a group that rests
     units: tuple[CovarianceWhitening, ...]
 
     @classmethod
@@ -140,7 +141,8 @@ class PerModeWhitening(NamedTuple):
         )
         if movers is not None:
             defining = jnp.argmax(movers, axis=1)[:, None] == jnp.arange(K)
-        return cls(defining, jnp.any(defining & few, axis=1, keepdims=True), units)
+        shares = jnp.where(few, 0, jnp.mean(groups, axis=0))
+        return cls(defining, jnp.any(defining & few, axis=1, keepdims=True), shares, units)
 
     def at_most(self, scale: Array) -> "PerModeWhitening":
         """The maps in which no coordinate is wider than this."""
@@ -151,6 +153,25 @@ class PerModeWhitening(NamedTuple):
 
     def gradients(self, g: Array) -> Float[Array, "m d"]:
         return self._each(lambda units: units.gradients(g))
+
+    def own_parts(self, x: Array) -> Float[Array, "m d"]:
+        r"""The gradients of :math:`\log r_k(x)`, where k is the group of each particle and
+
+        .. math:: r_k = w_k N(x; \bar x_k, C) / \sum_j w_j N(x; \bar x_j, C)
+
+        with the shares w, and the mean C of the covariances of the groups: with one of its own, a
+        group that has begun to fill another mode would claim more and more of it. The parts
+        :math:`p\, r_k` of the posterior sum up to it, so that each group can keep its share."""
+        means = jnp.stack([units.center for units in self.units])
+        group = jnp.argmax(self.groups, axis=1)
+        within = CovarianceWhitening.from_particles(x - means[group], ~self.rests[:, 0])
+
+        def log_part(x: Array, k: Array) -> Array:
+            away = jax.vmap(within.factor.solve)(x - means)
+            logs = jnp.log(self.shares) - jnp.sum(away**2, axis=1) / 2
+            return logs[k] - jax.nn.logsumexp(logs)
+
+        return jnp.where(self.rests, 0, jax.vmap(jax.grad(log_part))(x, group))
 
     def velocities(self, v: Array) -> Float[Array, "m d"]:
         return self._each(lambda units: units.velocities(jnp.where(self.rests, 0, v)))

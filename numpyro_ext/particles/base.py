@@ -219,10 +219,12 @@ class ParticleField(ELBO, ABC):
 
         :param bandwidth: the last step's, from which the rule ``"he"`` continues its search.
         :param groups: ``(m, K)``, 1 for the one of K modes at which a particle began, whose
-            particles a preconditioned field moves by themselves.
+            particles a preconditioned field moves by themselves, in their part of the posterior.
         """
         x, g = self.check_arrays(x, grad_log_p)
         units = None if self.precondition is None else self._units(x, groups)
+        if isinstance(units, PerModeWhitening):
+            g = g + units.own_parts(x)
         y, g = (x, g) if units is None else (units.points(x), units.gradients(g))
         kernel = self.kernel.resolve(y, bandwidth)
         length = jnp.asarray(getattr(kernel, "length", jnp.nan), x.dtype)

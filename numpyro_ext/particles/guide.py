@@ -58,9 +58,10 @@ class AutoParticles(BeginsAtModes, CircularGuide):
     :func:`~numpyro_ext.optim.find_modes`, and the particles begin at draws of the normals there.
     Each mode has its share of them by Laplace's formula; one that no search has found has none. A
     field that is preconditioned keeps the shares: it moves the particles of each mode by
-    themselves, in units of their own spread. Which particle began at which of K modes is a second
-    parameter, ``{prefix}_modes``, ones and zeros ``(m, K)`` without a gradient; with fewer than
-    2 d K particles all are one group. Particles of a mode with at most d of them rest.
+    themselves, in units of their own spread, in the part of the posterior that is nearest to them.
+    Which particle began at which of K modes is a second parameter, ``{prefix}_modes``, ones and
+    zeros ``(m, K)`` without a gradient; with fewer than 2 d K particles all are one group.
+    Particles of a mode with at most d of them rest.
 
     The particles begin at draws of ``init_loc_fn`` instead, plus ``init_scale`` times standard
     normal noise, if one of these is given or ``init_from`` is None; for models of more than 512

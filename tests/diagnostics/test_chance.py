@@ -1,10 +1,12 @@
 """R-hat of right chains that are short, and of chains that differ."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from numpyro_ext.diagnostics.checks.chains import Agreement, _rhat
+from numpyro_ext.diagnostics.checks.chains import _OF_SIZES, Agreement, _ess, _rhat
 from numpyro_ext.diagnostics.limits import RHAT
 
 
@@ -34,3 +36,19 @@ def test_chains_that_differ_are_said_to():
     found = Agreement({"x": x})
     row = _rhat(found, found.by_chance(RHAT, 200))
     assert row.ok is False and "x[1]" in row.verdict and 1.02 < row.value < 1.08
+
+
+@pytest.mark.slow
+def test_the_error_of_an_effective_size_is_its_scatter():
+    """Over 200 numbers of two chains that are worth 160 draws: the scatter of a standard deviation
+    of 200 values is 5 %, and the factor is the largest of several autoregressions."""
+    x = autoregressions(2, 80, 200, np.random.default_rng(2))
+    scatter = float(np.std(Agreement({"x": x}).ess))
+    assert 0.75 < scatter / (_OF_SIZES * 160) ** 0.5 < 1.1
+
+
+@pytest.mark.parametrize(("size", "ok"), [(230.0, True), (159.0, None), (100.0, False)])
+def test_an_effective_size_is_wrong_only_beyond_its_error(size, ok):
+    row = _ess(SimpleNamespace(ess=np.array([size]), names=["x"]), 200)
+    assert row.ok is ok
+    assert ok or "about" in row.verdict

@@ -12,9 +12,9 @@ from numpyro.primitives import mutable
 import pytest
 from scipy.stats import multivariate_normal
 
-from numpyro_ext._model.mode_search import advice
+from numpyro_ext._model.mode_search import _far_problem, advice
 from numpyro_ext._model.modes import Mode, of_kind
-from numpyro_ext._model.normal_fit import NormalMeasure, _slope, fit_normal
+from numpyro_ext._model.normal_fit import NormalMeasure, _slope, fit_normal, median_and_error
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import InferenceWarning
@@ -225,3 +225,22 @@ def test_a_posterior_that_no_normal_fits_warns():
     kernel = SGHMC(banana)
     with pytest.warns(InferenceWarning, match="gradients around the center are far from those of"):
         kernel.init(random.key(0), 10, None, (jnp.array(2.0),))
+
+
+def test_the_error_of_a_median_is_its_scatter():
+    """Of 64 departures, lognormal with a variance of 1 of the logarithm."""
+    x = np.exp(np.random.default_rng(0).normal(size=(KEYS, 64)))
+    medians, errors = np.transpose([median_and_error(y) for y in x])
+    assert_errors_are_the_scatter(medians, errors)
+
+
+@pytest.mark.parametrize(
+    ("error", "worst", "said"), [(0.02, 0.67, False), (0.02, 0.81, True), (0.0005, 0.67, True)]
+)
+def test_a_departure_above_its_limit_by_chance_is_said_only_of_a_coordinate_far_off(
+    error, worst, said
+):
+    """The relative error is 0.32, of which 0.316 is the limit."""
+    how = {"departure": 0.1024, "departure_error": error, "worst_error": worst}
+    fit = Mode(jnp.zeros(1), jnp.eye(1), **how)
+    assert bool(_far_problem(fit, "take another")) is said

@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import SVI, init_to_sample
 import pytest
+from scipy import stats
 
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.optim import find_modes
@@ -68,7 +69,8 @@ def test_a_run_goes_on_with_its_modes_and_pickles():
 
 @pytest.mark.slow
 def test_particles_of_each_mode_move_as_if_alone_and_one_of_few_rests():
-    """With a step of at most 1 in units of their own spread."""
+    """With a step of at most 1 in units of their own spread, and the gradient of the logarithm of
+    their part: by Bayes' rule for two normals with the means of the groups and one covariance."""
     keys = random.split(random.key(0), 2)
     x = random.normal(keys[0], (40, 2)) * jnp.array([0.1, 30.0])
     x = x.at[20:].multiply(5.0).at[20:].add(jnp.array([0.2, 3.0]))
@@ -77,11 +79,20 @@ def test_particles_of_each_mode_move_as_if_alone_and_one_of_few_rests():
     which = np.repeat([0, 1, 2], [19, 19, 2])
     v = jax.jit(field.velocity_and_bandwidth)(x, g, groups=jnp.eye(3)[which])[0]
     alone_of = jax.jit(field.velocity)
+    y = np.asarray(x, float)
+    parts = [y[which == k] for k in range(2)]
+    covs = [np.cov(part.T, bias=True) for part in parts]
+    covs = [19 / 21 * c + 2 / 21 * np.diag(np.diag(c)) for c in covs]
+    residuals = np.concatenate([part - part.mean(0) for part in parts])
+    within = residuals.T @ residuals / 38
+    within = 38 / 40 * within + 2 / 40 * np.diag(np.diag(within))
+    slopes = np.stack([(p.mean(0) - y) @ np.linalg.inv(within) for p in parts], 1)
+    q = np.stack([stats.multivariate_normal(p.mean(0), within).pdf(y) for p in parts], 1)
+    common = np.einsum("ik,ikd->id", q / q.sum(1, keepdims=True), slopes)
     for k in range(2):
-        here = which == k
-        alone = np.asarray(alone_of(x[here], g[here]))
-        c, m = np.cov(np.asarray(x[here], float).T, bias=True), np.sum(here)
-        shrunk = m / (m + 2) * c + 2 / (m + 2) * np.diag(np.diag(c))
+        here, shrunk = which == k, covs[k]
+        own = g[here] + jnp.asarray(slopes[here, k] - common[here])
+        alone, c = np.asarray(alone_of(x[here], own.astype(g.dtype))), np.diag(np.diag(shrunk))
         speed = np.sqrt(np.mean(np.linalg.solve(np.linalg.cholesky(shrunk), alone.T) ** 2, 0))
         limited = alone / np.maximum(1, speed)[:, None]
         assert np.max(speed) > 1.2
@@ -157,3 +168,26 @@ def test_a_mode_of_few_particles_is_no_group():
     """Of 4 particles in 2 dimensions all move together."""
     svi = by_default(two_modes, 4, init_from=modes())
     assert svi.get_params(svi.init(random.key(0)))["auto_modes"].shape == (4, 1)
+
+
+def angle_beside_two_places():
+    """The place at -1 has .12 of the mass, and between the two the density is never far from that
+    at their edges, so that particles of one reach the other."""
+    parts = dist.Normal(jnp.array([1.0, -1.0]), jnp.array([0.33, 0.38]))
+    share = dist.Categorical(jnp.array([0.88, 0.12]))
+    numpyro.sample("z", dist.MixtureSameFamily(share, parts))
+    numpyro.sample("a", dist.Normal(0.0, 1.0))
+
+
+@pytest.mark.slow
+def test_particles_do_not_fill_a_mode_that_others_hold():
+    """At eight keys; of 100 the other mode has 12, and those in the valley count by their side."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        at = find_modes(angle_beside_two_places, starts=16)
+    guide = AutoParticles(angle_beside_two_places, 100, init_from=at)
+    svi = SVI(angle_beside_two_places, guide, particle_step(300), loss=RegularizedSVGD())
+    for seed in range(8):
+        result = svi.run(random.key(seed), 300, progress_bar=False)
+        left = np.asarray(guide.particles(result.params)["z"]) < 0
+        assert 9 <= np.sum(left) <= 15

@@ -29,6 +29,9 @@ _NUMBERS = 1000
 _WORST = 20
 """Coordinates of the largest R-hat, of which it is asked whether they are by chance."""
 _FEWEST_TIMES = 4
+_OF_SIZES = 7.0
+"""The square of the relative error of an effective size, times that size: 5 to 7 over 200 pairs,
+or fours, of autoregressions that are worth 40 to 200 draws."""
 _LONGEST = 10.0
 """Times as long: from here on another start is the better advice than a longer run."""
 
@@ -182,6 +185,13 @@ def _ess(compared: Agreement, limit: int) -> Row:
     longer = limit / ess if ess > 0 else math.inf
     wrong = f"{name} has too few independent draws; {_run_longer(longer)}."
     right = "there are enough independent draws."
+    error = math.sqrt(_OF_SIZES * ess) if ess > 0 else 0.0
+    if ess < limit <= ess + 2 * error:
+        verdict = (
+            f"not judged: the number for {name} is below its limit by less than two standard"
+            f" errors, of {error:.2g} each; {_run_longer(longer)}."
+        )
+        return Row("smallest ESS", ess, None, f"{limit}", None, verdict)
     return judged("smallest ESS", ess, f"{limit}", ess >= limit, right, wrong)
 
 
