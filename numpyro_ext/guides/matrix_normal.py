@@ -151,8 +151,8 @@ class AutoMatrixNormal(AutoAtModes):
     **References:**
 
     1. *Structured and efficient variational deep learning with matrix Gaussian posteriors*,
-       Louizos and Welling (ICML 2016), equations 4 and 5
-    2. *Noisy natural gradient as variational inference*, Zhang et al. (ICML 2018), section 3.2
+       Louizos and Welling (ICML 2016)
+    2. *Noisy natural gradient as variational inference*, Zhang et al. (ICML 2018)
     3. *Fast and simple natural-gradient variational inference with mixture of exponential-family
        approximations*, Lin, Khan and Schmidt (ICML 2019), on the blocks of a matrix Gaussian
 

@@ -147,10 +147,9 @@ class GeodesicSGHMC(GeodesicKernel):
 
     **References:**
 
-    1. *Stochastic gradient geodesic MCMC methods*, Chang Liu, Jun Zhu, Yang Song (NIPS 2016),
-       section 3, algorithm 1
+    1. *Stochastic gradient geodesic MCMC methods*, Chang Liu, Jun Zhu, Yang Song (NIPS 2016)
     2. *Geodesic Monte Carlo on embedded manifolds*, Simon Byrne, Mark Girolami (Scandinavian
-       Journal of Statistics 2013), section 3
+       Journal of Statistics 2013)
 
     >>> from numpyro.handlers import reparam
     >>> from numpyro_ext.mcmc import GeodesicSGHMC, SphereReparam
@@ -205,7 +204,7 @@ class GeodesicSGNHT(GeodesicKernel):
         10.
 
     **Reference:** *Stochastic gradient geodesic MCMC methods*, Chang Liu, Jun Zhu, Yang Song (NIPS
-    2016), section 3, algorithm 2
+    2016)
 
     >>> from numpyro_ext.mcmc import GeodesicSGNHT
     >>> GeodesicSGNHT(normal_mean, 0.02)

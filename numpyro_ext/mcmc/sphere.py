@@ -37,7 +37,7 @@ class SphereReparam(Reparam):
       gradient has a pole at 0.
 
     **References:** *Geodesic Monte Carlo on embedded manifolds*, Byrne and Girolami (Scandinavian
-    Journal of Statistics 2013), section 4; Liu, Zhu and Song, *Stochastic gradient geodesic MCMC
+    Journal of Statistics 2013); Liu, Zhu and Song, *Stochastic gradient geodesic MCMC
     methods* (NIPS 2016)
 
     >>> from numpyro.handlers import reparam

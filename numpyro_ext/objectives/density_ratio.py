@@ -84,9 +84,9 @@ class DensityRatioELBO(Objective):
 
     **References:** *Adversarial variational Bayes: unifying variational autoencoders and generative
     adversarial networks*, Mescheder et al., ICML 2017 (equations 3.3 and 3.7, propositions 1 and 2,
-    Algorithm 2); *Variational inference using implicit distributions*, Ferenc Huszar, 2017 (section
-    3); *Hierarchical implicit models and likelihood-free variational inference*, Tran, Ranganath
-    and Blei, NIPS 2017 (section 3), on the joint contrast; *Kernel implicit variational inference*,
+    Algorithm 2); *Variational inference using implicit distributions*, Ferenc Huszar, 2017;
+    *Hierarchical implicit models and likelihood-free variational inference*, Tran, Ranganath
+    and Blei, NIPS 2017, on the joint contrast; *Kernel implicit variational inference*,
     Shi et al., ICLR 2018
 
     >>> from numpyro_ext.guides import Implicit

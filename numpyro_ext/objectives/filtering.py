@@ -66,9 +66,9 @@ class FilteringELBO(Objective):
         that the particles are resampled whenever their weights differ.
     :param str gradient: ``"pathwise"`` or ``"score"``.
 
-    **References:** *Filtering variational objectives*, Maddison et al., NIPS 2017 (algorithm 1);
-    *Variational sequential Monte Carlo*, Naesseth et al., AISTATS 2018 (section 3);
-    *Auto-encoding sequential Monte Carlo*, Le et al., ICLR 2018 (section 3)
+    **References:** *Filtering variational objectives*, Maddison et al., NIPS 2017;
+    *Variational sequential Monte Carlo*, Naesseth et al., AISTATS 2018;
+    *Auto-encoding sequential Monte Carlo*, Le et al., ICLR 2018
 
     >>> from numpyro.contrib.control_flow import scan
     >>> def model(y):

@@ -39,7 +39,7 @@ class SymmetricKL(DensityRatioELBO):
         numbers of a row; or ``LogisticRatio()`` or ``KernelRatio()``.
 
     **Reference:** *Symmetric variational autoencoder and connections to adversarial learning*, Chen
-    et al. (AISTATS 2018), section 3; *Adversarial symmetric variational autoencoder*, Pu et al.
+    et al. (AISTATS 2018); *Adversarial symmetric variational autoencoder*, Pu et al.
     (NIPS 2017)
 
     >>> from numpyro_ext.objectives import SymmetricKL
