@@ -173,14 +173,14 @@ def test_traced_arguments_and_a_search_that_fails_warn_and_begin_as_usual(monkey
     def fail(*args, **kwargs):
         raise ValueError("no curvature.")
 
-    monkeypatch.setattr(mode_search, "find_modes", fail)
+    monkeypatch.setattr(mode_search, "search_model", fail)
     with pytest.warns(InferenceWarning, match="search for a mode failed: no curvature"):
         begun(small(unequal))
 
     def stop(*args, **kwargs):
         raise NotImplementedError
 
-    monkeypatch.setattr(mode_search, "find_modes", stop)
+    monkeypatch.setattr(mode_search, "search_model", stop)
     with pytest.warns(InferenceWarning, match="failed: NotImplementedError. Give another init_loc"):
         begun(small(unequal))
 

@@ -243,4 +243,5 @@ def test_a_departure_above_its_limit_by_chance_is_said_only_of_a_coordinate_far_
     """The relative error is 0.32, of which 0.316 is the limit."""
     how = {"departure": 0.1024, "departure_error": error, "worst_error": worst}
     fit = Mode(jnp.zeros(1), jnp.eye(1), **how)
-    assert bool(_far_problem(fit, "take another")) is said
+    problems = _far_problem(fit, read_model(eight_schools), str)
+    assert bool(problems) is said and all("along mu" in problem for problem in problems)

@@ -67,11 +67,13 @@ OF_OTHER_GUIDES = {
     "AuxiliaryELBO",
     "CurvatureELBO",
     "DensityRatioELBO",
+    "FilteringELBO",
     "ImplicitELBO",
     "MixtureELBO",
     "PosteriorRegularizedELBO",
     "SemiImplicitELBO",
     "SteinDiscrepancy",
+    "SymmetricKL",
     "WakeSleep",
 }
 table = pytest.mark.parametrize(
