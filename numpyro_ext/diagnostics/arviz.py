@@ -325,6 +325,7 @@ def to_arviz(
         "posterior_predictive": out.get("posterior_predictive", {}),
         "observed_data": out["observed"],
     }
-    kept = {n: labels.coords.get(in_tree(n), np.arange(i[-1] + 1))[i] for n, i in places.items()}
+    every = {in_tree(n): np.arange(i[-1] + 1) for n, i in places.items()} | labels.coords
+    kept = {n: every[in_tree(n)][i] for n, i in places.items()}
     special = {"log_likelihood": (dims_kept, kept)}
     return _tree(groups, attributes, named, labels.coords, special)
