@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from inspect import signature
+from itertools import zip_longest
 import re
 from typing import Any, NamedTuple, Self
 
@@ -95,20 +96,32 @@ class Labels(NamedTuple):
                     f"dims has {names!r} for '{site}', which has the shape {self.sizes[name]}; give"
                     " a list of at most one name for each axis, without chain and draw."
                 )
-            all_dims[name] = [*names, *self.dims[name][len(names) :]]
+            own = [new or old for new, old in zip_longest(names, self.dims[name])]
+            if wrong := [dim for dim in own if dim in _OF_DRAWS or own.count(dim) > 1]:
+                raise ValueError(
+                    f"dims has {names!r} for '{site}', in which '{wrong[0]}' is the name of another"
+                    " axis; give each axis a name of its own, without chain and draw."
+                )
+            all_dims[name] = own
         axes = [
             (in_tree(dim), size)
             for name in all_dims
             for dim, size in zip(all_dims[name], self.sizes[name], strict=True)
         ]
-        lengths = dict(axes)
+        lengths: dict[str, Any] = {}
+        for dim, size in axes:
+            if lengths.setdefault(dim, size) != size and dims:
+                raise ValueError(
+                    f"dims gives the name '{dim}' to axes of {lengths[dim]} and of {size} numbers."
+                )
         labels = {in_tree(dim): np.asarray(x) for dim, x in (coords or {}).items()}
         for dim, x in labels.items():
             if dim in _OF_DRAWS:
                 continue
             if x.ndim != 1 or any(len(x) != n for d, n in axes if d == dim) or dim not in lengths:
+                given = f"{len(x)} labels" if x.ndim == 1 else "no list of labels"
                 raise ValueError(
-                    f"coords has {x.size} labels for '{dim}', but the dimensions of the sites are"
+                    f"coords has {given} for '{dim}', but the dimensions of the sites are"
                     f" {lengths}."
                 )
         return self._replace(dims=all_dims, coords={**self.coords, **labels})

@@ -170,6 +170,11 @@ def find_modes(
     """
     check_count("starts", starts)
     rng_key = random.key(0) if rng_key is None else rng_key
+    if is_traced(rng_key):
+        raise ValueError(
+            "rng_key is traced, while modes are found from numbers; call find_modes outside, and"
+            " use its result inside."
+        )
     kwargs, coords, dims = split_names(model, kwargs, coords, dims)
     labels = labels_of(model, args, kwargs, coords, dims) if coords or dims else str
     modes, potential = search_model(rng_key, model, args, kwargs, starts, init_params, labels)

@@ -85,6 +85,14 @@ def has_poles(support: Any) -> bool:
     return isinstance(elementwise(support), SphereOfRoots)
 
 
+def without_signs(values: dict[str, Any], supports: dict[str, Any]) -> dict[str, Any]:
+    """Values with the roots of probabilities positive: chains at mirror images have one law."""
+    return {
+        name: abs(x) if name in supports and has_poles(supports[name]) else x
+        for name, x in values.items()
+    }
+
+
 class OnSphere(Around):
     """A distribution on a sphere, with a map from all of space."""
 

@@ -15,6 +15,7 @@ from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.circles import is_circle, middle_of, wrapped
 from numpyro_ext._model.labels import Coords, Labels, Names, in_tree
 from numpyro_ext._model.read import is_data, sample_sites
+from numpyro_ext._model.spheres import without_signs
 from numpyro_ext._typing import Trace
 from numpyro_ext.diagnostics._evaluate import Prototype, count_of, evaluator, prototype
 from numpyro_ext.diagnostics._fit import check_key, fit_of, mcmc_stats
@@ -216,7 +217,8 @@ def to_arviz(
     - ``posterior``: the model's latent sites and its deterministic sites computed from them. With a
       particle guide the draws are the m particles, in order. Angles of a site on a circle, named
       by the attribute ``circular``, go on beyond pi where the draws do, since ArviZ's means,
-      standard deviations, R-hat and intervals are those of numbers.
+      standard deviations, R-hat and intervals are those of numbers. The roots of probabilities of
+      :class:`SphereReparam` are positive.
     - ``sample_stats``: with z the latents in unconstrained space, ``lp``, the log joint :math:`\log
       p(x, z)`, Jacobian included; for a guide with a density ``log_q``, :math:`\log q(z)`, and
       ``log_weight``, their difference, one for each element of plates that enclose every site.
@@ -299,7 +301,9 @@ def to_arviz(
         posterior_predictive=posterior_predictive,
     )
     out = evaluate(key_draws, num_samples)
-    circular = [name for name in out["latent"] if is_circle(proto.trace[name]["fn"].support)]
+    supports = {name: proto.trace[name]["fn"].support for name in out["latent"]}
+    out["latent"] = without_signs(out["latent"], supports)
+    circular = [name for name in supports if is_circle(supports[name])]
     for name in circular:
         x = out["latent"][name]
         out["latent"][name] = wrapped(x, middle_of(x.reshape(-1, *x.shape[2:])))
@@ -321,6 +325,7 @@ def to_arviz(
         "posterior_predictive": out.get("posterior_predictive", {}),
         "observed_data": out["observed"],
     }
-    kept = {n: np.asarray((coords or {}).get(n, range(i[-1] + 1)))[i] for n, i in places.items()}
+    every = {in_tree(n): np.arange(i[-1] + 1) for n, i in places.items()} | labels.coords
+    kept = {n: every[in_tree(n)][i] for n, i in places.items()}
     special = {"log_likelihood": (dims_kept, kept)}
-    return _tree(groups, attributes, named, coords, special)
+    return _tree(groups, attributes, named, labels.coords, special)

@@ -34,7 +34,8 @@ class SphereReparam(Reparam):
       :math:`p_k = s_k^2`. With :math:`s_k` of either sign there is no boundary: what would be
       reflected goes on to the mirror image. The density is
       :math:`\propto \prod_k |s_k|^{2\alpha_k - 1}`, smooth at :math:`\alpha_k = 1/2`; else its
-      gradient has a pole at 0.
+      gradient has a pole at 0. Chains at mirror images agree about p; R-hat of s is that of its
+      absolute value in :func:`~numpyro_ext.diagnostics.diagnose`.
 
     **References:** *Geodesic Monte Carlo on embedded manifolds*, Byrne and Girolami (Scandinavian
     Journal of Statistics 2013); Liu, Zhu and Song, *Stochastic gradient geodesic MCMC

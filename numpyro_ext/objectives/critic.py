@@ -29,7 +29,9 @@ def critic_of(
     name, guide = type(draws.objective).__name__, unwrap(draws.guide, "critic")
     dim = group.dim if field else 1
     if guide is None:
-        wrapped = f"with_critic(guide{f', output_dim={dim}' if field else ''})"
+        needs = f", output_dim={dim}" if field else ""
+        needs += "" if observed is None else f", features={observed}"
+        wrapped = f"with_critic(guide{needs})"
         raise ValueError(
             f"{name} trains a critic, and the guide has none; give SVI {wrapped} of"
             f" numpyro_ext.guides, or use {instead}."
@@ -38,7 +40,7 @@ def critic_of(
         features = _features(draws, group, guide, instead)
     elif getattr(guide, "features", observed) != observed:
         raise ValueError(
-            f"contrast='joint' shows the critic the latents and the {observed} observed numbers of"
+            f"{name} shows the critic the latents and the {observed} observed numbers of"
             f" a row; make it by with_critic(guide, features={observed})."
         )
     else:
@@ -70,7 +72,8 @@ def _features(draws: Draws, group: SiteGroup, guide: Any, instead: str) -> dict[
     if isinstance(features, int):
         raise ValueError(
             f"the critic is made for {features} observed numbers of a row, beside which only"
-            " contrast='joint' asks it; give with_critic(guide, features=...) a function."
+            " DensityRatioELBO(contrast='joint') and SymmetricKL ask it; give"
+            " with_critic(guide, features=...) a function."
         )
     if features is not None and not group.plates:
         raise ValueError(

@@ -54,7 +54,9 @@ class DensityRatioELBO(Objective):
 
       where :math:`\tilde p` is the density from which the data come: N times a KL divergence, 0 at
       the posterior under the true model. For the guide it differs from minus the ELBO by a
-      constant. Parameters of the model are an error; :class:`SymmetricKL` trains them.
+      constant. Parameters of the model are an error; :class:`SymmetricKL` trains them. A covariate
+      c of a row is unknown to T, and a guide that takes c for -c may then be as good as the
+      posterior: make it a site, ``c = numpyro.sample("c", ..., obs=c)``, so that T sees it.
 
     T comes from the ``ratio``: ``"critic"`` is the network of ``with_critic(guide)``, trained by
     :func:`~numpyro_ext.scores.logistic_loss` D in the same scalar loss
@@ -113,7 +115,8 @@ class DensityRatioELBO(Objective):
         vectorize_particles: bool | MapT = True,
     ) -> None:
         check_choice("contrast", contrast, ("adaptive", "prior", "joint"))
-        if ratio != "critic" or contrast == "adaptive":
+        # With "joint" the rows of one draw are many.
+        if contrast == "adaptive" or (ratio != "critic" and contrast == "prior"):
             check_several("num_particles", num_particles, "one draw has no distribution")
         self.contrast, self.ratio = contrast, ratio
         self.minus_elbo = contrast != "joint"
@@ -283,11 +286,10 @@ def _vector_of(draws: Draws, samples: Samples, model_trace: Trace) -> Array:
         return samples.of_trace(model_trace)
     unpack = unpacking_of(draws.guide)
     if len(drawn) > 1 or unpack is None:
-        contrast = getattr(draws.objective, "contrast", "prior")
         raise ValueError(
-            f"contrast='{contrast}' draws the sites {', '.join(sites)} of the"
+            f"{type(draws.objective).__name__} draws the sites {', '.join(sites)} of the"
             f" model, and the vectors of the guide are made of {', '.join(drawn)}; use"
-            " contrast='adaptive'."
+            " DensityRatioELBO(contrast='adaptive')."
         )
     # An automatic guide draws one vector and knows where in it each site is.
     places = unpack(jnp.arange(samples.group.dim))

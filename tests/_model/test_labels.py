@@ -57,6 +57,7 @@ def test_numbers_are_called_as_by_arviz():
 def test_a_sentence_keeps_what_is_not_a_number_of_a_site():
     named = labels().named({"net/w_dim_1": ["age", "sex", "dose"], "town": ["Leeds", "Bath"]}, None)
     assert named("a[1] and net/w[0, 2], tau") == "a[Bath] and net/w[0, dose], tau"
+    assert labels().named({"x": [9, 1, 0]}, {"net/w": [None, "x"]})("net/w[1, 2]") == "net/w[1, 0]"
     # Unconstrained places, places that do not exist, and names that end in the name of a site.
     for text in ("net/w[3]", "a[2]", "beta[1]", "x.a[1]", "a[i]"):
         assert named(text) == text
@@ -70,6 +71,10 @@ def test_a_sentence_keeps_what_is_not_a_number_of_a_site():
         (None, {"c": ["town"]}, r"dims names the site 'c'; the sites of the model are \['b', 'a'"),
         (None, {"b": ["town", "x"]}, r"dims has \['town', 'x'\] for 'b', which has the shape"),
         (None, {"b": "town"}, r"dims has 'town' for 'b', .* give a list of at most one name"),
+        ({"town": "LB"}, None, "coords has no list of labels for 'town'"),
+        (None, {"net/w": ["chain", "x"]}, "'chain' is the name of another axis"),
+        (None, {"net/w": ["x", "x"]}, "'x' is the name of another axis; give each axis a name"),
+        (None, {"b": ["x"], "one": ["x"]}, "dims gives the name 'x' to axes of 2 and of 1 numbers"),
     ],
 )
 def test_wrong_names_are_refused(coords, dims, sentence):

@@ -356,6 +356,18 @@ def test_observed_sites_of_other_shapes():
     np.testing.assert_allclose(dt.sample_stats.lp, total, rtol=1e-4)
 
 
+def test_labels_under_a_name_of_the_tree_are_kept_where_rows_are_masked():
+    def model(y):
+        z = numpyro.sample("z", dist.Normal())
+        with numpyro.plate("net/n", 3):
+            numpyro.sample("y", dist.Normal(z).mask(jnp.arange(3) != 1), obs=y)
+
+    draws = {"z": jnp.arange(4.0)}
+    for name in ("net/n", "net:n"):
+        dt = given(model, jnp.zeros(3), draws=draws, coords={name: list("abc")})
+        assert dt.log_likelihood["net:n"].values.tolist() == ["a", "c"]
+
+
 def masked_rows(x, seen, table):
     z = numpyro.sample("z", dist.Normal(0.0, 1.0))
     with numpyro.plate("N", len(x)):

@@ -15,6 +15,7 @@ from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
 import pytest
 
+from numpyro_ext.diagnostics import diagnose, to_arviz
 from numpyro_ext.mcmc import SGHMC, GeodesicSGHMC, GeodesicSGNHT, SphereReparam, Whitening
 from tests.mcmc.models import linear, linear_data
 
@@ -166,6 +167,24 @@ def test_density_in_all_of_space_integrates_to_the_evidence():
         minus_log = jax.vmap(lambda x: potential_energy(fn, (), {}, {site: x}))  # noqa: B023
         integral = jnp.exp(-jax.jit(minus_log)(points)).sum() * (grid[1] - grid[0]) ** 2
         assert integral == pytest.approx(expected, rel=5e-3)
+
+
+@pytest.mark.slow
+def test_chains_at_mirror_images_agree():
+    """Three probabilities of 100 rows, of which no chain goes from one sign to another."""
+
+    def counts():
+        p = numpyro.sample("p", dist.Dirichlet(jnp.ones(3)))
+        numpyro.factor("rows", jnp.array([30.0, 50.0, 20.0]) @ jnp.log(p))
+
+    fn = reparam(counts, config={"p": SphereReparam()})
+    mcmc = run(GeodesicSGHMC(fn, 0.015, friction=3.0), 4, 2000)
+    means = mcmc.get_samples(group_by_chain=True)["p_sphere"].mean(1)
+    assert means.min() < -0.3  # so that it can fail
+    rhat = diagnose(mcmc, num_moves=0).to_frame().loc["largest R-hat", "value"]
+    assert rhat < 1.05
+    roots = to_arviz(mcmc, log_likelihood=False).posterior.p_sphere
+    np.testing.assert_array_equal(roots, abs(mcmc.get_samples(group_by_chain=True)["p_sphere"]))
 
 
 @pytest.mark.slow

@@ -186,7 +186,7 @@ def test_both_divergences_are_0_at_the_optimum_and_not_beside_it():
     optimum = {"c": loc - B @ A @ loc, "B": B, "L": L}
     wide = {**optimum, "L": 1.5 * L}
     losses = (
-        DensityRatioELBO(2, "joint", ratio=LogisticRatio(l2=1e-6)),
+        DensityRatioELBO(1, "joint", ratio=LogisticRatio(l2=1e-6)),
         SymmetricKL(2, ratio=LogisticRatio(l2=1e-6)),
     )
 
@@ -223,8 +223,10 @@ def test_the_critic_sees_latents_and_data_and_what_does_not_fit_is_named():
         assert value.shape == ()
     sentence = r"2 observed numbers of a row; make it by with_critic\(guide, features=2\)"
     assert_refuses(sentence, loss, of_wrong, model, wrong, X, M)
+    sentence = r"SymmetricKL trains a critic, .* give SVI with_critic\(guide, features=2\)"
+    assert_refuses(sentence, symmetric, full, trained_model, guide, X, M)
     sentence, known = (
-        "beside which only contrast='joint' asks it",
+        r"beside which only DensityRatioELBO\(contrast='joint'\) and SymmetricKL ask it",
         partial(model, noise=dist.Normal),
     )
     assert_refuses(sentence, DensityRatioELBO(3), params, known, amortised, X)

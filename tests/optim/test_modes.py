@@ -215,6 +215,8 @@ def test_bad_input_is_refused_by_a_sentence(call, error, words):
 def test_traced_arguments_are_refused_by_a_sentence():
     with pytest.raises(ValueError, match=r"is traced.* call find_modes outside"):
         jax.jit(lambda y: find_modes(exchanged, y).heaviest.center)(jnp.ones(3))
+    with pytest.raises(ValueError, match=r"rng_key is traced.* call find_modes outside"):
+        jax.jit(lambda key: find_modes(exchanged, jnp.ones(3), rng_key=key).beyond)(random.key(0))
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from scipy.special import chdtri
 
 from numpyro_ext._model.labels import coordinate_name
 from numpyro_ext._model.modes import of_kind
+from numpyro_ext._model.spheres import without_signs
 from numpyro_ext.diagnostics._fit import Numbers, chains_of, flatten
 from numpyro_ext.diagnostics.checks.modes import draws_at_modes
 from numpyro_ext.diagnostics.context import FitContext, cached
@@ -80,9 +81,9 @@ def rows_of_ensemble(compared: "Agreement") -> list[Row]:
 @cached
 def compare_chains(context: FitContext) -> "Agreement":
     """All numbers of chains, or of restarts."""
-    if context.is_ensemble:
-        return Agreement(chains_of(context.fit), independent=True)
-    return Agreement(context.draws)
+    draws = chains_of(context.fit) if context.is_ensemble else context.draws
+    supports = {name: latent.support for name, latent in context.info.latents.items()}
+    return Agreement(without_signs(draws, supports), independent=context.is_ensemble)
 
 
 def are_at_modes(context: FitContext) -> bool:
