@@ -23,7 +23,8 @@ class SymmetricKL(DensityRatioELBO):
     drawn by running the model. Neither log q nor a likelihood is evaluated. T is estimated as in
     ``DensityRatioELBO(contrast="joint")``. At the optimum, where the model has the law of the data
     and the guide is its posterior, both are 0; the second divergence is large for a model that
-    draws what no data look like, for which the ELBO has no penalty.
+    draws what no data look like, for which the ELBO has no penalty. A covariate of a row has to be
+    an observed site, as there, or a wrong guide may be as good as the posterior.
 
     **The gradient** passes through the draws alone, as in the paper: the guide descends the first
     divergence, which is minus its ELBO, and the parameters of the model the second. It is not the
