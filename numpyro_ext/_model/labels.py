@@ -12,6 +12,7 @@ from numpyro.handlers import seed, substitute
 from numpyro.infer import init_to_sample
 
 from numpyro_ext._model.arguments import without_handlers
+from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.read import Shapes, Site, plate_sizes, shape_trace, slices_of
 from numpyro_ext._typing import Model, Trace
 
@@ -148,7 +149,7 @@ def labels_of(
     model: Model, args: tuple, kwargs: dict[str, Any], coords: Coords | None, dims: Names | None
 ) -> Labels:
     """The labels of a model on these arguments, read without computing anything."""
-    seeded = substitute(seed(model, random.key(0)), substitute_fn=init_to_sample)
+    seeded = substitute(seed(valid_data(model), random.key(0)), substitute_fn=init_to_sample)
     return Labels.of_trace(shape_trace(seeded, args, kwargs)).named(coords, dims)
 
 
