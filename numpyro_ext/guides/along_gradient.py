@@ -13,6 +13,7 @@ from numpyro.distributions.transforms import Transform
 from numpyro.handlers import block, seed, substitute
 
 from numpyro_ext._checks import check_count, check_positive
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.operations import gradient
 from numpyro_ext._model.potential import Potential
@@ -95,12 +96,17 @@ class AutoAlongGradient(AutoWithoutDensity):
         self.check_fitted(params)
         if not args and not kwargs:
             args, kwargs = self.prepared
+            if is_traced(self.prepared):
+                raise ValueError(
+                    f"{type(self).__name__} was called under jax.jit for the first time, so it has"
+                    " no data for the gradients of its draws; pass the model's arguments here."
+                )
 
         def draw(key: Array) -> Array:  # with a minibatch of its own
             fn: Any = substitute(seed(self.sample_vector, key), params)
             return fn((), args, kwargs or {})
 
-        with block():
+        with block(), self.on_cuts(params):
             return draws_of(draw, rng_key, sample_shape, _DRAWS_AT_A_TIME)
 
     def reverse_log_prob(
@@ -110,7 +116,7 @@ class AutoAlongGradient(AutoWithoutDensity):
         start and the noise, from which all others follow."""
         self.check_fitted(params)
         z, v = (aux[f"_{self.prefix}_{name}"] for name in ("start", self.noise))
-        with block(), substitute(data=params), every_row():
+        with block(), self.on_cuts(params), substitute(data=params), every_row():
             return self._carried(z, v, args, kwargs)[1]
 
     def _carried(self, z: Array, v: Array, args: tuple, kwargs: Params) -> tuple[Array, Array]:

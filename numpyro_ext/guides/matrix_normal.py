@@ -182,6 +182,8 @@ class AutoMatrixNormal(AutoAtModes):
         shapes = {name: latent.unconstrained.shape for name, latent in info.latents.items()}
         able = [name for name, shape in shapes.items() if len(shape) >= 2]
         chosen = able if self.sites is None else list(self.sites)
+        if self.sites is not None and not chosen:
+            raise ValueError(f"sites is empty; name some of {able}, or leave it out for all.")
         if not chosen:
             raise ValueError(
                 "the model has no latent site of two axes for a matrix normal; use AutoNormal or"

@@ -199,6 +199,8 @@ def test_wrong_arguments_are_named():
         start(flat)
     with pytest.raises(ValueError, match=r"sites has 'shift'.*these are \['w'\]"):
         start(model, *DATA, sites=["shift"])
+    with pytest.raises(ValueError, match=r"sites is empty; name some of \['w'\]"):
+        start(model, *DATA, sites=[])
     with pytest.raises(TypeError, match="sites is 'w'; it must be a list"):
         AutoMatrixNormal(model, sites="w")
     with pytest.raises(ValueError, match=r"step_size is 2\.0; it must be in"):
