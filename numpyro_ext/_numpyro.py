@@ -460,12 +460,17 @@ class ContinuousGuide(OnSupports):
         return z
 
     def constrain(
-        self, latent: Array, params: Params, args: tuple = (), kwargs: dict[str, Any] | None = None
+        self,
+        latent: Array,
+        params: Params,
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+        anew: bool = False,
     ) -> Sites:
         """Latent vectors ``(*sample_shape, latent_dim)`` as constrained and deterministic sites, on
-        ``args`` and ``kwargs`` if there are any, or on the first call's."""
+        ``args`` and ``kwargs`` if there are any or if ``anew``, or on the first call's."""
         guide = self
-        if args or kwargs:
+        if anew or args or kwargs:
             guide = copy.copy(self)
             model = seed(self.seen_model, 0)  # for minibatch indices alone
             full: Any = partial(constrain_fn, model, args, kwargs or {}, return_deterministic=True)

@@ -38,7 +38,8 @@ class CircularGuide(ContinuousGuide):
 
     supports: dict[str, Any] = {}  # noqa: RUF012 - replaced, never changed
     """Of the latent sites on circles, with the cuts of the guide's set-up or of the call."""
-    first_arguments: tuple[tuple, dict[str, Any]] = (), {}
+    first_arguments: tuple[tuple, dict[str, Any]] | None = (), {}
+    """None if they were traced."""
 
     def cut(
         self, info: ModelInfo, args: tuple, kwargs: dict[str, Any], modes: Modes | None = None
@@ -55,7 +56,7 @@ class CircularGuide(ContinuousGuide):
             info = with_circles(info, known)
         info = info if circles_of(info) is not None else with_circles(info, jnp.zeros(info.size))
         self.supports = {name: info.latents[name].support for name in names}
-        self.first_arguments = ((), {}) if is_traced((args, kwargs)) else (args, kwargs)
+        self.first_arguments = None if is_traced((args, kwargs)) else (args, kwargs)
         return info
 
     @property
@@ -140,12 +141,17 @@ class CircularGuide(ContinuousGuide):
             return super().__call__(*args, **kwargs)
 
     def constrain(
-        self, latent: Array, params: Params, args: tuple = (), kwargs: dict[str, Any] | None = None
+        self,
+        latent: Array,
+        params: Params,
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+        anew: bool = False,
     ) -> Sites:
         if not self.supports:
-            return super().constrain(latent, params, args, kwargs)
+            return super().constrain(latent, params, args, kwargs, anew)
         guide = copy.copy(self)
-        if not (args or kwargs):
-            args, kwargs = self.first_arguments
+        if not (args or kwargs) and self.first_arguments is not None:
+            (args, kwargs), anew = self.first_arguments, True  # also of a model without any
         with guide.on_cuts(params):
-            return super(CircularGuide, guide).constrain(latent, params, args, kwargs)
+            return super(CircularGuide, guide).constrain(latent, params, args, kwargs, anew)
