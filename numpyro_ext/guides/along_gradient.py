@@ -106,7 +106,7 @@ class AutoAlongGradient(AutoWithoutDensity):
             fn: Any = substitute(seed(self.sample_vector, key), params)
             return fn((), args, kwargs or {})
 
-        with block():
+        with block(), self.on_cuts(params):
             return draws_of(draw, rng_key, sample_shape, _DRAWS_AT_A_TIME)
 
     def reverse_log_prob(
@@ -116,7 +116,7 @@ class AutoAlongGradient(AutoWithoutDensity):
         start and the noise, from which all others follow."""
         self.check_fitted(params)
         z, v = (aux[f"_{self.prefix}_{name}"] for name in ("start", self.noise))
-        with block(), substitute(data=params), every_row():
+        with block(), self.on_cuts(params), substitute(data=params), every_row():
             return self._carried(z, v, args, kwargs)[1]
 
     def _carried(self, z: Array, v: Array, args: tuple, kwargs: Params) -> tuple[Array, Array]:

@@ -127,6 +127,32 @@ def test_mistakes_are_refused():
         seed(guide, 0)()
 
 
+@pytest.mark.slow
+def test_draws_take_the_cut_of_a_circle_from_the_parameters():
+    """Which may be of a guide that began elsewhere."""
+
+    def angle():
+        numpyro.sample("a", dist.VonMises(2.8, 6.0))
+
+    options = {"num_steps": 1, "step_size": 0.1, "backward": "ula", "init_from": None}
+    guide, there = (AutoLangevinDiffusion(angle, **options) for _ in range(2))
+    svi = SVI(angle, guide, optax.adam(1e-2), Trace_ELBO())
+    params = svi.get_params(svi.init(random.key(0)))
+    params = {**params, "auto_cut": params["auto_cut"] + 2.0}
+    sites = trace(seed(substitute(there, params), 3)).get_trace()  # begins at this cut
+    drawn, right = (
+        guide.sample_posterior(random.key(1), params, sample_shape=(4,))["a"]
+        for guide in (guide, there)
+    )
+    np.testing.assert_allclose(drawn, right, rtol=1e-4, atol=1e-5)
+    log_r = guide.reverse_log_prob(params, sites_of_noise(sites), {})
+    np.testing.assert_allclose(log_r, -sites["auto_reverse"]["fn"].log_factor, rtol=1e-4)
+
+
+def sites_of_noise(sites):
+    return {name: sites[name]["value"] for name in ("_auto_start", "_auto_noise")}
+
+
 def test_a_first_call_under_jit_leaves_no_data_for_draws():
     def model(y):
         numpyro.sample("y", dist.Normal(numpyro.sample("z", dist.Normal()), 1.0), obs=y)
