@@ -17,14 +17,17 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.handlers import scale
-from numpyro.infer import RenyiELBO, TraceGraph_ELBO
+from numpyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceGraph_ELBO
+from numpyro.infer.autoguide import AutoDAIS
 from numpyro.infer.util import potential_energy
+import optax
 from scipy import special, stats
 
 from numpyro_ext._model.exact import exact
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.data import HostArray
+from numpyro_ext.guides import AutoLangevinDiffusion
 from numpyro_ext.objectives import IWELBO, VIMCO
 
 Row = tuple[str, Any, Any, Any]
@@ -188,6 +191,39 @@ def loo() -> Iterator[Row]:
     yield "`loo` with a masked row", there, "a number", "left out"
 
 
+def a_second_fit() -> Iterator[Row]:
+    """Two columns of correlation -.95, after a fit of the same guide on columns of +.95."""
+
+    def model(x: Any, y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(x @ b, 1).to_event(1), obs=y)
+
+    def data(rho: float, seed: int) -> tuple[Any, Any]:
+        of_x, of_y = random.split(random.key(seed))
+        e = random.normal(of_x, (50, 2))
+        x = jnp.stack([e[:, 0], rho * e[:, 0] + (1 - rho**2) ** 0.5 * e[:, 1]], 1)
+        return x, x @ jnp.array([1.0, -1.0]) + random.normal(of_y, (50,))
+
+    def correlation(guide: Any) -> Any:
+        svi = SVI(model, guide, optax.adam(0.01), Trace_ELBO(8))
+        first, second = data(0.95, 0), data(-0.95, 1)
+        svi.run(random.key(0), 10, *first, progress_bar=False)
+        params = svi.run(random.key(0), 4000, *second, progress_bar=False).params
+        b = guide.sample_posterior(random.key(1), params, *second, sample_shape=(4000,))["b"]
+        return jnp.corrcoef(b.T)[0, 1]
+
+    x, _ = data(-0.95, 1)
+    cov = jnp.linalg.inv(x.T @ x + jnp.eye(2))
+    right = cov[0, 1] / (cov[0, 0] * cov[1, 1]) ** 0.5
+    ours = correlation(AutoLangevinDiffusion(model, num_steps=8, init_from=None))
+    yield (
+        "correlation by `AutoDAIS` in its second fit",
+        correlation(AutoDAIS(model, K=8)),
+        right,
+        ours,
+    )
+
+
 def shown(x: Any) -> str:
     return x if isinstance(x, str) else f"{float(x):.3g}"
 
@@ -206,6 +242,7 @@ def main() -> None:
         small_concentrations,
         reads,
         loo,
+        a_second_fit,
     )
     for group in groups:
         for what, *values in group():

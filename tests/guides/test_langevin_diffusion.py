@@ -164,3 +164,21 @@ def test_a_first_call_under_jit_leaves_no_data_for_draws():
     with pytest.raises(ValueError, match="pass the model's arguments here"):
         guide.sample_posterior(random.key(1), params)
     assert jnp.isfinite(guide.sample_posterior(random.key(1), params, 1.0)["z"])
+
+
+def test_a_second_fit_follows_the_gradient_of_its_own_data():
+    def model(y):
+        z = numpyro.sample("z", dist.Normal(0, 2).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(z[0] - z[1], 0.5).expand([3]).to_event(1), obs=y)
+
+    first, second = jnp.array([3.0, 4.0, 5.0]), jnp.array([-2.0, -1.0, -3.0])
+    kept, new = (
+        AutoLangevinDiffusion(model, num_steps=3, step_size=0.1, init_from=None) for _ in range(2)
+    )
+    SVI(model, kept, optax.adam(1e-2), Trace_ELBO()).init(random.key(0), first)
+    svi = SVI(model, new, optax.adam(1e-2), Trace_ELBO())
+    params = svi.get_params(svi.init(random.key(0), second))
+    losses = [svi.loss.loss(random.key(1), params, model, g, second) for g in (kept, new)]
+    np.testing.assert_array_equal(*losses)
+    other = svi.loss.loss(random.key(1), params, model, kept, first)
+    assert abs(other - losses[0]) > 1
