@@ -53,6 +53,7 @@ class _Family(NamedTuple):
 
 
 _COUNTS = "a Normal of the counts, or of their logarithm,"
+_N, _GAMMA, _BETA = "total_count", ("concentration", "rate"), ("concentration1", "concentration0")
 _FAMILIES: dict[type, _Family] = {
     dist.Poisson: _Family(("rate",), lambda stats, rate: stats.poisson(rate), _COUNTS, True),
     dist.BinomialProbs: _Family(
@@ -64,28 +65,12 @@ _FAMILIES: dict[type, _Family] = {
     dist.BinomialLogits: _Family(
         ("total_count", "logits"), lambda stats, n, x: stats.binom(n, expit(x)), _COUNTS, True
     ),
-    dist.GammaPoisson: _Family(
-        ("concentration", "rate"), lambda stats, a, b: stats.nbinom(a, b / (1 + b)), "Poisson"
-    ),
-    dist.BetaBinomial: _Family(
-        ("total_count", "concentration1", "concentration0"),
-        lambda stats, n, a, b: stats.betabinom(n, a, b),
-        "Binomial",
-    ),
-    dist.StudentT: _Family(
-        ("df", "loc", "scale"), lambda stats, df, m, s: stats.t(df, m, s), "Normal"
-    ),
-    dist.Gamma: _Family(
-        ("concentration", "rate"), lambda stats, a, b: stats.gamma(a, scale=1 / b), "LogNormal"
-    ),
-    dist.InverseGamma: _Family(
-        ("concentration", "rate"), lambda stats, a, b: stats.invgamma(a, scale=b), "LogNormal"
-    ),
-    dist.Beta: _Family(
-        ("concentration1", "concentration0"),
-        lambda stats, a, b: stats.beta(a, b),
-        "a Normal of the logit",
-    ),
+    dist.GammaPoisson: _Family(_GAMMA, lambda stats, a, b: stats.nbinom(a, b / (1 + b)), "Poisson"),
+    dist.BetaBinomial: _Family((_N, *_BETA), lambda stats, *x: stats.betabinom(*x), "Binomial"),
+    dist.StudentT: _Family(("df", "loc", "scale"), lambda stats, *x: stats.t(*x), "Normal"),
+    dist.Gamma: _Family(_GAMMA, lambda stats, a, b: stats.gamma(a, scale=1 / b), "LogNormal"),
+    dist.InverseGamma: _Family(_GAMMA, lambda stats, a, b: stats.invgamma(a, scale=b), "LogNormal"),
+    dist.Beta: _Family(_BETA, lambda stats, a, b: stats.beta(a, b), "a Normal of the logit"),
 }
 
 
@@ -105,9 +90,9 @@ def exact(fn: Any) -> Any:
         return new
     new.log_prob = partial(_on_host, fn, family, "log_prob")
     new.cdf = partial(_on_host, fn, family, "cdf")
-    draw = _DRAWS.get(type(fn)) or (_gamma_poisson if isinstance(fn, dist.GammaPoisson) else None)
-    if draw is not None:
-        new.sample = partial(draw, fn)
+    for kind, draw in _DRAWS.items():
+        if isinstance(fn, kind):
+            new.sample = partial(draw, fn)
     return new
 
 
@@ -176,6 +161,7 @@ _DRAWS: dict[type, Callable[..., Array]] = {
     dist.Poisson: _poisson,
     dist.BinomialProbs: _binomial,
     dist.BinomialLogits: _binomial,
+    dist.GammaPoisson: _gamma_poisson,
 }
 
 
@@ -234,7 +220,7 @@ def _beside(fn: Any) -> tuple[Any, Any]:
 
 
 def imprecise(trace: Trace, numbers: dict[str, Any], share: float = 1.0) -> list[str]:
-    """A sentence on each site whose log density in single precision is not that in double.
+    """A sentence on each site that has another log density in single precision than in double.
 
     :param numbers: the result of :func:`numbers_of` at some values, on the host.
     :param share: the share of all rows that is in it.
@@ -275,25 +261,21 @@ def least_concentrations(trace: Trace) -> dict[str, Any]:
     distribution."""
     out: dict[str, Any] = {}
     for site in latent_sites(trace):
-        names = _CONCENTRATIONS.get(type(base_distribution(site["fn"])), ())
-        for name in names:
-            x = jnp.min(jnp.asarray(getattr(base_distribution(site["fn"]), name)))
+        fn = base_distribution(site["fn"])
+        for name in _CONCENTRATIONS.get(type(fn), ()):
+            x = jnp.min(jnp.asarray(getattr(fn, name)))
             out[site["name"]] = jnp.minimum(x, out.get(site["name"], x))
     return out
 
 
-_CONCENTRATIONS: dict[type, tuple[str, ...]] = {
-    dist.Gamma: ("concentration",),
-    dist.Beta: ("concentration1", "concentration0"),
-    dist.Dirichlet: ("concentration",),
-}
+_CONCENTRATIONS = {dist.Gamma: _GAMMA[:1], dist.Beta: _BETA, dist.Dirichlet: _GAMMA[:1]}
 _SMALL = 0.05
 """The concentration below which single precision loses a part of the gradient of a draw: 6 % at
 0.03, and two fifths at 0.01."""
 
 
 def lost_gradients(least: dict[str, Any]) -> list[str]:
-    """A sentence on each site of a guide whose draws have too small a gradient."""
+    """A sentence on each site of a guide with draws that have too small a gradient."""
     return [
         f"the guide draws '{name}' with a concentration of {float(x):.2g}, and below {_SMALL}"
         " the gradient of such a draw is too near to 0 in single precision, so that its parameters"

@@ -187,7 +187,7 @@ class Normal:
 
     @property
     def on_host(self) -> Any:
-        """The factor of which methods are computed on the host, but for an :class:`Arrow`."""
+        """The factor with methods that are computed on the host, except for an :class:`Arrow`."""
         is_arrow = isinstance(self.factor, Arrow)
         return as_factor(self.factor if is_arrow else np.asarray(self.factor, float))
 
