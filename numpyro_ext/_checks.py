@@ -70,8 +70,7 @@ def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
 
 
 class OwnArgumentsFirst:
-    """The signature of a class with fields as arguments: the own fields of a subclass come first.
-    A dataclass has the fields of the bases first."""
+    """The signature of a class with fields as arguments: a subclass's own before its bases'."""
 
     def __get__(self, instance: Any, owner: type) -> inspect.Signature:
         def order(argument: inspect.Parameter) -> int:

@@ -67,8 +67,7 @@ def site_of_log_det(name: str, latents: Collection[str]) -> str:
 
 
 def replayed_trace() -> Trace | None:
-    """The trace of the guide from which a loss gives draws to the model that runs; None
-    elsewhere."""
+    """The trace of the guide that is replayed in the model that runs, or None."""
     return next((x.trace for x in reversed(_PYRO_STACK) if isinstance(x, replay)), None)
 
 
@@ -129,8 +128,8 @@ def mcmc_of_draws(
 
 
 class ResumableKernel(MCMCKernel):
-    """A kernel with an :meth:`init` that is also called when ``MCMC`` takes up a chain again.
-    ``MCMC`` asks for ``_sample_fn`` only if it has a state."""
+    """A kernel with an :meth:`init` that is also called when ``MCMC`` takes up a chain again: only
+    with a state does ``MCMC`` ask for ``_sample_fn``."""
 
     _is_taken_up = False
 

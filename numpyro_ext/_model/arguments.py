@@ -62,8 +62,7 @@ def _frame_of(x: Any) -> Any:
 
 
 def indexed(x: Any) -> Any:
-    """Arguments of a model in which NumPy arrays, frames and Series of numbers take traced
-    indices."""
+    """The arguments of a model; arrays of NumPy, frames and Series take traced indices."""
     if _frame_of(x) is x is not None:
         numbers = np.asarray(x.to_numpy())
         if numbers.dtype.kind in _NUMBERS:

@@ -27,8 +27,7 @@ _SHARPNESS, _PLACES = 4.0, 64
 
 
 def wrapped(angle: Any, middle: Any = 0.0) -> Any:
-    """The same angles ``(*batch, *site)`` within pi of a middle, so that what is near on the circle
-    is near as a number."""
+    """The same angles ``(*batch, *site)`` within pi of a middle."""
     turn = jnp if isinstance(angle, Array) else np
     middle = turn.asarray(middle, angle.dtype)
     return middle + turn.remainder(angle - middle + np.pi, 2 * np.pi) - np.pi
@@ -161,8 +160,7 @@ def finite(middles: Any) -> Array:
 
 
 def recut(x: Array, before: Any, after: Any) -> Array:
-    """Coordinates ``(*batch, *shape)`` for other cuts, ``(*shape)`` each as by
-    :func:`circles_of`."""
+    """Coordinates ``(*batch, *shape)`` for other cuts, each ``(*shape)`` by :func:`circles_of`."""
     if before is None and after is None:
         return x
     a, b = (0.0 if m is None else jnp.asarray(m, x.dtype) for m in (before, after))

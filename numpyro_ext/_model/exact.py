@@ -131,8 +131,7 @@ def _by_scipy(family: _Family, parameters: list[np.ndarray], what: str, value: A
 
 
 def _near_normal(key: Array, drawn: Array, mean: Array, variance: Array, skewness: Array) -> Array:
-    """The draws; where the variance is large, draws of a normal with the skewness (Cornish-Fisher)
-    in their place."""
+    """Draws; where the variance is large, of a normal with this skewness (Cornish-Fisher)."""
     xi = random.normal(random.fold_in(key, 1), drawn.shape)
     many = mean + jnp.sqrt(variance) * (xi + skewness * (xi**2 - 1) / 6)
     return jnp.where(variance > _MANY, jnp.round(many).astype(drawn.dtype), drawn)
@@ -173,13 +172,13 @@ class exact_draws(Messenger):
             msg["fn"] = exact(msg["fn"])
 
 
-def _inside(fn: Any) -> Any:
+def _inside(fn: Any) -> tuple[Any, _Family] | None:
     """The layer of a distribution of these families, if the value of a site is its value."""
     for layer in layers(fn):
-        if _family_of(layer):
-            return layer
+        if family := _family_of(layer):
+            return layer, family
         if getattr(layer, "transforms", ()):
-            return None
+            break
     return None
 
 
@@ -194,24 +193,24 @@ def numbers_of(trace: Trace) -> dict[str, Any]:
     """What :func:`imprecise` takes of a trace, which a compiled function can return."""
     out: dict[str, Any] = {}
     for site in sample_sites(trace):
-        fn, is_seen = _inside(site["fn"]), seen(site)
-        if fn is None:
+        inside, is_seen = _inside(site["fn"]), seen(site)
+        if inside is None:
             continue
-        parameters = [getattr(fn, name) for name in cast(_Family, _family_of(fn)).parameters]
+        fn, family = inside
+        parameters = [getattr(fn, name) for name in family.parameters]
         arrays = jnp.broadcast_arrays(site["value"], *parameters)
         if arrays[0].shape == is_seen.shape:
-            beside, moved = _beside(fn)
+            beside, moved = _beside(fn, family)
             moved = jnp.broadcast_to(moved, is_seen.shape)
             quick = fn.log_prob(arrays[0]), beside.log_prob(arrays[0])
             out[site["name"]] = (*arrays, moved, *quick, is_seen)
     return out
 
 
-def _beside(fn: Any) -> tuple[Any, Any]:
+def _beside(fn: Any, family: _Family) -> tuple[Any, Any]:
     """The distribution with a last parameter that is a thousandth less, where its gradient is
     right, and this parameter."""
-    family, beside = cast(_Family, _family_of(fn)), copy.copy(fn)
-    name = family.parameters[-1]
+    beside, name = copy.copy(fn), family.parameters[-1]
     if not family.has_gradient:
         return fn, getattr(fn, name)
     moved = getattr(fn, name) * 0.999 - (1e-3 if name == "logits" else 0.0)
@@ -227,8 +226,7 @@ def imprecise(trace: Trace, numbers: dict[str, Any], share: float = 1.0) -> list
     """
     sentences = []
     for name, (value, *parameters, moved, quick, quick_beside, is_seen) in numbers.items():
-        fn = _inside(trace[name]["fn"])
-        family = cast(_Family, _family_of(fn))
+        fn, family = cast(Any, _inside(trace[name]["fn"]))
         every = [np.asarray(x, np.float64) for x in parameters]
         where = np.asarray(is_seen) & np.any([np.abs(x) > _LARGE for x in (value, *every)], 0)
         if not where.any():
@@ -257,8 +255,7 @@ def imprecise(trace: Trace, numbers: dict[str, Any], share: float = 1.0) -> list
 
 
 def least_concentrations(trace: Trace) -> dict[str, Any]:
-    """The least concentration of each latent site that is drawn from a gamma, a beta or a Dirichlet
-    distribution."""
+    """The least concentration of each latent site with a gamma, beta or Dirichlet distribution."""
     out: dict[str, Any] = {}
     for site in latent_sites(trace):
         fn = base_distribution(site["fn"])

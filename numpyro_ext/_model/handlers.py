@@ -60,8 +60,7 @@ class _in_body(valid_plates):
 
 
 class same_plates(Messenger):
-    """Refuse a plate of the model that has another size in the trace of the replayed guide: its
-    rows would be dropped."""
+    """Refuse a plate with another size in the guide that is replayed: rows would be dropped."""
 
     def __init__(self, fn: Model | None, guide_trace: Trace) -> None:
         super().__init__(fn)

@@ -14,7 +14,7 @@ from numpyro.infer import init_to_sample
 from numpyro_ext._model.arguments import without_handlers
 from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.read import Shapes, Site, plate_sizes, shape_trace, slices_of
-from numpyro_ext._typing import Model, Shape, Trace
+from numpyro_ext._typing import Model, Trace
 
 Names = Mapping[str, Sequence[str]]
 """Dimension names by site."""
@@ -41,15 +41,14 @@ def coordinate_name(shapes: Shapes, k: int) -> str:
     return number_name(name, shape, k - places[name].start)
 
 
-def _axes_of(site: Site) -> tuple[list[str], Shape]:
-    """A name for every axis of a site (plates, ``event_dims``, or ArviZ's default), and the
-    shape."""
-    shape = np.shape(site["value"])
-    if site["type"] == "sample":
-        shape = np.broadcast_shapes(shape, site["fn"].shape())
-    names = [f"{site['name']}_dim_{i}" for i in range(len(shape))]
+def dims_of(site: Site) -> list[str]:
+    """A name for every axis of a site: plates, ``event_dims``, or ArviZ's default."""
+    name, shape = site["name"], np.shape(site["value"])
+    names = [f"{name}_dim_{i}" for i in range(len(shape))]
     frames = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
     if site["type"] == "sample":
+        shape = np.broadcast_shapes(shape, site["fn"].shape())
+        names = [f"{name}_dim_{i}" for i in range(len(shape))]
         num_batch = len(shape) - site["fn"].event_dim
         for frame in frames:
             names[num_batch + frame.dim] = frame.name
@@ -58,7 +57,7 @@ def _axes_of(site: Site) -> tuple[list[str], Shape]:
     event = list((site.get("infer") or {}).get("event_dims", ()))
     if event:
         names[len(names) - len(event) :] = event
-    return names, shape
+    return names
 
 
 class Labels(NamedTuple):
@@ -74,10 +73,13 @@ class Labels(NamedTuple):
     @classmethod
     def of_trace(cls, trace: Trace) -> Self:
         sites = {n: s for n, s in trace.items() if s["type"] in ("sample", "deterministic")}
+        dims = {name: dims_of(site) for name, site in sites.items()}
         rows = {name: num for name, (num, _) in plate_sizes(trace).items()}
-        dims, sizes = {}, {}
+        sizes = {}
         for name, site in sites.items():
-            dims[name], shape = _axes_of(site)
+            shape = np.shape(site["value"])
+            if site["type"] == "sample":
+                shape = np.broadcast_shapes(shape, site["fn"].shape())
             sizes[name] = tuple(rows.get(d, n) for d, n in zip(dims[name], shape, strict=True))
         return cls(dims, sizes)
 

@@ -66,8 +66,7 @@ _times = partial(jnp.matmul, precision="highest")
 
 
 def mean_and_sd(x: Any, where: Any = None) -> tuple[Any, Any]:
-    """Mean and standard deviation over the first axis, or over the rows ``where``; of equal numbers
-    the number and 0."""
+    """Mean and standard deviation over axis 0, or its rows ``where``; 0 for equal numbers."""
     # From one of them, because the mean of equal numbers is not quite this number.
     first = x[0] if where is None else x[where.argmax()]
     away, some = x - first, {} if where is None else {"where": where[:, None]}

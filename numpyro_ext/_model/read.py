@@ -422,8 +422,7 @@ def has_fixed_bounds(supports: Any) -> bool:
 
 
 def moving_supports(model: Model, args: tuple, kwargs: dict[str, Any], trace: Trace) -> set[str]:
-    """The latent sites in this trace of a model with a support that depends on another latent
-    site."""
+    """The latent sites in a trace with a support that depends on another latent site."""
     values = {site["name"]: site["value"] for site in latent_sites(trace)}
     if has_fixed_bounds([trace[name]["fn"].support for name in values]):
         return set()
@@ -565,17 +564,9 @@ def read_model(
     fn = substitute(seeded, substitute_fn=init_strategy)
     trace = shape_trace(fn, args, kwargs)
     info = model_info(trace, sums=sums)
-    plates_given = _plates_given(fn, args, kwargs or {}, trace)
-    plates = {name: sizes for name, sizes in info.plates.items() if name not in plates_given}
-    return replace(info, plates=plates, given=plates_given)
-
-
-def given_plates(
-    model: Model, args: tuple, kwargs: dict[str, Any], init_strategy: Callable[..., Any]
-) -> dict[str, tuple[int, int]]:
-    """:attr:`ModelInfo.given` of a model that may have no continuous latent site."""
-    fn = substitute(on_first_rows(seed(model, random.key(0))), substitute_fn=init_strategy)
-    return _plates_given(fn, args, kwargs, shape_trace(fn, args, kwargs))
+    given = given_plates(model, args, kwargs or {}, init_strategy, trace)
+    plates = {name: sizes for name, sizes in info.plates.items() if name not in given}
+    return replace(info, plates=plates, given=given)
 
 
 def check_all_rows(
@@ -593,10 +584,17 @@ def check_all_rows(
     )
 
 
-def _plates_given(
-    fn: Model, args: tuple, kwargs: dict[str, Any], trace: Trace
+def given_plates(
+    model: Model,
+    args: tuple,
+    kwargs: dict[str, Any],
+    init_strategy: Callable[..., Any],
+    trace: Trace | None = None,
 ) -> dict[str, tuple[int, int]]:
-    """The plates that take a minibatch and have the same densities for any rows."""
+    """:attr:`ModelInfo.given`: the plates that take a minibatch and have the same densities for any
+    rows, of a model that may have no continuous latent site."""
+    fn = substitute(on_first_rows(seed(model, random.key(0))), substitute_fn=init_strategy)
+    trace = shape_trace(fn, args, kwargs) if trace is None else trace
     plates = subsampled_plates(trace)
     latent = {name for site in latent_sites(trace) for name in frames(site)}
     observed = {site["name"]: site for site in sample_sites(trace) if site["is_observed"]}
