@@ -16,13 +16,7 @@ from numpyro.primitives import Messenger
 from numpyro_ext._checks import check_positive
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.normal import Normal, as_factor
-from numpyro_ext._model.read import (
-    Shapes,
-    frames,
-    latent_shapes,
-    sample_sites,
-    unconstrained_shape,
-)
+from numpyro_ext._model.read import Shapes, frames, latent_shapes, sample_sites, unconstrained_shape
 from numpyro_ext._numpyro import triangular_root
 from numpyro_ext._typing import Model
 

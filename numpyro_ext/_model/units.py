@@ -80,11 +80,7 @@ class Layout:
         return set(self.plates) <= set(frames(site))
 
     def sum_sites(
-        self,
-        sites: Iterable[Site],
-        *,
-        local: bool,
-        log_prob: Callable[[Site], Array] = log_prob,
+        self, sites: Iterable[Site], *, local: bool, log_prob: Callable[[Site], Array] = log_prob
     ) -> Array:
         """Sum of log probabilities, ``shape`` for local sites and a scalar for the others, with
         every scale except the one of the unit plates."""
