@@ -93,7 +93,7 @@ class Reader:
 
     def _fingerprint(self, arguments: Arguments, arrays: list[Array]) -> str:
         """The fingerprint of the model, which is traced for it only if its mark is another."""
-        mark = mark_of(arrays, self.model)
+        mark = mark_of(arrays, self.model, arguments.fixed)
         if mark is None or (arguments, mark) != self._last[0]:
             self._last = (arguments, mark), fingerprint(self.model, arguments, arrays)
         return self._last[1]

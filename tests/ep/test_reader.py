@@ -61,12 +61,16 @@ def test_a_model_reads_from_outside_what_is_there_at_the_call():
 
 @pytest.mark.slow
 def test_an_update_traces_the_model_again_only_where_what_it_names_has_changed(monkeypatch):
-    traced, noise = [], [1.0]
+    """A function among the arguments counts too, with what it names."""
+    traced, noise, shift = [], [1.0], [0.0]
 
-    def model(y):
+    def model(y, moved):
         theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
         with numpyro.plate("rows", len(y)) as idx:
-            numpyro.sample("y", dist.Normal(theta, noise[0]), obs=jnp.asarray(y)[idx])
+            numpyro.sample("y", dist.Normal(moved(theta), noise[0]), obs=jnp.asarray(y)[idx])
+
+    def moved(theta):
+        return theta + shift[0]
 
     def counted(*args):
         traced.append(args)
@@ -74,12 +78,14 @@ def test_an_update_traces_the_model_again_only_where_what_it_names_has_changed(m
 
     monkeypatch.setattr("numpyro_ext.ep.reading.fingerprint", counted)
     ep = EP(model, schedule="parallel")
-    state, _ = ep.update(ep.init(random.key(0), Y), Y)
-    ep.update(state, Y.copy())
+    state, _ = ep.update(ep.init(random.key(0), Y, moved), Y, moved)
+    ep.update(state, Y.copy(), moved)
     assert len(traced) == 1
-    noise[0] = 2.0
-    with pytest.raises(ValueError, match="what it reads from outside, differ from init"):
-        ep.update(state, Y)
+    for read in noise, shift:
+        before, read[0] = read[0], 2.0
+        with pytest.raises(ValueError, match="what it reads from outside, differ from init"):
+            ep.update(state, Y, moved)
+        read[0] = before
 
 
 def test_a_traced_value_from_outside_is_refused():
