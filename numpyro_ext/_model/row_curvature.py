@@ -35,7 +35,8 @@ from numpyro_ext._typing import Sites
 _FEW = 16
 """Numbers of a site up to which each is a coordinate of the core by itself."""
 _MOST_SINGLES, _MOST_CORE, _MOST_ACROSS = 512, 4096, 4e7
-"""The most coordinates with a column each, in the core, and numbers between core and leaves."""
+"""The most coordinates with a column each, coordinates of the core, and numbers between core and
+leaves."""
 _SAME, _MOST_BENT = 1e-3, 2.0
 Frame = tuple[Any, Bend]
 
@@ -372,7 +373,8 @@ class RowCurvature:
         return leaves + [(a, a) for a, b in self.pairs if a == b and a not in self.leaf_colors]
 
     def _turning(self, x: np.ndarray, i: int) -> list[np.ndarray]:
-        """The derivatives of the prior's curvature in number i, ``(J,)`` of each block."""
+        """The derivatives in number i of the curvature of the prior's terms, ``(J,)`` of each
+        block."""
         part = self.parts[1]
         ((_, idx),), v = part.pieces, jnp.asarray(np.eye(1, self.size, i)[0], self.dtype)
         each = np.asarray(self._third(jnp.asarray(x, self.dtype), v, idx), float)
