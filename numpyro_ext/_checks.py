@@ -1,4 +1,4 @@
-"""Checks of arguments, whose errors are one sentence with the given and the allowed values."""
+"""Checks of arguments. Each error is one sentence with the given and the allowed values."""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -26,7 +26,7 @@ def if_given[T](check: Callable[[str, Any], T], name: str, value: Any) -> T | No
 
 
 def check_several(name: str, value: Any, why: str) -> None:
-    """An integer of at least 2; ``why`` says what one cannot do, and what to use instead."""
+    """An integer of at least 2; ``why`` says why 1 is too few, and what to use instead."""
     if check_count(name, value) < 2:
         raise ValueError(f"{name} is {value}; it must be at least 2, because {why}.")
 
@@ -70,8 +70,7 @@ def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
 
 
 class OwnArgumentsFirst:
-    """The signature of a class whose fields are its arguments: a subclass's own come before those
-    of its bases, which a dataclass has first."""
+    """The signature of a class with fields as arguments: a subclass's own before its bases'."""
 
     def __get__(self, instance: Any, owner: type) -> inspect.Signature:
         def order(argument: inspect.Parameter) -> int:
@@ -84,17 +83,14 @@ class OwnArgumentsFirst:
         return inspect.Signature(sorted(arguments, key=order))
 
 
-def summary(
-    made: Any, argument: Callable[[Any, str, Any], Any] = getattr, *, defaults: bool = True
-) -> str:
+def summary(made: Any, *, defaults: bool = True) -> str:
     """``Name(argument=value, ...)``, the call that made an object, with arrays by their shapes.
 
-    :param argument: ``(made, name, default)`` to the value of an argument; an attribute by default.
     :param bool defaults: whether numbers and words that are the defaults are shown.
     """
     parts = []
     for name, parameter in inspect.signature(type(made).__init__).parameters.items():
-        value = argument(made, name, parameter.empty)
+        value = getattr(made, name, parameter.empty)
         default = parameter.default
         if value is parameter.empty or parameter.kind is parameter.VAR_KEYWORD or name == "self":
             continue

@@ -111,7 +111,7 @@ def _apply(adapted: Any, row_ndim: int | None, weights: Any, x: Array, **kwargs:
 
 
 class ModulePair(NamedTuple):
-    """The pair of a module; ``init_fn`` takes a shape whose first axis has the rows."""
+    """The pair of a module; ``init_fn`` takes a shape with the rows as its first axis."""
 
     init: Any
     apply: Any
@@ -125,8 +125,8 @@ class ModulePair(NamedTuple):
 
 
 def as_pair(network: Any, name: str = "network", *, optional: bool = False) -> Any:
-    """The pair ``(init_fn, apply_fn)`` of a module; a pair is returned unchanged. The first weights
-    of a Flax linen module are drawn by ``init_fn``, those of the others are the ones they have."""
+    """The pair ``(init_fn, apply_fn)`` of a module; a pair is returned unchanged. ``init_fn`` draws
+    the first weights of a Flax linen module; other modules have weights."""
     if network is None and optional:
         return None
     if isinstance(network, tuple | list) and len(network) == 2 and all(map(callable, network)):

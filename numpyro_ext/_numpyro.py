@@ -46,33 +46,8 @@ from numpyro.util import _validate_model as validate_model
 
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
-__all__ = [
-    "ContinuousGuide",
-    "OnSupports",
-    "ResumableKernel",
-    "StartGiven",
-    "at_unconstrained",
-    "constrain_latent",
-    "default_key",
-    "draws_of_mcmc",
-    "handlers_around",
-    "mask_of",
-    "max_tree_depth",
-    "mcmc_arguments",
-    "normal_of_guide",
-    "params_of_hmc",
-    "params_of_normal",
-    "posterior_guide",
-    "replayed_trace",
-    "set_up_at",
-    "site_of_log_det",
-    "start_of",
-    "unpacking_of",
-    "unwrap_distribution",
-    "validate_model",
-    "without_rsample_stop_gradient",
-    "wrap_distribution",
-]
+# What is handed on as it is; the functions and classes below are for all files too.
+__all__ = ["default_key", "validate_model", "without_rsample_stop_gradient"]
 
 
 def mask_of(fn: dist.Distribution) -> Any:
@@ -86,13 +61,13 @@ def at_unconstrained(model: Model, z: Sites) -> Model:
 
 
 def site_of_log_det(name: str, latents: Collection[str]) -> str:
-    """The latent site whose log Jacobian is the factor of this name; otherwise the name itself."""
+    """The latent site if the factor of this name is its log Jacobian; otherwise the name itself."""
     site = name.removeprefix("_").removesuffix("_log_det")
     return site if site in latents else name
 
 
 def replayed_trace() -> Trace | None:
-    """The trace of the guide whose draws a loss gives to the model that runs; None elsewhere."""
+    """The trace of the guide that is replayed in the model that runs, or None."""
     return next((x.trace for x in reversed(_PYRO_STACK) if isinstance(x, replay)), None)
 
 
@@ -153,8 +128,8 @@ def mcmc_of_draws(
 
 
 class ResumableKernel(MCMCKernel):
-    """A kernel whose :meth:`init` is also called where ``MCMC`` takes up a chain again, which asks
-    for ``_sample_fn`` only where it has a state."""
+    """A kernel with an :meth:`init` that is also called when ``MCMC`` takes up a chain again: only
+    with a state does ``MCMC`` ask for ``_sample_fn``."""
 
     _is_taken_up = False
 
@@ -221,7 +196,7 @@ def normal_of_guide(guide: Any, params: Params) -> tuple[Array, Array]:
 
 
 def triangular_root(root: Array) -> Array:
-    """The lower triangular root of the covariance of which ``(n, m)`` rows are a root."""
+    """The lower triangular root of the covariance with the ``(n, m)`` root."""
     R = jnp.linalg.qr(root.T, mode="r")
     return R.T * jnp.sign(jnp.diagonal(R))
 
@@ -260,7 +235,7 @@ def posterior_guide(
     kwargs: dict[str, Any],
     on_every_row: Callable[[Model], Model],
 ) -> tuple[Model, list[Params]]:
-    """A guide whose call draws what ``sample_posterior`` draws, for all data, and its params."""
+    """A guide that draws what ``sample_posterior`` draws, for all data, and its params."""
     if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
         seed(guide, 0)(*args, **kwargs)
     if isinstance(guide, AutoGuideList):
@@ -302,14 +277,14 @@ class StartGiven(AutoGuide):
     """``AutoGuide``, set up at a start that a subclass has found in one compiled program."""
 
     known_start: Sites | None = None
-    """The unconstrained start of a fit that is loaded, in place of that of :meth:`start`."""
+    """The unconstrained start of a fit that is loaded; it replaces :meth:`start`."""
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         """A key of ``numpyro.prng_key`` and the unconstrained start; None: NumPyro searches."""
 
     @property
     def seen_model(self) -> Model:
-        """The model of which the guide draws all latent sites; ``model`` may have others."""
+        """The model with the latent sites that the guide draws; ``model`` may have others."""
         return self.model
 
     def set_up(self, *args: Any, **kwargs: Any) -> None:
@@ -387,9 +362,8 @@ def start_of(guide: AutoGuide) -> tuple[Sites, Sites]:
 def set_up_at(
     guide: AutoGuide, start: tuple[Sites, Sites], args: tuple, kwargs: dict[str, Any]
 ) -> None:
-    """Set up a guide, one of NumPyro's own too, at the start of another, without a search. Sites
-    that the model draws on these arguments and that have no start, as those to predict, are none
-    of the guide's."""
+    """Set up a guide, also one of NumPyro's own, at the start of another, without a search. A site
+    without a start, such as one to predict, does not belong to the guide."""
     own: Any = guide
     values, locs = start
     model, strategy = own.model, own.init_loc_fn
@@ -405,7 +379,7 @@ def set_up_at(
 
 
 class _Given(Messenger):
-    """A model of which all sites but these are as if they were observed."""
+    """A model in which all sites except these are as if they were observed."""
 
     def __init__(self, fn: Model, names: Collection[str]) -> None:
         super().__init__(fn)

@@ -87,7 +87,7 @@ class Diagnosable(Protocol):
 
 @runtime_checkable
 class DiagnosableChains(Diagnosable, Protocol):
-    """A :class:`Diagnosable` kernel whose chains are Markov chains."""
+    """A :class:`Diagnosable` kernel of Markov chains."""
 
     @property
     def settings(self) -> Any:

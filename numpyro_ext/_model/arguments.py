@@ -14,7 +14,7 @@ from numpyro.handlers import block, seed
 from numpyro_ext.data._rows import Same, rows_among
 
 _NUMBERS = "biufc"
-"""The kinds of dtypes of which JAX has arrays."""
+"""The kinds of dtypes that JAX has."""
 
 
 def is_traced(tree: Any) -> bool:
@@ -23,8 +23,8 @@ def is_traced(tree: Any) -> bool:
 
 
 class _Indexed(np.ndarray):
-    """A NumPy array, whose numbers a model can read, and of which a traced index takes rows; the
-    ``frame`` that has these numbers, if any, answers to what NumPy lacks or means otherwise."""
+    """A NumPy array with numbers that a model can read, and rows that a traced index can take. If
+    the numbers are from a ``frame``, it answers to what NumPy lacks or means otherwise."""
 
     frame: Any = None
 
@@ -44,9 +44,8 @@ class _Indexed(np.ndarray):
 
 def _of_frame(name: str) -> Callable[..., Any]:
     def method(self: _Indexed, *args: Any, **kwargs: Any) -> Any:
-        if self.frame is None:
-            return getattr(super(_Indexed, self), name)(*args, **kwargs)
-        return indexed(getattr(self.frame, name)(*args, **kwargs))
+        there: Any = super(_Indexed, self) if self.frame is None else self.frame
+        return indexed(getattr(there, name)(*args, **kwargs))
 
     return method
 
@@ -63,7 +62,7 @@ def _frame_of(x: Any) -> Any:
 
 
 def indexed(x: Any) -> Any:
-    """Arguments of a model whose NumPy arrays, frames and Series of numbers take traced indices."""
+    """The arguments of a model; arrays of NumPy, frames and Series take traced indices."""
     if _frame_of(x) is x is not None:
         numbers = np.asarray(x.to_numpy())
         if numbers.dtype.kind in _NUMBERS:
@@ -82,8 +81,8 @@ def indexed(x: Any) -> Any:
 
 
 def check_frames(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-    """An error if the arguments that a caller hands on as they are have a frame with which the
-    model does not run: this package makes arrays of frames, NumPyro's own classes do not."""
+    """An error if the model does not run on a frame among its arguments, where a caller hands them
+    on as they are: this package makes arrays of frames, NumPyro's own classes do not."""
     frames = [x for x in jax.tree.leaves((args, kwargs)) if _frame_of(x) is x is not None]
     if not frames:
         return
@@ -100,14 +99,14 @@ def check_frames(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def has_words(x: Any) -> bool:
-    """Return whether an array, a frame or a Series has a dtype that JAX has not."""
+    """Return whether an array, a frame or a Series has a dtype that JAX does not have."""
     frame = _frame_of(x)
     numbers = x if frame is None else frame.to_numpy()
     return isinstance(numbers, np.ndarray) and numbers.dtype.kind not in _NUMBERS
 
 
 def without_handlers(model: Any) -> Any:
-    """The function that a user wrote, whose signature names the arguments."""
+    """The function that a user wrote, with the signature that names the arguments."""
     while hasattr(model, "fn"):
         model = model.fn
     return model
@@ -132,8 +131,8 @@ class Arguments:
 def split_arguments(
     args: tuple, kwargs: dict[str, Any], *, hold: bool = False
 ) -> tuple[Arguments, list[Any]]:
-    """The arrays among the arguments of a model, and the rest, of which frames are part; arrays
-    too to ``hold`` them for a model that looks at their numbers."""
+    """The rest of the arguments of a model, and the arrays among them. Frames belong to the rest;
+    so do arrays that it is to ``hold``, for a model that looks at their numbers."""
     leaves, tree = jax.tree.flatten((args, kwargs))
     fixed, arrays = [], []
     for place, leaf in enumerate(leaves):

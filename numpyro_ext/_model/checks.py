@@ -16,7 +16,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_ext._model.arguments import has_words, is_traced
 from numpyro_ext._model.density import seen
-from numpyro_ext._model.handlers import every_row, first_rows
+from numpyro_ext._model.handlers import every_row, on_first_rows
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.operations import jit_on_data, on_numbers
 from numpyro_ext._model.read import (
@@ -70,14 +70,19 @@ def check_observed(trace: Trace) -> None:
     """An error that names an observed site with data that do not fit or, if known, hold NaN."""
     for name, site in trace.items():
         if is_data(site):
-            if has_words(site["value"]):
+            fn, data = site["fn"], site["value"]
+            if has_words(data):
                 raise ValueError(
                     f"the data of the observed site '{name}' are words or Python objects; code"
                     " words as numbers, as by np.unique(words, return_inverse=True)[1]."
                 )
-            if jnp.shape(site["value"]) != site["fn"].shape():
+            if jnp.shape(data) != fn.shape():
                 _check_shape(name, site, trace)
-            _check_nan(name, site)
+            if not _is_hidden(data) and not _is_masked(fn) and _is_stock(fn):
+                data = np.asarray(data)  # because while a loss is traced JAX would trace this too
+                is_nan = np.isnan(data) if np.issubdtype(data.dtype, np.floating) else np.array(0)
+                if np.any(is_nan):
+                    _refuse_nan(name, is_nan.sum(), data.size, _first_row(is_nan))
 
 
 class valid_data(Messenger):
@@ -147,14 +152,6 @@ def _check_columns(what: str, site: Site, batch: tuple[int, ...]) -> None:
             )
 
 
-def _check_nan(name: str, site: Site) -> None:
-    if _is_hidden(site["value"]) or _is_masked(site["fn"]) or not _is_stock(site["fn"]):
-        return
-    data = np.asarray(site["value"])  # because while a loss is traced JAX would trace this too
-    if np.issubdtype(data.dtype, np.floating) and np.any(np.isnan(data)):
-        _refuse_nan(name, np.isnan(data).sum(), data.size, _first_row(np.isnan(data)))
-
-
 def _refuse_nan(name: str, missing: Any, size: int, row: Any) -> None:
     raise ValueError(
         f"the data of the observed site '{name}' have {missing} NaN among {size} numbers, the first"
@@ -203,11 +200,26 @@ def check_rows(
     look = partial(_look_at_rows, model, args, kwargs)
     with on_numbers():
         has_nan = any(map(_has_nan, jax.tree.leaves((args, kwargs))))
-    if has_nan:
-        _refuse_nan_rows(look(_count_nan, init_strategy))
+    counted = look(_count_nan, init_strategy) if has_nan else {}
+    for name, (rows, num_rows, row, missing, size, of_data) in counted.items():
+        if rows and missing:
+            _refuse_nan(name, missing, size, of_data)
+        if rows:
+            raise ValueError(
+                f"the log density of the observed site '{name}' is NaN in {rows} of {num_rows}"
+                f" rows, the first of them row {row}, and the arguments of the model hold NaN; drop"
+                " these rows, or mask them."
+            )
     here = look(_count_beyond, init_strategy) if bounded else {}
-    if any(number for number, *_ in here.values()):
-        _refuse_beyond(here, look(_count_beyond, init_to_uniform, 1))
+    beyond = any(number for number, *_ in here.values())
+    there = look(_count_beyond, init_to_uniform, 1) if beyond else {}
+    for name, (number, size, example, *bounds) in here.items() if beyond else ():
+        # Bounds that differ between two points depend on latent sites.
+        if number and all(map(np.array_equal, bounds, there[name][3:])):
+            raise ValueError(
+                f"the observed site '{name}' has no density at {number} of its {size} values, such"
+                f" as {example}, which is outside of its support; drop these rows, or mask them."
+            )
 
 
 def _look_at_rows(
@@ -220,7 +232,7 @@ def _look_at_rows(
 ) -> dict[str, Any]:
     """``{site: look(site)}`` of the observed sites where it is not None, on all rows, or on as many
     as a minibatch has where they are on the host; empty where data are traced, or elsewhere."""
-    on = first_rows if is_on_host((args, kwargs)) else every_row
+    on = on_first_rows if is_on_host((args, kwargs)) else every_row
 
     def run(rng_key: Array) -> dict[str, Any]:
         with block():
@@ -239,18 +251,6 @@ def _look_at_rows(
         return {} if _is_hidden(looked) else jax.device_get(looked)  # the model may hold tracers
 
 
-def _refuse_nan_rows(counted: dict[str, Any]) -> None:
-    for name, (rows, num_rows, row, missing, size, of_data) in counted.items():
-        if rows and missing:
-            _refuse_nan(name, missing, size, of_data)
-        if rows:
-            raise ValueError(
-                f"the log density of the observed site '{name}' is NaN in {rows} of {num_rows}"
-                f" rows, the first of them row {row}, and the arguments of the model hold NaN; drop"
-                " these rows, or mask them."
-            )
-
-
 def _count_nan(site: Site) -> tuple[Any, ...]:
     """The rows with a log density that is NaN, all rows, the first of them, the NaN among the
     data, all numbers, and the first row with one."""
@@ -263,32 +263,18 @@ def _count_nan(site: Site) -> tuple[Any, ...]:
     return jnp.sum(lost), log_p.size, _first_row(lost), *of_data
 
 
-def _bounds(support: Any) -> tuple[Any, Any]:
-    """The interval that a support of numbers is in."""
-    if support is constraints.boolean:
-        return 0, 1
-    return getattr(support, "lower_bound", -np.inf), getattr(support, "upper_bound", np.inf)
-
-
 def _count_beyond(site: Site) -> tuple[Any, ...] | None:
     """How many numbers are beyond their bounds, of how many, one of them, and the bounds."""
     support = elementwise(getattr(site["fn"], "support", None))
     if not is_bounded(site) or support.event_dim or not _is_stock(site["fn"]):
         return None
-    (low, high), value = _bounds(support), jnp.asarray(site["value"])
+    low, high = getattr(support, "lower_bound", -np.inf), getattr(support, "upper_bound", np.inf)
+    if support is constraints.boolean:
+        low, high = 0, 1
+    value = jnp.asarray(site["value"])
     beyond = seen(site) & ((value < low) | (value > high))
     example = jnp.ravel(jnp.broadcast_to(value, beyond.shape))[jnp.argmax(beyond)]
     return jnp.sum(beyond), beyond.size, example, jnp.asarray(low), jnp.asarray(high)
-
-
-def _refuse_beyond(here: dict[str, Any], there: dict[str, Any]) -> None:
-    """An error if data are beyond bounds that are the same at both points of the latent sites."""
-    for name, (number, size, example, *bounds) in here.items():
-        if number and all(map(np.array_equal, bounds, there[name][3:])):
-            raise ValueError(
-                f"the observed site '{name}' has no density at {number} of its {size} values, such"
-                f" as {example}, which is outside of its support; drop these rows, or mask them."
-            )
 
 
 def _is_hidden(tree: Any) -> bool:

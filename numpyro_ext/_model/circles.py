@@ -27,8 +27,7 @@ _SHARPNESS, _PLACES = 4.0, 64
 
 
 def wrapped(angle: Any, middle: Any = 0.0) -> Any:
-    """The same angles ``(*batch, *site)`` within pi of a middle, so that what is near on the circle
-    is near as a number."""
+    """The same angles ``(*batch, *site)`` within pi of a middle."""
     turn = jnp if isinstance(angle, Array) else np
     middle = turn.asarray(middle, angle.dtype)
     return middle + turn.remainder(angle - middle + np.pi, 2 * np.pi) - np.pi
@@ -121,9 +120,9 @@ def with_circles(
     kind: type[CutCircle] = CutCircle,
     names: Collection[str] | None = None,
 ) -> ModelInfo:
-    """The same with its circles cut opposite of ``middles``, ``(n,)`` in the flat order, of which
-    only the places of circles are read; None stands for NumPyro's cuts. ``names`` are the sites, by
-    default all on circles."""
+    """The same, its circles cut opposite of ``middles``, ``(n,)`` in the flat order; None stands
+    for NumPyro's cuts. Only the places of circles are read. ``names`` are the sites, by default all
+    on circles."""
     names = circular_sites(info) if names is None else names
     if not names or (middles is None and circles_of(info) is None):
         return info
@@ -150,15 +149,9 @@ def circles_of(info: ModelInfo) -> Array | None:
     supports = {name: elementwise(latent.support) for name, latent in info.latents.items()}
     if not any(isinstance(x, CutCircle) for x in supports.values()):
         return None
-    return info.ravel(
-        {
-            name: jnp.broadcast_to(
-                x.middle if isinstance(x, CutCircle) else jnp.inf,
-                info.latents[name].unconstrained.shape,
-            )
-            for name, x in supports.items()
-        }
-    )
+    middles = {n: getattr(x, "middle", jnp.inf) for n, x in supports.items()}
+    shapes = dict(info.shapes)
+    return info.ravel({n: jnp.broadcast_to(x, shapes[n]) for n, x in middles.items()})
 
 
 def finite(middles: Any) -> Array:
@@ -167,8 +160,7 @@ def finite(middles: Any) -> Array:
 
 
 def recut(x: Array, before: Any, after: Any) -> Array:
-    """Coordinates ``(*batch, *shape)`` for other cuts, ``(*shape)`` each as by :func:`circles_of`,
-    whose flat vectors these may be."""
+    """Coordinates ``(*batch, *shape)`` for other cuts, each ``(*shape)`` by :func:`circles_of`."""
     if before is None and after is None:
         return x
     a, b = (0.0 if m is None else jnp.asarray(m, x.dtype) for m in (before, after))
@@ -214,7 +206,9 @@ def on_circle(fn: Any, support: Any) -> OnCircle:
     return OnCircle(fn.base_dist if isinstance(fn, OnCircle) else fn, support)
 
 
-class _on_supports(Messenger):
+class on_supports(Messenger):
+    """The model with these supports of its latent sites on circles."""
+
     def __init__(self, fn: Model, supports: dict[str, Any]) -> None:
         super().__init__(fn)
         self.supports = supports
@@ -231,12 +225,7 @@ def on_circles(model: Model, info: ModelInfo) -> Model:
         for name, latent in info.latents.items()
         if isinstance(elementwise(latent.support), CutCircle)
     }
-    return on_supports(model, supports)
-
-
-def on_supports(model: Model, supports: dict[str, Any]) -> Model:
-    """The model with these supports of its latent sites on circles."""
-    return _on_supports(model, supports) if supports else model
+    return on_supports(model, supports) if supports else model
 
 
 def unrolled(values: dict[str, Any], info: ModelInfo) -> dict[str, Any]:
@@ -249,8 +238,8 @@ def unrolled(values: dict[str, Any], info: ModelInfo) -> dict[str, Any]:
 
 
 def sites_at_pi(angles: dict[str, slice], mean: Any, sd: Any) -> list[str]:
-    """The sites on circles cut at pi of which a normal in unconstrained space, ``(n,)`` each, has
-    more than a quarter within 0.3 of there, where a uniform angle has a tenth.
+    """The sites on circles cut at pi for which a normal in unconstrained space, ``(n,)`` each, has
+    more than a quarter of its mass within 0.3 of the cut. A uniform angle has a tenth there.
 
     :param angles: the places of sites on circles in the flat order.
     """
@@ -263,7 +252,7 @@ def middle_of(draws: Any) -> np.ndarray:
     places = np.linspace(-np.pi, np.pi, _PLACES, endpoint=False)
     x = np.asarray(draws, np.float64)
     x = np.where(np.isfinite(x), x, 0.0)
-    # By the kernel exp(s cos(place - x)), whose tails tell even where there are no draws.
+    # By the kernel exp(s cos(place - x)), which has tails that tell even where there are no draws.
     here = [np.exp(_SHARPNESS * np.cos(x - place)).mean(0) for place in places]
     return wrapped(places[np.argmin(here, 0)] + np.pi)
 

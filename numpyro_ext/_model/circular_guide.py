@@ -21,7 +21,7 @@ from numpyro_ext._model.circles import (
     with_circles,
     with_supports,
 )
-from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.handlers import on_first_rows
 from numpyro_ext._model.mode_search import place_cuts
 from numpyro_ext._model.modes import Modes
 from numpyro_ext._model.read import ModelInfo, elementwise, shape_trace
@@ -66,13 +66,13 @@ class CircularGuide(ContinuousGuide):
 
     def take_cuts(self, cuts: Sites, args: tuple, kwargs: dict[str, Any]) -> None:
         """Be set up at the cuts of another guide of the same model."""
-        trace = shape_trace(seed(first_rows(self.model), random.key(0)), args, kwargs)
+        trace = shape_trace(seed(on_first_rows(self.model), random.key(0)), args, kwargs)
         self.supports = {n: cut_at(trace[n]["fn"].support, cut) for n, cut in cuts.items()}
         self.first_arguments = args, kwargs
 
     def cut_model(self, model: Model) -> Model:
         """The model with the cuts of this call."""
-        return on_supports(model, self.supports)
+        return on_supports(model, self.supports) if self.supports else model
 
     def in_cuts(self, info: ModelInfo) -> ModelInfo:
         """The same with the cuts of this call."""

@@ -16,7 +16,7 @@ from numpyro_ext._typing import Trace
 
 
 class Around(Distribution):
-    """A distribution around another one, of which a subclass replaces a part."""
+    """A distribution around another one; a subclass replaces a part of it."""
 
     arg_constraints = {}  # noqa: RUF012 - NumPyro's own way to say that nothing is checked
     pytree_data_fields = ("base_dist",)
@@ -84,10 +84,7 @@ def scales_rooted(trace: Trace, of_plates: float) -> Trace:
 
 def log_density(trace: Trace) -> Array:
     """Log joint of a trace in constrained space, scales included; traced values allowed."""
-    total = jnp.zeros(())
-    for site in sample_sites(trace):
-        total = total + jnp.sum(scaled(site, log_prob(site)))
-    return total
+    return sum((jnp.sum(scaled(x, log_prob(x))) for x in sample_sites(trace)), jnp.zeros(()))
 
 
 def row_log_lik(trace: Trace, plate: str, *, rooted: bool = False) -> Array:
@@ -95,7 +92,7 @@ def row_log_lik(trace: Trace, plate: str, *, rooted: bool = False) -> Array:
     with other scales ``rooted`` or not."""
     # On sliced arguments the plate may have one row or N, and scales by what it has.
     size, batch = trace[plate]["args"]
-    batch = size if batch is None else batch
+    batch = batch or size
     trace = scales_rooted(trace, size / batch) if rooted else trace
     total = jnp.zeros(batch)
     for site in sample_sites(trace):

@@ -8,13 +8,7 @@ import jax.numpy as jnp
 from numpyro.handlers import block, seed
 
 from numpyro_ext._model.density import log_prob
-from numpyro_ext._model.read import (
-    Site,
-    frames,
-    is_same_scale,
-    own_scale,
-    sample_sites,
-)
+from numpyro_ext._model.read import Site, frames, is_same_scale, own_scale, sample_sites
 from numpyro_ext._typing import Model, Trace
 
 

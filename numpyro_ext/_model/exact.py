@@ -53,6 +53,7 @@ class _Family(NamedTuple):
 
 
 _COUNTS = "a Normal of the counts, or of their logarithm,"
+_N, _GAMMA, _BETA = "total_count", ("concentration", "rate"), ("concentration1", "concentration0")
 _FAMILIES: dict[type, _Family] = {
     dist.Poisson: _Family(("rate",), lambda stats, rate: stats.poisson(rate), _COUNTS, True),
     dist.BinomialProbs: _Family(
@@ -64,28 +65,12 @@ _FAMILIES: dict[type, _Family] = {
     dist.BinomialLogits: _Family(
         ("total_count", "logits"), lambda stats, n, x: stats.binom(n, expit(x)), _COUNTS, True
     ),
-    dist.GammaPoisson: _Family(
-        ("concentration", "rate"), lambda stats, a, b: stats.nbinom(a, b / (1 + b)), "Poisson"
-    ),
-    dist.BetaBinomial: _Family(
-        ("total_count", "concentration1", "concentration0"),
-        lambda stats, n, a, b: stats.betabinom(n, a, b),
-        "Binomial",
-    ),
-    dist.StudentT: _Family(
-        ("df", "loc", "scale"), lambda stats, df, m, s: stats.t(df, m, s), "Normal"
-    ),
-    dist.Gamma: _Family(
-        ("concentration", "rate"), lambda stats, a, b: stats.gamma(a, scale=1 / b), "LogNormal"
-    ),
-    dist.InverseGamma: _Family(
-        ("concentration", "rate"), lambda stats, a, b: stats.invgamma(a, scale=b), "LogNormal"
-    ),
-    dist.Beta: _Family(
-        ("concentration1", "concentration0"),
-        lambda stats, a, b: stats.beta(a, b),
-        "a Normal of the logit",
-    ),
+    dist.GammaPoisson: _Family(_GAMMA, lambda stats, a, b: stats.nbinom(a, b / (1 + b)), "Poisson"),
+    dist.BetaBinomial: _Family((_N, *_BETA), lambda stats, *x: stats.betabinom(*x), "Binomial"),
+    dist.StudentT: _Family(("df", "loc", "scale"), lambda stats, *x: stats.t(*x), "Normal"),
+    dist.Gamma: _Family(_GAMMA, lambda stats, a, b: stats.gamma(a, scale=1 / b), "LogNormal"),
+    dist.InverseGamma: _Family(_GAMMA, lambda stats, a, b: stats.invgamma(a, scale=b), "LogNormal"),
+    dist.Beta: _Family(_BETA, lambda stats, a, b: stats.beta(a, b), "a Normal of the logit"),
 }
 
 
@@ -105,9 +90,9 @@ def exact(fn: Any) -> Any:
         return new
     new.log_prob = partial(_on_host, fn, family, "log_prob")
     new.cdf = partial(_on_host, fn, family, "cdf")
-    draw = _DRAWS.get(type(fn)) or (_gamma_poisson if isinstance(fn, dist.GammaPoisson) else None)
-    if draw is not None:
-        new.sample = partial(draw, fn)
+    for kind, draw in _DRAWS.items():
+        if isinstance(fn, kind):
+            new.sample = partial(draw, fn)
     return new
 
 
@@ -146,8 +131,7 @@ def _by_scipy(family: _Family, parameters: list[np.ndarray], what: str, value: A
 
 
 def _near_normal(key: Array, drawn: Array, mean: Array, variance: Array, skewness: Array) -> Array:
-    """The draws; where the variance is large, draws of a normal with the skewness (Cornish-Fisher)
-    in their place."""
+    """Draws; where the variance is large, of a normal with this skewness (Cornish-Fisher)."""
     xi = random.normal(random.fold_in(key, 1), drawn.shape)
     many = mean + jnp.sqrt(variance) * (xi + skewness * (xi**2 - 1) / 6)
     return jnp.where(variance > _MANY, jnp.round(many).astype(drawn.dtype), drawn)
@@ -176,6 +160,7 @@ _DRAWS: dict[type, Callable[..., Array]] = {
     dist.Poisson: _poisson,
     dist.BinomialProbs: _binomial,
     dist.BinomialLogits: _binomial,
+    dist.GammaPoisson: _gamma_poisson,
 }
 
 
@@ -187,13 +172,13 @@ class exact_draws(Messenger):
             msg["fn"] = exact(msg["fn"])
 
 
-def _inside(fn: Any) -> Any:
+def _inside(fn: Any) -> tuple[Any, _Family] | None:
     """The layer of a distribution of these families, if the value of a site is its value."""
     for layer in layers(fn):
-        if _family_of(layer):
-            return layer
+        if family := _family_of(layer):
+            return layer, family
         if getattr(layer, "transforms", ()):
-            return None
+            break
     return None
 
 
@@ -208,24 +193,24 @@ def numbers_of(trace: Trace) -> dict[str, Any]:
     """What :func:`imprecise` takes of a trace, which a compiled function can return."""
     out: dict[str, Any] = {}
     for site in sample_sites(trace):
-        fn, is_seen = _inside(site["fn"]), seen(site)
-        if fn is None:
+        inside, is_seen = _inside(site["fn"]), seen(site)
+        if inside is None:
             continue
-        parameters = [getattr(fn, name) for name in cast(_Family, _family_of(fn)).parameters]
+        fn, family = inside
+        parameters = [getattr(fn, name) for name in family.parameters]
         arrays = jnp.broadcast_arrays(site["value"], *parameters)
         if arrays[0].shape == is_seen.shape:
-            beside, moved = _beside(fn)
+            beside, moved = _beside(fn, family)
             moved = jnp.broadcast_to(moved, is_seen.shape)
             quick = fn.log_prob(arrays[0]), beside.log_prob(arrays[0])
             out[site["name"]] = (*arrays, moved, *quick, is_seen)
     return out
 
 
-def _beside(fn: Any) -> tuple[Any, Any]:
+def _beside(fn: Any, family: _Family) -> tuple[Any, Any]:
     """The distribution with a last parameter that is a thousandth less, where its gradient is
     right, and this parameter."""
-    family, beside = cast(_Family, _family_of(fn)), copy.copy(fn)
-    name = family.parameters[-1]
+    beside, name = copy.copy(fn), family.parameters[-1]
     if not family.has_gradient:
         return fn, getattr(fn, name)
     moved = getattr(fn, name) * 0.999 - (1e-3 if name == "logits" else 0.0)
@@ -234,15 +219,14 @@ def _beside(fn: Any) -> tuple[Any, Any]:
 
 
 def imprecise(trace: Trace, numbers: dict[str, Any], share: float = 1.0) -> list[str]:
-    """A sentence on each site whose log density in single precision is not that in double.
+    """A sentence on each site that has another log density in single precision than in double.
 
     :param numbers: the result of :func:`numbers_of` at some values, on the host.
     :param share: the share of all rows that is in it.
     """
     sentences = []
     for name, (value, *parameters, moved, quick, quick_beside, is_seen) in numbers.items():
-        fn = _inside(trace[name]["fn"])
-        family = cast(_Family, _family_of(fn))
+        fn, family = cast(Any, _inside(trace[name]["fn"]))
         every = [np.asarray(x, np.float64) for x in parameters]
         where = np.asarray(is_seen) & np.any([np.abs(x) > _LARGE for x in (value, *every)], 0)
         if not where.any():
@@ -271,29 +255,24 @@ def imprecise(trace: Trace, numbers: dict[str, Any], share: float = 1.0) -> list
 
 
 def least_concentrations(trace: Trace) -> dict[str, Any]:
-    """The least concentration of each latent site that is drawn from a gamma, a beta or a Dirichlet
-    distribution."""
+    """The least concentration of each latent site with a gamma, beta or Dirichlet distribution."""
     out: dict[str, Any] = {}
     for site in latent_sites(trace):
-        names = _CONCENTRATIONS.get(type(base_distribution(site["fn"])), ())
-        for name in names:
-            x = jnp.min(jnp.asarray(getattr(base_distribution(site["fn"]), name)))
+        fn = base_distribution(site["fn"])
+        for name in _CONCENTRATIONS.get(type(fn), ()):
+            x = jnp.min(jnp.asarray(getattr(fn, name)))
             out[site["name"]] = jnp.minimum(x, out.get(site["name"], x))
     return out
 
 
-_CONCENTRATIONS: dict[type, tuple[str, ...]] = {
-    dist.Gamma: ("concentration",),
-    dist.Beta: ("concentration1", "concentration0"),
-    dist.Dirichlet: ("concentration",),
-}
+_CONCENTRATIONS = {dist.Gamma: _GAMMA[:1], dist.Beta: _BETA, dist.Dirichlet: _GAMMA[:1]}
 _SMALL = 0.05
 """The concentration below which single precision loses a part of the gradient of a draw: 6 % at
 0.03, and two fifths at 0.01."""
 
 
 def lost_gradients(least: dict[str, Any]) -> list[str]:
-    """A sentence on each site of a guide whose draws have too small a gradient."""
+    """A sentence on each site of a guide with draws that have too small a gradient."""
     return [
         f"the guide draws '{name}' with a concentration of {float(x):.2g}, and below {_SMALL}"
         " the gradient of such a draw is too near to 0 in single precision, so that its parameters"

@@ -10,45 +10,22 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 import numpy as np
 from numpyro.handlers import seed, substitute
-from numpyro.infer import init_to_uniform
-from numpyro.infer.util import unconstrain_fn
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.arrow import Arrow, ArrowPrecision
-from numpyro_ext._model.checks import check_observed
-from numpyro_ext._model.circles import (
-    circles_of,
-    circular_sites,
-    cut_by_draws,
-    on_circles,
-    with_circles,
-)
-from numpyro_ext._model.handlers import first_rows, refuse_noise, valid_plates
+from numpyro_ext._model.checks import valid_data
+from numpyro_ext._model.circles import circles_of, circular_sites, cut_by_draws, with_circles
+from numpyro_ext._model.handlers import on_first_rows, refuse_noise
 from numpyro_ext._model.mode_search import advice, place_cuts, search_modes
 from numpyro_ext._model.modes import DENSE_UP_TO, Modes, check_sites
 from numpyro_ext._model.normal import Normal
 from numpyro_ext._model.operations import gradient, jit_on_data, linearized, pieces, quick_options
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import (
-    ModelInfo,
-    check_all_rows,
-    frames,
-    given_plates,
-    model_info,
-    sample_sites,
-    set_up,
-    shape_trace,
-    trace_of,
-)
+from numpyro_ext._model.read import ModelInfo, check_all_rows, read_model, set_up, trace_of
 from numpyro_ext._model.row_curvature import RowCurvature
-from numpyro_ext._model.taylor import (
-    LARGEST_NOISE,
-    TaylorProxy,
-    noise_message,
-    sd_over_minibatches,
-)
+from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, noise_message, sd_over_minibatches
 from numpyro_ext._numpyro import default_key
-from numpyro_ext._typing import Model, Params, Sites, Trace
+from numpyro_ext._typing import Model, Sites
 
 _DRAWS_OF_GUIDE = 1000
 _POINTS, _ROWS = 16, 10_000  # at which the noise over minibatches is measured
@@ -61,14 +38,32 @@ class TaylorExpansion:
         self, model: Model, args: tuple, kwargs: dict[str, Any], *, degree: int = 2
     ) -> None:
         self.model, self.arguments, self.degree = default_key(model), (args, kwargs), degree
-        because = "which the rows at the center would not share"
-        fn = first_rows(seed(valid_plates(refuse_noise(model, because)), random.key(0)))
-        trace = shape_trace(substitute(fn, substitute_fn=init_to_uniform), args, kwargs)
-        check_observed(trace)
-        check_all_rows("a proxy", given_plates(model, args, kwargs, init_to_uniform), args, kwargs)
-        self.info = model_info(trace)
-        self.plate, self.size, self.batch = _plate_of(trace, self.info)
-        self.potential = Potential(self.model, self.info, {}, args, kwargs)
+        checked = valid_data(refuse_noise(model, "which the rows at the center would not share"))
+        self.info = info = read_model(checked, args, kwargs)
+        check_all_rows("a proxy", info.given, args, kwargs)
+        if len(info.plates) != 1:
+            raise ValueError(
+                f"the plates that take a minibatch on these arguments are {sorted(info.plates)},"
+                " but a proxy is one of the rows of one plate; give one of them a subsample_size."
+            )
+        ((self.plate, (self.size, self.batch)),) = info.plates.items()
+        if self.plate not in info.data_plates:
+            raise ValueError(
+                f"no observed site lies in the plate '{self.plate}', which takes the minibatch."
+            )
+        for name, latent in info.latents.items():
+            if self.plate in latent.plates:
+                raise ValueError(
+                    f"latent site '{name}' lies in the plate '{self.plate}', which takes the"
+                    " minibatch; use NestedVRELBO or BBAlphaELBO, which are unbiased on minibatches"
+                    " without a proxy."
+                )
+        for name in info.params + info.mutable:
+            raise ValueError(
+                f"the model has the param or mutable site '{name}', with which the rows at the"
+                " center would move; give it a prior (numpyro.sample), or use BBAlphaELBO."
+            )
+        self.potential = Potential(self.model, info, {}, args, kwargs)
 
     def proxy(self, rng_key: Array, center: Any) -> TaylorProxy:
         """The proxy at a center, or at the mode if it is None."""
@@ -131,36 +126,31 @@ class TaylorExpansion:
     def _cut_around(self, rng_key: Array, center: Any) -> ModelInfo:
         """The sites with circles cut opposite of a center, of constrained values or of a guide."""
         if isinstance(center, tuple):
-            guide, params = center
-            return cut_by_draws(self.info, self._draws(rng_key, guide, params, lambda draw: draw))
+            draws = self._draws(rng_key, center, lambda draw: draw)
+            return cut_by_draws(self.info, draws)
         return cut_by_draws(self.info, self.info.check_constrained("center", center))
 
     def _place(self, rng_key: Array, center: Any) -> Array:
         """The flat vector of constrained values, or of the mean of a guide."""
-        if isinstance(center, tuple):
-            return self._mean(rng_key, *center)
-        if not isinstance(center, dict):
+        if not isinstance(center, dict | tuple):
             self.info.check_names("center", center)
-        # Traced, or NumPyro would refuse values outside the supports in words of its own.
-        return jax.jit(lambda c: self.info.ravel(self.potential.unconstrain("center", c)))(center)
-
-    def _mean(self, rng_key: Array, guide: Model, params: Params) -> Array:
-        fn = on_circles(seed(first_rows(self.model), random.key(0)), self.info)
 
         def ravel(values: Sites) -> Array:
-            return self.info.ravel(unconstrain_fn(fn, *self.arguments, values))
+            return self.info.ravel(self.potential.unconstrain("center", values))
 
-        return jnp.mean(self._draws(rng_key, guide, params, ravel), axis=0)
+        if isinstance(center, tuple):
+            return jnp.mean(self._draws(rng_key, center, ravel), axis=0)
+        # Traced, or NumPyro would refuse values outside the supports in words of its own.
+        return jax.jit(ravel)(center)
 
-    def _draws(
-        self, rng_key: Array, guide: Model, params: Params, of_draw: Callable[[Sites], Any]
-    ) -> Any:
-        """A function of each of the draws of a guide, which are constrained."""
+    def _draws(self, rng_key: Array, fit: Any, of_draw: Callable[[Sites], Any]) -> Any:
+        """A function of each of the draws of ``(guide, params)``, which are constrained."""
+        guide, params = fit
         set_up(guide, *self.arguments)
 
         def draw(rng_key: Array) -> Any:
             trace = trace_of(
-                substitute(first_rows(seed(guide, rng_key)), data=params), *self.arguments
+                substitute(on_first_rows(seed(guide, rng_key)), data=params), *self.arguments
             )
             return of_draw({name: trace[name]["value"] for name in self.info.latents})
 
@@ -265,32 +255,6 @@ class TaylorExpansion:
             return jax.vmap(variance)(xi)
 
         return sd_over_minibatches(variances(random.key(1)), self.size, self.batch)
-
-
-def _plate_of(trace: Trace, info: ModelInfo) -> tuple[str, int, int]:
-    """The plate that takes a minibatch, N and M; an error if there is no proxy of this model."""
-    if len(info.plates) != 1:
-        raise ValueError(
-            f"the plates that take a minibatch on these arguments are {sorted(info.plates)}, but a"
-            " proxy is one of the rows of one plate; give one of them a subsample_size."
-        )
-    ((plate, (size, batch)),) = info.plates.items()
-    if not any(site["is_observed"] and plate in frames(site) for site in sample_sites(trace)):
-        raise ValueError(
-            f"no observed site lies in the plate '{plate}', which takes the minibatch."
-        )
-    for name, latent in info.latents.items():
-        if plate in latent.plates:
-            raise ValueError(
-                f"latent site '{name}' lies in the plate '{plate}', which takes the minibatch; use"
-                " NestedVRELBO or BBAlphaELBO, which are unbiased on minibatches without a proxy."
-            )
-    for name in info.params + info.mutable:
-        raise ValueError(
-            f"the model has the param or mutable site '{name}', with which the rows at the center"
-            " would move; give it a prior (numpyro.sample), or use BBAlphaELBO."
-        )
-    return plate, size, batch
 
 
 def _warn(message: str) -> None:

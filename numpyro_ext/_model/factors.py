@@ -29,9 +29,9 @@ from numpyro_ext._model.handlers import every_row
 from numpyro_ext._model.masked import is_masked, masks_filled
 from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import (
-    Latent,
     Site,
     frames,
+    latent_sites,
     model_info,
     plate_sizes,
     refuse_scaled,
@@ -66,7 +66,7 @@ class Factors:
     that row and adds its log prior.
 
      - **info** - the :class:`ModelInfo` of the model, with its global latent sites
-       alone, of which x is the flat vector of length D.
+       alone; x, of length D, is their flat vector.
      - **program** - the :class:`Program` of the model, on all rows of its plates.
      - **plate, size** - the data plate and the number N of its rows.
      - **local** - the continuous local sites in one row: zeros of their unconstrained shapes.
@@ -92,15 +92,20 @@ class Factors:
         refuse_scaled(scaled_latents(trace), "EP")
         self.plate = _data_plate(trace, data_plate)
         self.size = plate_sizes(trace)[self.plate][0]
-        discrete = {n: x for n, x in trace.items() if self._is_discrete(x)}
+        latent = (x for x in latent_sites(trace) if self.plate in frames(x))
+        discrete = {x["name"]: x for x in latent if x["fn"].support.is_discrete}
         info = model_info({n: x for n, x in trace.items() if n not in discrete})
         inside = {n: x for n, x in info.latents.items() if self.plate in x.plates}
         outside = {n: x for n, x in info.latents.items() if n not in inside}
         self.info = replace(info, latents=outside)
-        dims = {n: frames(trace[n])[self.plate] for n in inside}
-        self.local = {n: jnp.zeros(_row_shape(x, dims[n])) for n, x in inside.items()}
-        self.axes = {n: _plate_axis(x, dims[n]) for n, x in inside.items()}
-        self.axes |= {n: frames(x)[self.plate] for n, x in discrete.items()}
+        # The axis of the plate in an unconstrained value, which has one row in ``local``.
+        axes = {n: len(x.constrained.shape) - x.support.event_dim for n, x in inside.items()}
+        axes = {n: axis + frames(trace[n])[self.plate] for n, axis in axes.items()}
+        rows = {n: list(x.unconstrained.shape) for n, x in inside.items()}
+        for n, axis in axes.items():
+            rows[n][axis] = 1
+        self.local = {n: jnp.zeros(shape) for n, shape in rows.items()}
+        self.axes = axes | {n: frames(x)[self.plate] for n, x in discrete.items()}
         self.states = _joint_states(discrete, self.plate)
         self._masked = [name for name in self.axes if is_masked(trace[name])]
         self._index: Array | None = None  # of the row that has been read
@@ -140,10 +145,6 @@ class Factors:
     def _first_states(self) -> Sites:
         return {name: values[0] for name, values in self.states.items()}
 
-    def _is_discrete(self, site: Site) -> bool:
-        latent = site["type"] == "sample" and not site["is_observed"]
-        return latent and self.plate in frames(site) and site["fn"].support.is_discrete
-
     def check(self) -> None:
         """An error that names the site if the data do not fit the model, and one if a row alone,
         which was right on other data, is wrong on these."""
@@ -165,11 +166,8 @@ class Factors:
     @property
     def key(self) -> tuple:
         """What a program compiled for these factors depends on, beside the arguments."""
-        sites = tuple(
-            (name, latent.unconstrained.shape) for name, latent in self.info.latents.items()
-        )
         local = tuple(self.local), tuple(self.states)
-        return self.plate, self.size, sites, local, self.rows_by
+        return self.plate, self.size, self.info.shapes, local, self.rows_by
 
     def on(self, args: tuple, kwargs: dict[str, Any]) -> Self:
         """The same factors of other arguments of the same shapes, which may be traced."""
@@ -317,19 +315,8 @@ def _joint_states(discrete: dict[str, Site], plate: str) -> Sites:
     return states
 
 
-def _plate_axis(latent: Latent, dim: int) -> int:
-    """The axis of the plate at ``dim`` in an unconstrained value."""
-    return len(latent.constrained.shape) - latent.support.event_dim + dim
-
-
-def _row_shape(latent: Latent, dim: int) -> tuple[int, ...]:
-    """The unconstrained shape of a site in one row of the plate at ``dim``."""
-    axis, shape = _plate_axis(latent, dim), latent.unconstrained.shape
-    return (*shape[:axis], 1, *shape[axis + 1 :])
-
-
 def _data_plate(trace: Trace, name: str | None) -> str:
-    """The plate whose rows are the data, or an error that lists the plates."""
+    """The plate with the rows of data, or an error that lists the plates."""
     around = [frames(site) for site in sample_sites(trace) if site["is_observed"]]
     if not around:
         raise ValueError(

@@ -8,7 +8,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 import numpyro
-from numpyro.distributions import Delta, ImproperUniform
+from numpyro.distributions import Delta
 from numpyro.handlers import block, substitute, uncondition
 from numpyro.primitives import Messenger
 
@@ -16,7 +16,8 @@ from numpyro_ext._model.minibatch import plate_indices
 from numpyro_ext._typing import Model, Trace
 
 
-def _check_rows(msg: dict[str, Any]) -> None:
+def check_num_rows(msg: dict[str, Any]) -> None:
+    """An error for a plate that takes a minibatch without rows."""
     size, subsample_size = msg["args"]
     if subsample_size is not None and subsample_size < 1:
         raise ValueError(
@@ -29,8 +30,16 @@ class valid_plates(Messenger):
     """Refuse a ``subsample_size`` above the size, and a minibatch inside the body of ``scan`` or
     ``cond``, to which no rows could be given."""
 
+    in_body = False
+
     def process_message(self, msg: dict[str, Any]) -> None:
-        _guard_bodies(msg)
+        if msg["type"] == "control_flow":
+            args = list(msg["args"])
+            # ``scan`` has its body first, ``cond`` its branches after the predicate; what they
+            # carry may be callable too.
+            for i in (0,) if callable(args[0]) else (1, 2):
+                args[i] = _in_body(args[i])
+            msg["args"] = tuple(args)
         if msg["type"] != "plate":
             return
         size, subsample_size = msg["args"]
@@ -39,36 +48,19 @@ class valid_plates(Messenger):
                 f"plate '{msg['name']}' has subsample_size {subsample_size} but only {size} rows;"
                 f" use a subsample_size between 1 and {size}."
             )
-
-
-def _guard_bodies(msg: dict[str, Any]) -> None:
-    if msg["type"] == "control_flow":
-        args = list(msg["args"])
-        # ``scan`` has its body first, ``cond`` its branches after the predicate; what they carry
-        # may be callable too.
-        for i in (0,) if callable(args[0]) else (1, 2):
-            args[i] = _no_minibatch(args[i])
-        msg["args"] = tuple(args)
-
-
-class _no_minibatch(Messenger):
-    """For the body of ``scan`` or ``cond``, and for the loops and branches inside it."""
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        _guard_bodies(msg)
-        if msg["type"] != "plate":
-            return
-        size, subsample_size = msg["args"]
-        if subsample_size is not None and subsample_size < size:
+        if self.in_body and subsample_size is not None and subsample_size < size:
             raise ValueError(
                 f"plate '{msg['name']}' takes a minibatch of {subsample_size} of {size} rows"
                 " inside scan or cond; drop subsample_size, or write the loop without scan."
             )
 
 
+class _in_body(valid_plates):
+    in_body = True
+
+
 class same_plates(Messenger):
-    """Refuse a plate of the model that has another size in the trace of the replayed guide: its
-    rows would be dropped."""
+    """Refuse a plate with another size in the guide that is replayed: rows would be dropped."""
 
     def __init__(self, fn: Model | None, guide_trace: Trace) -> None:
         super().__init__(fn)
@@ -78,9 +70,7 @@ class same_plates(Messenger):
         guide = self.guide_trace.get(msg.get("name"))  # type: ignore
         if msg["type"] != "plate" or guide is None or guide["type"] != "plate":
             return
-        ours, theirs = (
-            (size, size if batch is None else batch) for size, batch in (msg["args"], guide["args"])
-        )
+        ours, theirs = ((N, N if M is None else M) for N, M in (msg["args"], guide["args"]))
         if ours != theirs:
             raise ValueError(
                 f"plate '{msg['name']}' has {ours[1]} of {ours[0]} rows in the model but"
@@ -133,14 +123,14 @@ class every_row(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] != "plate":
             return
-        _check_rows(msg)
+        check_num_rows(msg)
         size, subsample_size = self.plates[msg["name"]] = msg["args"]
         if subsample_size is not None and subsample_size != size:
             msg["args"] = (size, size)
             msg["value"] = jnp.arange(size)
 
 
-class no_more_rows(Messenger):
+class at_most_all_rows(Messenger):
     """Take all rows of a plate that has fewer than its minibatch, as new data may."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
@@ -150,7 +140,7 @@ class no_more_rows(Messenger):
                 msg["args"] = (size, size)
 
 
-class first_rows(Messenger):
+class on_first_rows(Messenger):
     """Give subsampled plates the rows ``0 .. B-1`` where only shapes matter; a draw is O(N)."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
@@ -191,7 +181,7 @@ class weighted_rows(Messenger):
                 msg["scale"] = weights if msg["scale"] is None else msg["scale"] * weights
 
 
-class rows(substitute):
+class at_rows(substitute):
     """Give plates these indices, of any length, whether or not they have a ``subsample_size``; a
     subsampled plate that the model did not have when it was read is an error."""
 
@@ -251,13 +241,8 @@ def inside_plates(trace: Trace, names: Iterable[str]) -> Iterator[None]:
 
 def subsampled_plates(trace: Trace) -> dict[str, tuple[int, int]]:
     """``{name: (size, subsample_size)}`` of the plates of a trace that take a minibatch."""
-    plates = {}
-    for name, site in trace.items():
-        if site["type"] == "plate":
-            size, subsample_size = site["args"]
-            if subsample_size is not None and subsample_size < size:
-                plates[name] = (size, subsample_size)
-    return plates
+    plates = {name: site["args"] for name, site in trace.items() if site["type"] == "plate"}
+    return {name: (N, M) for name, (N, M) in plates.items() if M is not None and M < N}
 
 
 class seed_plates(Messenger):
@@ -272,29 +257,9 @@ class seed_plates(Messenger):
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "plate" and msg["value"] is None:
-            name, size = msg["name"], msg["args"]
-            drawn = self.idx.get(name)
-            msg["value"] = plate_indices(self.rng_key, name, *size) if drawn is None else drawn
-
-
-class refuse_no_rows(Messenger):
-    """Refuse a minibatch without rows, on which NumPyro has the prior alone and says nothing, and
-    draws of an improper prior, at which it stops without a word."""
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == "plate":
-            _check_rows(msg)
-        elif msg["type"] == "sample" and msg["value"] is None and _is_improper(msg["fn"]):
-            raise ValueError(
-                f"the prior of latent site '{msg['name']}' is improper, and draws of the prior are"
-                " needed here; give it a proper one, such as a wide dist.Normal."
-            )
-
-
-def _is_improper(fn: Any) -> bool:
-    while (base := getattr(fn, "base_dist", None)) is not None:
-        fn = base
-    return isinstance(fn, ImproperUniform)
+            drawn, name = self.idx.get(msg["name"]), msg["name"]
+            drawn = plate_indices(self.rng_key, name, *msg["args"]) if drawn is None else drawn
+            msg["value"] = drawn
 
 
 class unobserved(uncondition):

@@ -17,7 +17,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.density import Around, log_prob, scaled, seen, without_mask
-from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.handlers import on_first_rows
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.read import (
     FILLED,
@@ -39,8 +39,8 @@ def is_masked(site: Site) -> bool:
 
 
 class Filled(Around):
-    """A masked distribution whose masked entries are independent N(0, 1) in unconstrained space,
-    if ``where`` is true."""
+    """A masked distribution. If ``where`` is true, the masked entries are independent N(0, 1) in
+    unconstrained space."""
 
     pytree_data_fields = ("where",)
 
@@ -144,7 +144,7 @@ class masks_filled(Messenger):
                 other = drawn if which == 0 else jnp.nan
             return jnp.where(seen({**site, "value": drawn}), drawn, other)
 
-        fn = substitute(seed(first_rows(self.fn), random.key(0)), substitute_fn=value_of)
+        fn = substitute(seed(on_first_rows(self.fn), random.key(0)), substitute_fn=value_of)
         sites = sample_sites(trace_of(fn, *self.arguments))
         return [log_prob(site) for site in sites if has_density(site["fn"])]
 
@@ -156,7 +156,7 @@ def record_filled(
     :class:`masks_filled`: minus the log density that it adds to the model at the ``values``."""
     if not any(map(is_masked, latent_sites(guide.prototype_trace))):
         return
-    fn = seed(first_rows(masks_filled(guide.model)), random.key(0))
+    fn = seed(on_first_rows(masks_filled(guide.model)), random.key(0))
     with block():
         trace = trace_of(substitute(fn, data=values), args, kwargs)
     total = jnp.zeros(())

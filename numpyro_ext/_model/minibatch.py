@@ -137,8 +137,7 @@ def start_plates(
     """The counters of a new chain, which ``"epoch"`` alone has."""
     if policy != "epoch" or not plates:
         return {}
-    keys = random.split(rng_key, len(plates))
-    zero = jnp.zeros((), jnp.uint32)
+    zero, keys = jnp.zeros((), jnp.uint32), random.split(rng_key, len(plates))
     return {name: PlateState(zero, zero, key) for name, key in zip(plates, keys, strict=True)}
 
 
@@ -156,10 +155,8 @@ def draw_indices(
     keys = random.split(rng_key, len(plates)) if len(plates) > 1 else [rng_key]
     for (name, (size, batch_size)), key in zip(plates.items(), keys, strict=False):
         if name in counters:
-            plate_key = counters[name].rng_key
-            idx[name], epoch, offset = epoch_indices(
-                plate_key, counters[name].epoch, counters[name].offset, size, batch_size
-            )
+            epoch, offset, plate_key = counters[name]
+            idx[name], epoch, offset = epoch_indices(plate_key, epoch, offset, size, batch_size)
             after[name] = PlateState(epoch, offset, plate_key)
         else:
             idx[name] = draw(key, size, batch_size)

@@ -66,8 +66,7 @@ _times = partial(jnp.matmul, precision="highest")
 
 
 def mean_and_sd(x: Any, where: Any = None) -> tuple[Any, Any]:
-    """Mean and standard deviation over the first axis, or over the rows ``where``; of equal numbers
-    the number and 0."""
+    """Mean and standard deviation over axis 0, or its rows ``where``; 0 for equal numbers."""
     # From one of them, because the mean of equal numbers is not quite this number.
     first = x[0] if where is None else x[where.argmax()]
     away, some = x - first, {} if where is None else {"where": where[:, None]}
@@ -187,7 +186,7 @@ class Normal:
 
     @property
     def on_host(self) -> Any:
-        """The factor of which methods are computed on the host, but for an :class:`Arrow`."""
+        """The factor with methods that are computed on the host, except for an :class:`Arrow`."""
         is_arrow = isinstance(self.factor, Arrow)
         return as_factor(self.factor if is_arrow else np.asarray(self.factor, float))
 

@@ -16,15 +16,9 @@ from numpyro.primitives import Messenger
 from numpyro_ext._checks import check_positive
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.normal import Normal, as_factor
-from numpyro_ext._model.read import (
-    Shapes,
-    frames,
-    latent_shapes,
-    sample_sites,
-    unconstrained_shape,
-)
+from numpyro_ext._model.read import Shapes, frames, latent_shapes, sample_sites, unconstrained_shape
 from numpyro_ext._numpyro import triangular_root
-from numpyro_ext._typing import Model, Params
+from numpyro_ext._typing import Model
 
 
 def posterior_as_prior(
@@ -87,7 +81,13 @@ def posterior_as_prior(
     check_positive("forgetting_factor", forgetting_factor)
     if not is_traced(forgetting_factor) and forgetting_factor > 1:
         raise ValueError(f"forgetting_factor is {forgetting_factor!r}; it must be in (0, 1].")
-    guide, params = _guide_and_params(fit)
+    pair: Any = fit if isinstance(fit, tuple) and len(fit) == 2 else (None, None)
+    guide, params = getattr(pair[0], "guide", pair[0]), getattr(pair[1], "params", pair[1])
+    if not isinstance(params, dict):
+        raise TypeError(
+            f"the prior is {type(fit).__name__}; it must be (engine, result), (svi, result) or"
+            " (guide, params)."
+        )
     normal = Normal.from_guide(guide, params)
     shapes = dict(latent_shapes(guide.prototype_trace))
     names = _choose_sites(guide.prototype_trace, list(shapes), sites)
@@ -101,17 +101,6 @@ def posterior_as_prior(
     if isinstance(model, PosteriorAsPrior) and {n for n, _ in model.shapes} <= set(names):
         model = model.model
     return PosteriorAsPrior(model, kept, Normal(center, factor / forgetting_factor**0.5))
-
-
-def _guide_and_params(fit: Any) -> tuple[Any, Params]:
-    if isinstance(fit, tuple) and len(fit) == 2:
-        guide, params = getattr(fit[0], "guide", fit[0]), getattr(fit[1], "params", fit[1])
-        if isinstance(params, dict):
-            return guide, params
-    raise TypeError(
-        f"the prior is {type(fit).__name__}; it must be (engine, result), (svi, result) or (guide,"
-        " params)."
-    )
 
 
 def _choose_sites(trace: Any, latents: list[str], sites: Sequence[str] | None) -> list[str]:
@@ -166,7 +155,11 @@ class WithPrior:
     def __call__(self, numbers: tuple[Array, Array], *args: Any, **kwargs: Any) -> Any:
         replaced = _replace_sites(self.model, self.shapes, *numbers)
         result = replaced(*args, **kwargs)
-        replaced.check_all()
+        if replaced.waiting:
+            raise ValueError(
+                f"the model has no latent sites {replaced.waiting} of the fit that is its prior;"
+                " name those of the model in sites=[...]."
+            )
         return result
 
 
@@ -186,7 +179,7 @@ class _WithSupport(dist.TransformedDistribution):
 
 
 class _replace_sites(Messenger):
-    r"""Give site after site its distribution given those before it, from one joint normal.
+    r"""Give site after site its distribution given the sites before it, from one joint normal.
 
     With the root L of the covariance, :math:`x_k = m_k + L_{k, <k} e_{<k} + L_{kk} e_k`.
     """
@@ -238,10 +231,3 @@ class _replace_sites(Messenger):
         bijection, m, L = self.now.pop(msg["name"])
         moved = jnp.ravel(bijection.inv(msg["value"])) - m
         self.noise.append(as_factor(L).solve(moved))
-
-    def check_all(self) -> None:
-        if self.waiting:
-            raise ValueError(
-                f"the model has no latent sites {self.waiting} of the fit that is its prior; name"
-                " those of the model in sites=[...]."
-            )

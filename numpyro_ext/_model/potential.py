@@ -17,12 +17,17 @@ from numpyro.distributions import biject_to
 from numpyro.handlers import block, infer_config, seed, substitute
 from numpyro.infer.util import constrain_fn, potential_energy, transform_fn, unconstrain_fn
 
-from numpyro_ext._model import handlers
 from numpyro_ext._model.arguments import indexed, is_traced
 from numpyro_ext._model.circles import is_circle, on_circles
 from numpyro_ext._model.density import log_prob, row_log_lik
 from numpyro_ext._model.enumeration import parallel, summed_log_density
-from numpyro_ext._model.handlers import first_rows, given_rows, latents_only, weighted_rows
+from numpyro_ext._model.handlers import (
+    at_rows,
+    given_rows,
+    latents_only,
+    on_first_rows,
+    weighted_rows,
+)
 from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.minibatch import plate_indices, replace_indices
 from numpyro_ext._model.operations import has_forward_mode, in_either_mode
@@ -49,7 +54,7 @@ class Program:
     """A model on its arguments.
 
     :param dict params: values of the model's ``param`` and ``mutable`` sites.
-    :param dict plates: ``{plate: (size, subsample_size)}`` of the plates whose rows can be chosen.
+    :param dict plates: ``{plate: (size, subsample_size)}`` of the plates with rows to be chosen.
     """
 
     def __init__(
@@ -78,7 +83,7 @@ class Program:
         """The trace of one run.
 
         :param dict z: unconstrained values of latent sites; each log Jacobian is a factor.
-        :param dict rows: indices of any number for plates; None for those that the model has.
+        :param dict rows: indices of any number for plates; None for the model's own.
         :param values: values of sites as they are, a dict or a function of a site.
         :param rng_key: the key of all that is drawn, where the model has none.
         """
@@ -96,8 +101,8 @@ class Program:
         return row_log_lik(self.trace(z, rows), plate)
 
     def read_ahead(self, idx: dict[str, Array]) -> Any:
-        """Rows on the host of one step or of several, ``(*steps, B)`` of each plate, in one
-        callback, for :meth:`with_rows`; None where there are none."""
+        """Rows on the host for one step or several, ``(*steps, B)`` of each plate, by one callback,
+        for :meth:`with_rows`; None without such rows."""
         return read_ahead(self.arguments, self._sizes, idx)
 
     def with_rows(self, idx: dict[str, Array], rows: Any = None) -> Self:
@@ -105,9 +110,13 @@ class Program:
         rows = self.read_ahead(idx) if rows is None and self.reads_ahead else rows
         if rows is None:
             return self
+        arguments = with_rows(self.arguments, self._sizes, idx, rows)
+        return self._changed(arguments=arguments, reads_ahead=False)
+
+    def _changed(self, **parts: Any) -> Self:
+        """The same but for these parts, without the program of :func:`sum_rows`."""
         other = copy.copy(self)
-        other.arguments = with_rows(self.arguments, self._sizes, idx, rows)
-        other.reads_ahead = False
+        vars(other).update({"sums": None, **parts})
         return other
 
     @property
@@ -123,7 +132,7 @@ class Program:
     def _on(self, rows: dict[str, Array] | None) -> Model:
         if rows is None:
             return self.model
-        return handlers.rows(self.model, {n: jnp.asarray(i) for n, i in rows.items()}, self.plates)
+        return at_rows(self.model, {n: jnp.asarray(i) for n, i in rows.items()}, self.plates)
 
 
 def supports_of(
@@ -134,11 +143,11 @@ def supports_of(
     values: Sites | None = None,
 ) -> dict[str, Any]:
     """``{site: support}`` of the model of an auto guide, at unconstrained values or at values as
-    they are, in a run of which the handlers around see the ``param`` sites alone."""
+    they are. Handlers around see only the ``param`` sites of the run."""
     model, trace = guide.seen_model, guide.prototype_trace
     if moving_supports(model, args, kwargs, trace):
         with block(hide_fn=lambda site: site["type"] != "param"):
-            program = Program(first_rows(model), args, kwargs)
+            program = Program(on_first_rows(model), args, kwargs)
             trace = program.trace(z, values=values, rng_key=random.key(0))
     return {site["name"]: site["fn"].support for site in latent_sites(trace)}
 
@@ -157,7 +166,7 @@ class Potential(Program):
      - **plates** - ``{plate: (size, subsample_size)}`` of the plates that take a minibatch.
      - **arguments** - positional and keyword arguments of the model.
 
-    Discrete latent sites are summed out, of a model whose deterministic sites are then left out.
+    Discrete latent sites are summed out, and then the deterministic sites are left out.
 
     ``z`` and gradients are dicts of unconstrained sites; ``idx`` holds indices, of any number, for
     every plate in ``plates``. Kernels make the object; a gradient estimator is given it.
@@ -205,17 +214,11 @@ class Potential(Program):
         self.info = info
         self._forward_mode = forward_mode
 
-    def __copy__(self) -> "Potential":
-        """Another one, to be changed, that does not have the program of this one."""
-        other = object.__new__(type(self))
-        vars(other).update(vars(self) | {"sums": None})
-        return other
-
     def __call__(self, z: Sites, idx: dict[str, Array]) -> Array:
         """U at ``z`` on the rows ``idx``."""
         if self.info.summed:
             return self._summed(z, idx)
-        model, (args, kwargs) = handlers.rows(self.model, idx, self.plates), self.arguments
+        model, (args, kwargs) = at_rows(self.model, idx, self.plates), self.arguments
         return jnp.asarray(potential_energy(model, args, kwargs, z))
 
     def value_and_grad(self, z: Sites, idx: dict[str, Array]) -> tuple[Array, Sites]:
@@ -259,20 +262,19 @@ class Potential(Program):
                 part, weight = average(rest, idx | {name: here}), len(here) / size
                 return jax.tree.map(lambda a, b: a + weight * b, total, part)
 
-            def body(k: Array, total: Any) -> Any:
-                return add(total, k * chunk + jnp.arange(chunk))
-
             shapes = jax.eval_shape(self.value_and_grad, z, self.first_rows())
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-            total = lax.fori_loop(0, size // chunk, body, zeros)
+            total = lax.fori_loop(
+                0, size // chunk, lambda k, sum: add(sum, k * chunk + jnp.arange(chunk)), zeros
+            )
             rest_of_rows = jnp.arange(size - size % chunk, size)
             return add(total, rest_of_rows) if len(rest_of_rows) else total
 
         return average(list(self.plates), {})
 
     def pieces(self, rows: int | None = None) -> Iterator[tuple[float, dict[str, Array]]]:
-        """``(weight, rows)`` of pieces, over which the weighted mean of U is that of all rows, or
-        of so many of each plate, evenly spread."""
+        """``(weight, rows)`` of pieces. The weighted mean of U over them is U on all rows, or on so
+        many rows of each plate, evenly spread."""
         parts = []
         for name, (size, _) in self.plates.items():
             chunk = min(self.piece_size, size)
@@ -285,30 +287,25 @@ class Potential(Program):
 
     @property
     def takes_minibatches(self) -> bool:
-        """True if a value is an estimate from a minibatch, whose rows are chosen or given."""
+        """True if a value is an estimate from a minibatch, of rows that are chosen or given."""
         return bool(self.plates or self.info.given)
 
     def on_one_batch(self) -> Self:
         """The same on one batch of a stream; itself where rows can be chosen."""
         if not is_stream(self.arguments):
             return self
-        other = copy.copy(self)
-        other.model = given_rows(self.model, self.plates)
-        plates_given = {**self.info.given, **self.plates}
-        other.info = replace(self.info, plates={}, given=plates_given)
-        other.plates, other.reads_ahead = {}, False
-        return other
+        info = replace(self.info, plates={}, given={**self.info.given, **self.plates})
+        model = given_rows(self.model, self.plates)
+        return self._changed(model=model, info=info, plates={}, reads_ahead=False)
 
     def resampled(self, rng_key: Array) -> Self:
-        """The same on as many rows, drawn with replacement from those that are given."""
+        """The same on as many rows, drawn with replacement from the given ones."""
         keys = random.split(rng_key, len(self.info.given))
         weights = {
             name: jnp.zeros(rows).at[replace_indices(key, rows, rows)].add(1.0)
             for (name, (_, rows)), key in zip(self.info.given.items(), keys, strict=True)
         }
-        other = copy.copy(self)
-        other.model = weighted_rows(self.model, weights)
-        return other
+        return self._changed(model=weighted_rows(self.model, weights))
 
     def check_all_rows(self, who: str) -> None:
         """An error where the rows of a minibatch are all that ``who`` can read."""
@@ -318,16 +315,14 @@ class Potential(Program):
         """Rows ``0 .. B-1`` of every plate: a batch where any will do."""
         return {name: jnp.arange(batch) for name, (_, batch) in self.plates.items()}
 
-    def prior(self) -> "Potential":
+    def prior(self) -> Self:
         """The same without the observed sites: minus the log prior, Jacobian included."""
-        other = copy.copy(self)
-        other.model = latents_only(self.model)
-        return other
+        return self._changed(model=latents_only(self.model))
 
     def unconstrain(self, what: str, values: Sites) -> Sites:
         """Constrained values of all latent sites, unconstrained; ``what`` is for an error."""
         values = self.info.check_constrained(what, values)
-        fn = seed(first_rows(self.model), random.key(0))
+        fn = seed(on_first_rows(self.model), random.key(0))
         return self.info.check_unconstrained(what, unconstrain_fn(fn, *self.arguments, values))
 
     def postprocess(self) -> Callable[[Sites], Sites]:
@@ -335,11 +330,10 @@ class Potential(Program):
         supports = {name: latent.support for name, latent in self.info.latents.items()}
         # Bounds that are arrays may depend on other sites, or were traced when the model was read.
         others = [support for support in supports.values() if not is_circle(support)]
-        fixed = has_fixed_bounds(others)
-        if fixed and not self.info.deterministic:
+        if has_fixed_bounds(others) and not self.info.deterministic:
             transforms = {name: biject_to(support) for name, support in supports.items()}
             return lambda z: transform_fn(transforms, z)
-        fn = first_rows(self.model)
+        fn = on_first_rows(self.model)
         # What depends on a site that is summed out has no value.
         dropped = self.info.deterministic if self.info.summed else ()
 
@@ -385,19 +379,17 @@ class Potential(Program):
             return
         first = int(np.argmin(np.all(fine, axis=1)))
         z, idx, _, grad = jax.tree.map(lambda x: x[first], starts)
-        bad = [name for name, g in (grad or {}).items() if not jnp.all(jnp.isfinite(g))]
-        site = self._nonfinite_site(z, idx) or (bad[0] if bad else None)
-        place = "the initial point" + ("" if site is None else f": see site '{site}'")
-        raise ValueError(
-            f"the potential or its gradient is not finite at {place}; check the data, or give"
-            f" {give}."
-        )
 
-    def _nonfinite_site(self, z: Sites, idx: dict[str, Array]) -> str | None:
+        @jax.jit  # or values out of the support would warn first
         def densities(z: Sites) -> dict[str, Array]:
             sites = {site["name"]: site for site in sample_sites(self.trace(z, idx))}
             own = [n for n in sites if site_of_log_det(n, self.info.latents) == n]
             return {name: jnp.sum(log_prob(sites[name])) for name in own}
 
-        log_probs = jax.jit(densities)(z)  # traced, or values out of the support would warn first
-        return next((name for name, value in log_probs.items() if not jnp.isfinite(value)), None)
+        numbers = [*densities(z).items(), *(grad or {}).items()]
+        bad = [name for name, x in numbers if not jnp.all(jnp.isfinite(x))]
+        place = f"the initial point: see site '{bad[0]}'" if bad else "the initial point"
+        raise ValueError(
+            f"the potential or its gradient is not finite at {place}; check the data, or give"
+            f" {give}."
+        )

@@ -17,15 +17,20 @@ from jax.lax import GatherScatterMode
 import jax.numpy as jnp
 import numpy as np
 from numpyro import validation_enabled
-from numpyro.distributions import Delta, Unit, biject_to, constraints
+from numpyro.distributions import Delta, ImproperUniform, Unit, biject_to, constraints
 from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 
-from numpyro_ext._model.arguments import has_words, indexed
-from numpyro_ext._model.handlers import first_rows, refuse_no_rows, subsampled_plates, valid_plates
+from numpyro_ext._model.arguments import has_words, indexed, is_traced
+from numpyro_ext._model.handlers import (
+    check_num_rows,
+    on_first_rows,
+    subsampled_plates,
+    valid_plates,
+)
 from numpyro_ext._model.operations import on_numbers
 from numpyro_ext._numpyro import handlers_around, mask_of, validate_model
 from numpyro_ext._typing import Model, Shape, Sites, Trace
@@ -52,7 +57,7 @@ def latent_sites(trace: Trace) -> Iterator[Site]:
 
 
 def layers(fn: Any) -> Iterator[Any]:
-    """A distribution, and those under its ``expand``, ``mask``, ``to_event`` and transforms."""
+    """A distribution, and the ones under its ``expand``, ``mask``, ``to_event`` and transforms."""
     while fn is not None:
         yield fn
         fn = getattr(fn, "base_dist", None)
@@ -76,8 +81,7 @@ def has_array_mask(fn: Any) -> bool:
 
 def base_distribution(fn: Any) -> Any:
     """The innermost layer."""
-    *_, innermost = layers(fn)
-    return innermost
+    return list(layers(fn))[-1]
 
 
 def elementwise(support: Any) -> Any:
@@ -95,11 +99,9 @@ def is_bounded(site: Site) -> bool:
 
 def split_auxiliary(guide_trace: Trace) -> tuple[Sites, Sites]:
     """Values of the sites marked ``is_auxiliary``, and of the other latent sites."""
-    aux, latents = {}, {}
-    for site in latent_sites(guide_trace):
-        is_auxiliary = site["infer"].get("is_auxiliary", False)
-        (aux if is_auxiliary else latents)[site["name"]] = site["value"]
-    return aux, latents
+    latents = {site["name"]: site["value"] for site in _values_of(guide_trace)}
+    sites = latent_sites(guide_trace)
+    return {x["name"]: x["value"] for x in sites if x["name"] not in latents}, latents
 
 
 def is_delta(site: Site) -> bool:
@@ -122,7 +124,7 @@ def frames(site: Site) -> dict[str, int]:
 
 
 def plate_sizes(*traces: Trace) -> dict[str, tuple[int, int]]:
-    """``{plate: (N, M)}``, the numbers of all rows and of those in the minibatch."""
+    """``{plate: (N, M)}``, the numbers of all rows and of rows in the minibatch."""
     sizes = {}
     for sites in traces:
         for site in sample_sites(sites):
@@ -184,8 +186,8 @@ def not_reparameterized(guide_trace: Trace) -> tuple[str, ...]:
 
 
 def continuous_latents(trace: Trace, *, sums: bool = False) -> dict[str, Site]:
-    """The continuous latent sites of a model's trace; an error if there is none, or a discrete one,
-    unless ``sums`` and funsor sums it out."""
+    """The continuous latent sites in the trace of a model; an error without any, and for a discrete
+    site, unless ``sums`` is true and funsor sums it out."""
     latents, summed = {}, []
     for site in latent_sites(trace):
         name, few = site["name"], site["fn"].has_enumerate_support
@@ -257,7 +259,7 @@ def slices_of(shapes: Shapes) -> dict[str, slice]:
 
 
 def unravel(x: Any, shapes: Shapes) -> Sites:
-    """``(*batch, n)`` vectors as unconstrained sites of :attr:`ModelInfo.shapes`."""
+    """Vectors ``(*batch, n)`` as unconstrained sites of :attr:`ModelInfo.shapes`."""
     places = slices_of(shapes)
     return {name: x[..., places[name]].reshape((*x.shape[:-1], *shape)) for name, shape in shapes}
 
@@ -271,10 +273,10 @@ class ModelInfo:
 
     :param dict latents: ``{site: Latent}`` in that order.
     :param dict plates: ``{plate: (size, subsample_size)}`` of the plates that take a minibatch.
-    :param dict given: the same of the plates whose minibatch the arguments are: no observed site in
-        them follows the index, as in ``plate("rows", N, subsample_size=len(x))`` around ``obs=x``.
-        They are not among ``plates``.
-    :param tuple data: names of the observed sites.
+    :param dict given: the same of the plates that have one minibatch as the arguments: no observed
+        site in them follows the index, as in ``plate("rows", N, subsample_size=len(x))`` around
+        ``obs=x``. They are not among ``plates``.
+    :param frozenset data_plates: names of the plates around observed sites.
     :param tuple deterministic: names of the deterministic sites.
     :param tuple params: names of the ``param`` sites.
     :param tuple mutable: names of the ``mutable`` sites.
@@ -288,7 +290,7 @@ class ModelInfo:
 
     latents: dict[str, Latent]
     plates: dict[str, tuple[int, int]]
-    data: tuple[str, ...]
+    data_plates: frozenset[str]
     deterministic: tuple[str, ...]
     params: tuple[str, ...]
     mutable: tuple[str, ...] = ()
@@ -316,11 +318,8 @@ class ModelInfo:
 
     @property
     def site_table(self) -> "SiteTable":
-        """What of the latent sites a fit must share with the model on which it goes on."""
-        return [
-            (name, x.unconstrained.shape, _kind_of(elementwise(x.support)))
-            for name, x in self.latents.items()
-        ]
+        """The facts about latent sites that a fit must share with the model on which it goes on."""
+        return _table((n, x.unconstrained.shape, x.support) for n, x in self.latents.items())
 
     def ravel(self, z: Sites) -> Array:
         """Unconstrained sites as one ``(size,)`` vector."""
@@ -352,32 +351,22 @@ class ModelInfo:
             )
 
     def check_unconstrained(
-        self, what: str, values: Any, batch_shape: tuple[int, ...] = ()
+        self, what: str, values: Any, batch_shape: Shape = (), kind: str = "unconstrained"
     ) -> Sites:
         """``values`` as arrays in unconstrained space, or a ``ValueError`` that names the site."""
         self.check_names(what, values)
-        like = {name: latent.unconstrained for name, latent in self.latents.items()}
-        return _check_shapes(what, values, like, batch_shape)
+        like = {name: getattr(latent, kind) for name, latent in self.latents.items()}
+        for name, expected in like.items():
+            here, shape = jnp.shape(values[name]), batch_shape + expected.shape
+            if here != shape:
+                raise ValueError(f"{what} has shape {here} at site '{name}'; it must be {shape}.")
+        return {name: jnp.asarray(values[name], expected.dtype) for name, expected in like.items()}
 
-    def check_constrained(self, what: str, values: Any, batch_shape: tuple[int, ...] = ()) -> Sites:
+    def check_constrained(self, what: str, values: Any, batch_shape: Shape = ()) -> Sites:
         """``values`` as arrays in the supports; values of deterministic sites are left out."""
         if isinstance(values, dict):
             values = {name: x for name, x in values.items() if name not in self.deterministic}
-        self.check_names(what, values)
-        like = {name: latent.constrained for name, latent in self.latents.items()}
-        return _check_shapes(what, values, like, batch_shape)
-
-
-def _check_shapes(
-    what: str, values: dict[str, Any], like: dict[str, Any], batch_shape: tuple[int, ...]
-) -> Sites:
-    for name, expected in like.items():
-        shape = batch_shape + expected.shape
-        if jnp.shape(values[name]) != shape:
-            raise ValueError(
-                f"{what} has shape {jnp.shape(values[name])} at site '{name}'; it must be {shape}."
-            )
-    return {name: jnp.asarray(values[name], expected.dtype) for name, expected in like.items()}
+        return self.check_unconstrained(what, values, batch_shape, "constrained")
 
 
 def model_info(trace: Trace, *, sums: bool = False) -> ModelInfo:
@@ -396,10 +385,11 @@ def model_info(trace: Trace, *, sums: bool = False) -> ModelInfo:
     if summed:  # an axis without a plate would be taken for values to sum over
         validate_model(trace, plate_warning="error")
     axes = (-dim for site in sample_sites(trace) for dim in frames(site).values())
+    observed = (site for site in sample_sites(trace) if site["is_observed"])
     return ModelInfo(
         latents=latents,
         plates=subsampled_plates(trace),
-        data=tuple(name for name, site in trace.items() if is_data(site)),
+        data_plates=frozenset(n for x in observed for n in frames(x)),
         deterministic=tuple(n for n, site in trace.items() if site["type"] == "deterministic"),
         params=tuple(n for n, site in trace.items() if site["type"] == "param"),
         mutable=tuple(n for n, site in trace.items() if site["type"] == "mutable"),
@@ -421,12 +411,9 @@ def latent_shapes(trace: Trace) -> Shapes:
 
 def unconstrained_shape(support: constraints.Constraint, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape in unconstrained space of a value of this shape."""
-
-    def alive(bound: Any) -> Any:
-        # A bound may be a tracer of a reading that is over, with which nothing can be computed.
-        return np.zeros(jnp.shape(bound)) if isinstance(bound, Tracer) else bound
-
-    return biject_to(jax.tree.map(alive, support)).inverse_shape(shape)
+    # A bound may be a tracer of a reading that is over, with which nothing can be computed.
+    alive = jax.tree.map(lambda x: np.zeros(jnp.shape(x)) if is_traced(x) else x, support)
+    return biject_to(alive).inverse_shape(shape)
 
 
 def has_fixed_bounds(supports: Any) -> bool:
@@ -435,15 +422,14 @@ def has_fixed_bounds(supports: Any) -> bool:
 
 
 def moving_supports(model: Model, args: tuple, kwargs: dict[str, Any], trace: Trace) -> set[str]:
-    """The latent sites in this trace of a model whose support depends on another latent site."""
+    """The latent sites in a trace with a support that depends on another latent site."""
     values = {site["name"]: site["value"] for site in latent_sites(trace)}
     if has_fixed_bounds([trace[name]["fn"].support for name in values]):
         return set()
 
     def supports(**values: Array) -> dict[str, list[Any]]:
-        sites = trace_of(
-            substitute(seed(first_rows(model), random.key(0)), data=values), args, kwargs
-        )
+        seeded = seed(on_first_rows(model), random.key(0))
+        sites = trace_of(substitute(seeded, data=values), args, kwargs)
         return {name: jax.tree.leaves(sites[name]["fn"].support) for name in values}
 
     with block(), validation_enabled(False):
@@ -458,16 +444,14 @@ type SiteTable = list[tuple[str, Shape, str]]
 
 def sites_in_trace(trace: Trace) -> SiteTable:
     """The table of the sites in a trace of a model."""
-    sites = [x for x in latent_sites(trace) if not x["fn"].support.is_discrete]
-    shapes = [unconstrained_shape(x["fn"].support, jnp.shape(x["value"])) for x in sites]
-    return [
-        (site["name"], shape, _kind_of(elementwise(site["fn"].support)))
-        for site, shape in zip(sites, shapes, strict=True)
-    ]
+    sites = {n: x for n, x in trace.items() if x["type"] == "sample" and not x["is_observed"]}
+    sites = {n: x for n, x in sites.items() if not x["fn"].support.is_discrete}
+    return _table((n, shape, sites[n]["fn"].support) for n, shape in latent_shapes(sites))
 
 
-def _kind_of(support: Any) -> str:
-    return getattr(support, "kind", type(support).__name__.strip("_"))
+def _table(sites: Iterable[tuple[str, Shape, Any]]) -> SiteTable:
+    supports = ((name, shape, elementwise(support)) for name, shape, support in sites)
+    return [(n, shape, getattr(x, "kind", type(x).__name__.strip("_"))) for n, shape, x in supports]
 
 
 def check_site_table(saved: SiteTable, now: SiteTable) -> None:
@@ -493,14 +477,29 @@ def check_site_table(saved: SiteTable, now: SiteTable) -> None:
 
 def drawn_names(model: Model, args: tuple, kwargs: dict[str, Any]) -> set[str]:
     """Names of the sites that the model draws on these arguments; no site is refused."""
-    trace = shape_trace(seed(first_rows(model), random.key(0)), args, kwargs)
+    trace = shape_trace(seed(on_first_rows(model), random.key(0)), args, kwargs)
     return {site["name"] for site in latent_sites(trace)}
+
+
+class _refuse_no_rows(Messenger):
+    """Refuse a minibatch without rows, on which NumPyro has the prior alone and says nothing, and
+    draws of an improper prior, at which it stops without a word."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "plate":
+            check_num_rows(msg)
+        elif msg["type"] == "sample" and msg["value"] is None:
+            if isinstance(base_distribution(msg["fn"]), ImproperUniform):
+                raise ValueError(
+                    f"the prior of latent site '{msg['name']}' is improper, and draws of the prior"
+                    " are needed here; give it a proper one, such as a wide dist.Normal."
+                )
 
 
 def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Trace:
     """The trace of one run."""
     try:
-        with refuse_no_rows():
+        with _refuse_no_rows():
             sites = trace(fn).get_trace(*indexed(args), **indexed(kwargs or {}))
     except TypeError as error:
         if not any(map(has_words, jax.tree.leaves((args, kwargs)))):
@@ -513,7 +512,7 @@ def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) 
 
 
 def call_and_trace(fn: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Trace]:
-    """The result of ``fn`` and the trace of that run, whose sites outer handlers see too."""
+    """The result of ``fn`` and the trace of that run. Outer handlers see its sites too."""
     with trace() as recorded:
         result = fn(*args, **kwargs)
     return result, recorded
@@ -561,21 +560,13 @@ def read_model(
     sums: bool = False,
 ) -> ModelInfo:
     """Run the model once on shapes alone; an error names a site that no method here can handle."""
-    seeded = valid_plates(first_rows(seed(model, random.key(0))))
+    seeded = valid_plates(on_first_rows(seed(model, random.key(0))))
     fn = substitute(seeded, substitute_fn=init_strategy)
     trace = shape_trace(fn, args, kwargs)
     info = model_info(trace, sums=sums)
-    plates_given = _plates_given(fn, args, kwargs or {}, trace)
-    plates = {name: sizes for name, sizes in info.plates.items() if name not in plates_given}
-    return replace(info, plates=plates, given=plates_given)
-
-
-def given_plates(
-    model: Model, args: tuple, kwargs: dict[str, Any], init_strategy: Callable[..., Any]
-) -> dict[str, tuple[int, int]]:
-    """:attr:`ModelInfo.given` of a model that may have no continuous latent site."""
-    fn = substitute(first_rows(seed(model, random.key(0))), substitute_fn=init_strategy)
-    return _plates_given(fn, args, kwargs, shape_trace(fn, args, kwargs))
+    given = given_plates(model, args, kwargs or {}, init_strategy, trace)
+    plates = {name: sizes for name, sizes in info.plates.items() if name not in given}
+    return replace(info, plates=plates, given=given)
 
 
 def check_all_rows(
@@ -593,10 +584,17 @@ def check_all_rows(
     )
 
 
-def _plates_given(
-    fn: Model, args: tuple, kwargs: dict[str, Any], trace: Trace
+def given_plates(
+    model: Model,
+    args: tuple,
+    kwargs: dict[str, Any],
+    init_strategy: Callable[..., Any],
+    trace: Trace | None = None,
 ) -> dict[str, tuple[int, int]]:
-    """The plates that take a minibatch, and have the same densities whichever rows are drawn."""
+    """:attr:`ModelInfo.given`: the plates that take a minibatch and have the same densities for any
+    rows, of a model that may have no continuous latent site."""
+    fn = substitute(on_first_rows(seed(model, random.key(0))), substitute_fn=init_strategy)
+    trace = shape_trace(fn, args, kwargs) if trace is None else trace
     plates = subsampled_plates(trace)
     latent = {name for site in latent_sites(trace) for name in frames(site)}
     observed = {site["name"]: site for site in sample_sites(trace) if site["is_observed"]}
@@ -630,15 +628,15 @@ class marked_plates(Messenger):
 
 def shapes_on_plates(run: Callable[..., Any], *args: Any) -> Any:
     """``jax.eval_shape``, with an error where a plate of :class:`marked_plates` indexes a shorter
-    array, as in ``x[idx]``, of which JAX would repeat the last row."""
+    array, as in ``x[idx]``: JAX would repeat its last row."""
     program, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
     _follow(program.jaxpr, {})
     return shapes
 
 
 def _follow(jaxpr: Any, marks: dict[Any, dict[int, str]]) -> list[dict[int, str]]:
-    """The marks of a program's results: ``{k: plate}`` of a variable whose last axis holds one
-    index for each axis of an array; of a plain index k is 0."""
+    """The marks of the results of a program. The last axis of a variable holds one index for each
+    axis of an array; its marks are ``{k: plate}``, where k is 0 for a plain index."""
     negative: dict[Any, Any] = {}
 
     def mark(x: Any) -> dict[int, str]:
@@ -666,18 +664,17 @@ def _follow(jaxpr: Any, marks: dict[Any, dict[int, str]]) -> list[dict[int, str]
         elif kind == "gather" and params["mode"] == GatherScatterMode.PROMISE_IN_BOUNDS:
             axes = params["dimension_numbers"].start_index_map
             for k, plate in mark(inputs[1]).items():
-                _check_length(inputs[0].aval.shape, axes[k], *plate.rsplit(" ", 1))
+                name, size = plate.rsplit(" ", 1)
+                axis, shape = axes[k], inputs[0].aval.shape
+                if shape[axis] < int(size):
+                    where = "rows" if axis == 0 else f"entries along axis {axis}"
+                    raise ValueError(
+                        f"the model takes the rows of the plate {name}, which has {size}, from an"
+                        f" array of shape {shape}, which has {shape[axis]} {where}; give it the"
+                        " size of the data."
+                    )
         elif inner is not None and len(inner.invars) == len(inputs):
             before = zip(inner.invars, map(mark, inputs), strict=True)
             result = _follow(inner, dict(before))
         marks.update(zip(eqn.outvars, result, strict=False))
     return [mark(x) for x in jaxpr.outvars]
-
-
-def _check_length(shape: tuple[int, ...], axis: int, name: str, size: str) -> None:
-    if shape[axis] < int(size):
-        where = "rows" if axis == 0 else f"entries along axis {axis}"
-        raise ValueError(
-            f"the model takes the rows of the plate {name}, which has {size}, from an array of"
-            f" shape {shape}, which has {shape[axis]} {where}; give it the size of the data."
-        )

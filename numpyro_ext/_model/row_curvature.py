@@ -1,4 +1,4 @@
-r"""The curvature of a hierarchy from the second derivatives of its terms, each of which sees few
+r"""The curvature of a hierarchy from the second derivatives of its terms. Each term sees few
 latent numbers.
 
 A row of a crossed model sees one effect of each factor. If the effects of a site are the *color* a,
@@ -6,7 +6,7 @@ and :math:`v_a` is 1 on them and 0 elsewhere, then :math:`\partial^2 l_n(x + s v
 \partial s \partial t` is the second derivative of the row's log likelihood in the one effect of a
 and the one of b that it sees, for all rows by two forward derivatives. Which effect it is follows
 from a derivative along directions with other numbers in the place of 1. So nothing need be known of
-the model, and a site of which a term sees several effects, such as a path in time, is found out.
+the model, and a term that sees several effects of a site, such as a path in time, is found out.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ from numpyro_ext._model.density import log_prob, row_log_prob, scaled
 from numpyro_ext._model.modes import Problem
 from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import is_data, sample_sites
+from numpyro_ext._model.read import is_data
 from numpyro_ext._numpyro import site_of_log_det
 from numpyro_ext._typing import Sites
 
@@ -48,20 +48,9 @@ class Color(NamedTuple):
     places: np.ndarray
 
 
-def terms_of(potential: Potential, x: Array, idx: dict[str, Array], rows: bool) -> list[Array]:
-    """The log densities of the observed sites, or of all others, each one vector."""
-    latents = potential.info.latents
-    trace = potential.trace(potential.info.unravel(x), idx)
-    return [
-        jnp.ravel(jnp.asarray(scaled(site, row_log_prob(site)), x.dtype))
-        for site in sample_sites(trace)
-        if (site["is_observed"] and site_of_log_det(site["name"], latents) == site["name"]) is rows
-    ]
-
-
 def _outside(potential: Potential, x: np.ndarray, sites: list[str]) -> list[str]:
-    """The sites of which a row reads an effect that there is not: JAX takes the last one instead,
-    so that one more effect, which is no number, shows in such rows."""
+    """The sites with an effect that a row reads and that does not exist: JAX takes the last effect
+    instead, so that one more effect, which is NaN, shows in such rows."""
     z = potential.info.unravel(jnp.asarray(x, jnp.result_type(float)))
 
     def lost(names: list[str]) -> bool:
@@ -121,18 +110,25 @@ class RowCurvature:
         self.colors = [colors[a] for a in kept]
         self.parts = [replace(p, seen=[x[kept] for x in p.seen]) for p, _ in read if kept]
         self.arrow = bool(kept)
-        if kept:
-            self._check_levels(x)
-            self._lay_out()
-
-    def _check_levels(self, x: np.ndarray) -> None:
+        if not kept:
+            return
         sizes = {color.site: len(color.places) for color in self.colors}
-        for name in _outside(self.potential, x, list(sizes)):
+        for name in _outside(potential, x, list(sizes)):
             raise ValueError(
                 f"a row reads an effect of '{name}' that there is not: they have the numbers 0 to"
                 f" {sizes[name] - 1}, and -1 is what pandas gives to a missing category; give the"
                 " plate the size of the categories, or leave these rows out."
             )
+        self.pairs = list(combinations_with_replacement(range(len(self.colors)), 2))
+        self._directions = self._ones([color.places for color in self.colors])
+        self._lay_out()
+
+    def _ones(self, places: Any) -> np.ndarray:
+        """Vectors that are 1 at places in the flat order."""
+        vectors = np.zeros((len(places), self.size), self.dtype)
+        for v, at in zip(vectors, places, strict=True):
+            v[at] = 1
+        return vectors
 
     def _colors_of(self, name: str) -> list[Color]:
         info = self.potential.info
@@ -144,17 +140,21 @@ class RowCurvature:
         width = shape[-1] if event and len(shape) > 1 and shape[-1] <= WIDEST else 1
         return [Color(name, x) for x in places.reshape(-1, width).T]
 
-    def _terms(self, rows: bool) -> Callable[[Array, dict[str, Array]], Array]:
+    def _read(self, rows: bool, colors: list[Color], weights: np.ndarray) -> tuple[_Part, set[str]]:
+        """The effects that terms see, and the sites with several effects in one term."""
+        latents = self.potential.info.latents
+
         def terms(x: Array, idx: dict[str, Array]) -> Array:
+            """The log densities of the observed sites, or of all others."""
             here = self.potential.with_rows(idx) if rows else self.potential
-            of_sites = terms_of(here, x, idx, rows)
+            of_sites = [
+                jnp.ravel(jnp.asarray(scaled(site, row_log_prob(site)), x.dtype))
+                for name, site in here.trace(here.info.unravel(x), idx).items()
+                if site["type"] == "sample"
+                and (site["is_observed"] and site_of_log_det(name, latents) == name) is rows
+            ]
             return jnp.concatenate(of_sites) if of_sites else jnp.zeros(0, x.dtype)
 
-        return terms
-
-    def _read(self, rows: bool, colors: list[Color], weights: np.ndarray) -> tuple[_Part, set[str]]:
-        """The effects that terms see, and the sites of which a term sees several effects."""
-        terms = self._terms(rows)
         pieces = list(self.potential.pieces()) if rows else [(1.0, self.potential.first_rows())]
 
         def probe(x: Array, idx: dict[str, Array], directions: Array) -> Array:
@@ -163,13 +163,13 @@ class RowCurvature:
         run, several = jit_on_data(probe, self._options), set()
         directions = np.zeros((4 * len(colors), self.size), self.dtype)
         for a, (_, places) in enumerate(colors):
-            # The number of an effect in two digits, of which float32 keeps all.
+            # The number of an effect in two digits, which float32 keeps.
             digits = np.divmod(np.arange(len(places)), math.isqrt(len(places)) + 1)
             for v, value in zip(directions[4 * a :], (1, *digits, weights[places]), strict=False):
                 v[places] = value
         seen: list[np.ndarray] = []
         for _, idx in pieces if colors else ():
-            # At the larger of two derivatives, of which either may vanish by chance.
+            # At the larger of two derivatives: either may vanish by chance.
             at_probes = [np.asarray(run(x, idx, directions), float) for x in self.probes]
             if not np.all(np.isfinite(at_probes)):
                 several = {name for name, _ in colors}  # which cannot be told here
@@ -222,25 +222,21 @@ class RowCurvature:
                 return False
         return True
 
-    def _has_effects(self, a: int) -> bool:
-        """Whether the effects of a color are means of others, as regions of customers."""
-        ((seen,), places) = self.parts[1].seen, self.colors[a].places
-        return np.sum(seen[a] >= 0) > len(places)
-
     def problems(self) -> tuple[Problem, ...]:
-        """Sentences on effects that no row sees, and on two sites of which each row sees the same
-        effects."""
+        """Sentences on effects that no row sees, and on two sites with the same effects."""
         first: dict[str, int] = {}
         for a, color in enumerate(self.colors):
             first.setdefault(color.site, a)
         pieces = self.parts[0].seen
         rows = {site: np.concatenate([seen[a] for seen in pieces]) for site, a in first.items()}
-        # Of the terms of the prior, which are numbered too, one for each effect is its own; a model
-        # without data has no rows.
+        (of_prior,) = self.parts[1].seen
+        # Of the terms of the prior one for each effect is its own, and with more its effects are
+        # means of others, as regions of customers; a model without data has no rows.
         problems = [
             Problem(f"no row sees an effect of '{site}', which keeps its prior.", "no rows")
-            for site, seen in rows.items()
-            if len(seen) and np.all(seen < 0) and not self._has_effects(first[site])
+            for site, a in first.items()
+            if len(rows[site]) and np.all(rows[site] < 0)
+            if np.sum(of_prior[a] >= 0) <= len(self.colors[a].places)
         ]
         for (site, i), (second, j) in combinations(rows.items(), 2):
             both = (i >= 0) & (j >= 0)
@@ -254,27 +250,13 @@ class RowCurvature:
                 problems.append(Problem(sentence, "one factor twice"))
         return tuple(problems)
 
-    @cached_property
-    def pairs(self) -> list[tuple[int, int]]:
-        """The pairs of colors."""
-        return list(combinations_with_replacement(range(len(self.colors)), 2))
-
-    @cached_property
-    def _directions(self) -> np.ndarray:
-        colors = np.zeros((len(self.colors), self.size), self.dtype)
-        for v, color in zip(colors, self.colors, strict=True):
-            v[color.places] = 1
-        return colors
-
     def _program(self, part: _Part) -> tuple[Any, Any]:
         """Compiled ``value_and_grad(points, idx, frame)``, for each of the points, and
         ``curvature``, its mean over them: the second derivative of each term in each pair of
         colors, and the columns of the Hessian at single numbers; in the coordinates of a frame, a
         :class:`Bend` and its center."""
-        colors = self._directions
-        singles = np.zeros((len(self.singles), self.size), self.dtype)
-        singles[np.arange(len(singles)), self.singles] = 1
-        first, second = (colors[list(x)] for x in zip(*self.pairs, strict=True))
+        singles = self._ones(self.singles)
+        first, second = (self._directions[list(x)] for x in zip(*self.pairs, strict=True))
 
         def terms(x: Array, idx: dict[str, Array], frame: Frame) -> Array:
             center, bend = frame
@@ -386,7 +368,7 @@ class RowCurvature:
 
     @cached_property
     def _blocks(self) -> list[tuple[int, int]]:
-        """The pairs of colors of which the effects are one block: of leaves, and each by itself."""
+        """The pairs of colors with effects in one block: of leaves, and each by itself."""
         leaves = [(a, b) for a, b in self.pairs if {a, b} <= set(self.leaf_colors)]
         return leaves + [(a, a) for a, b in self.pairs if a == b and a not in self.leaf_colors]
 

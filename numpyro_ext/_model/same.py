@@ -42,7 +42,7 @@ a whitened gradient near a mode: 2e-4 of ten million rows in single precision.""
 
 _VALUES = type(None), bool, int, float, complex, str, bytes, np.generic, np.dtype
 _LIBRARIES = {"jax", "jaxlib", "numpy", "numpyro", "numpyro_ext", "optax", "scipy"}
-"""Packages of which functions and classes stay as they are."""
+"""Packages with functions and classes that stay as they are."""
 _BYTES, _MOST = 2**16, 2000
 """The most bytes of an array on the host, and the most objects, that are compared."""
 _ROWS = 256

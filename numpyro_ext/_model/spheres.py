@@ -115,7 +115,7 @@ class RootsOfDirichlet(Around):
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         a = self.base_dist.concentration
-        # From the roots, whose squares may be 0 in single precision.
+        # From the roots: their squares may be 0 in single precision.
         powers = jnp.where(a == 0.5, 0.0, (2 * a - 1) * jnp.log(jnp.abs(value)))
         log_beta = jnp.sum(gammaln(a), -1) - gammaln(jnp.sum(a, -1))
         return jnp.sum(powers, -1) - log_beta - math.log(2)

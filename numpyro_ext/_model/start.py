@@ -18,7 +18,7 @@ from numpyro_ext._model.arguments import indexed
 from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.circles import on_circles
 from numpyro_ext._model.enumeration import parallel
-from numpyro_ext._model.handlers import first_rows, given_rows
+from numpyro_ext._model.handlers import given_rows, on_first_rows
 from numpyro_ext._model.operations import in_either_mode, run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, trace_of
@@ -42,7 +42,7 @@ def draw_params(
         return {}
 
     def draw(rng_key: Array) -> Params:
-        fn = substitute(seed(first_rows(model), rng_key), substitute_fn=init_strategy)
+        fn = substitute(seed(on_first_rows(model), rng_key), substitute_fn=init_strategy)
         return _params_of(trace_of(fn, args, kwargs))
 
     return run_once(draw, rng_key)
@@ -53,7 +53,7 @@ def params_in_scope(model: Model, args: tuple, kwargs: dict[str, Any]) -> Params
     the handlers around the call see no other site."""
     key: Any = numpyro.prng_key()
     with block(hide_fn=lambda site: site["type"] != "param"):
-        fn = seed(first_rows(model), random.key(0) if key is None else key)
+        fn = seed(on_first_rows(model), random.key(0) if key is None else key)
         trace = trace_of(fn, args, kwargs)
     return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
 
@@ -78,7 +78,7 @@ def draw_start(
     """
 
     def draw(forward: bool, rng_key: Array) -> tuple[Sites, Array, Params]:
-        fn = on_circles(first_rows(model), info)
+        fn = on_circles(on_first_rows(model), info)
         initialised = initialize_model(
             rng_key,
             infer_config(fn, parallel) if info.summed else fn,
@@ -151,7 +151,7 @@ def prior_center(rng_key: Array, model: Model, potential: Potential) -> tuple[Ar
 
 def _medians(rng_key: Array, model: Model, potential: Potential) -> tuple[Array, Trace]:
     """The flat median of the prior, and the trace there."""
-    fn = on_circles(seed(first_rows(model), rng_key), potential.info)
+    fn = on_circles(seed(on_first_rows(model), rng_key), potential.info)
     trace = trace_of(substitute(fn, substitute_fn=_to_median), *potential.arguments)
     latents = potential.info.latents
     z = {n: biject_to(trace[n]["fn"].support).inv(trace[n]["value"]) for n in latents}

@@ -24,7 +24,7 @@ from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.arrow import ArrowPrecision
 from numpyro_ext._model.circles import circles_of, recut
 from numpyro_ext._model.density import log_prob, row_log_lik, scaled
-from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.handlers import on_first_rows
 from numpyro_ext._model.normal import Normal
 from numpyro_ext._model.operations import STEP, jit_on_data, on_numbers, pieces
 from numpyro_ext._model.potential import Potential, Program
@@ -254,7 +254,7 @@ class TaylorProxy:
         now = mark_of((), model, others), rows
         if once and now[0] is not None and self.compared == now:
             return True
-        fn = seed(first_rows(model), random.key(0))
+        fn = seed(on_first_rows(model), random.key(0))
         with block():
             self._check_size(shape_trace(fn, args, kwargs), [])
         plates = {self.plate: (self.size, self.batch)}

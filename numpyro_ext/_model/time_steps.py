@@ -62,7 +62,7 @@ class _stop_at_scan(Messenger):
 
 
 def until_scan(program: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[Trace, Scan | None]:
-    """The trace of a program up to its first scan, and that scan; None if there is none."""
+    """The trace of a program up to its first scan, and that scan, or None."""
 
     def run() -> Scan | None:
         try:
@@ -77,8 +77,8 @@ def until_scan(program: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[Tra
 
 
 def check_pieces(who: str, scan: Scan, before: Trace, step: Trace, whole: Trace) -> None:
-    """An error unless the sites before the loop and those of its body are the whole program, and
-    nothing around the program acts on the body."""
+    """An error unless the sites before the loop and in its body are the whole program, and nothing
+    around the program acts on the body."""
     for values in scan.given:
         names = set(step) if callable(values) else set(step) & set(values)
         if names:

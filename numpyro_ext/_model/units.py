@@ -55,7 +55,7 @@ class Layout:
       plate.
     * ``masked, bounded`` - as in :class:`ModelInfo`.
     * ``copied`` - a site with the ``handlers.scale`` that all sites of a unit have, as if the unit
-      were there so many times; empty if there is none, or if it stays inside the unit.
+      were there so many times; empty without such a scale, or if it stays inside the unit.
 
     It holds no array, so that a function which is traced for its shapes alone can return it.
     """
@@ -80,14 +80,10 @@ class Layout:
         return set(self.plates) <= set(frames(site))
 
     def sum_sites(
-        self,
-        sites: Iterable[Site],
-        *,
-        local: bool,
-        log_prob: Callable[[Site], Array] = log_prob,
+        self, sites: Iterable[Site], *, local: bool, log_prob: Callable[[Site], Array] = log_prob
     ) -> Array:
         """Sum of log probabilities, ``shape`` for local sites and a scalar for the others, with
-        every scale but that of the unit plates."""
+        every scale except the one of the unit plates."""
         chosen = [
             self._per_unit(site, log_prob(site)) if local else jnp.sum(scaled(site, log_prob(site)))
             for site in sites
@@ -137,7 +133,7 @@ class Layout:
 def with_copies(name: str, layout: Layout, model_trace: Trace, guide_trace: Trace) -> Layout:
     """The layout for a loss that takes powers of the weights of units. A ``handlers.scale`` around
     all sites of a unit means copies of the unit, as a plate does, and one around observed sites
-    alone copies of these data; an error names a site of which there is neither."""
+    alone copies of these data; an error names a site with another scale."""
     sizes = {n: (N, M) for n, N, M in layout.subsampled}
     both = [*sample_sites(model_trace), *sample_sites(guide_trace)]
     local = [site for site in both if layout.is_local(site)]

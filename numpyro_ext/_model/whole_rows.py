@@ -1,5 +1,6 @@
 """A model that takes the whole of rows on the host, on some of the rows at a time."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 import math
 from typing import Any
@@ -11,10 +12,9 @@ import numpy as np
 import numpyro
 from numpyro.handlers import seed, substitute
 from numpyro.infer import init_to_uniform
-from numpyro.primitives import Messenger
 
 from numpyro_ext._model.density import log_prob, scaled
-from numpyro_ext._model.handlers import rows
+from numpyro_ext._model.handlers import at_rows, given_rows
 from numpyro_ext._model.read import Site, frames, latent_sites, sample_sites, shape_trace, trace_of
 from numpyro_ext._typing import Model, Trace
 from numpyro_ext.data._rows import NotInMemory, is_rows, is_stream, rows_among
@@ -22,26 +22,22 @@ from numpyro_ext.data._rows import NotInMemory, is_rows, is_stream, rows_among
 PLATE = "rows on the host"
 _BATCH = 256
 _TRIED = 16
-"""Rows on which it is tried whether the log density is a sum over them."""
+"""Rows of a trial whether the log density is a sum over them."""
 _TOLERANCE = 1e-3
 
 
-class _rows_of(Messenger):
+class _rows_of(given_rows):
     """Take plates that have the rows of the arguments as plates of all rows, with the scale N / B
-    for those that are B long because the arguments are."""
+    where a plate is B long because the arguments are."""
 
     def __init__(self, fn: Model, plates: dict[str, bool], scale: float) -> None:
-        super().__init__(fn)
-        self.plates, self.scale = plates, scale
+        super().__init__(fn, plates)
+        self.short, self.scale = {name for name, is_short in plates.items() if is_short}, scale
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == "plate" and msg["name"] in self.plates:
-            batch = msg["args"][1] or msg["args"][0]
-            msg["args"], msg["value"] = (batch, batch), jnp.arange(batch)
-        if msg["type"] == "sample":
-            short = any(self.plates.get(frame.name) for frame in msg["cond_indep_stack"])
-            if short:
-                msg["scale"] = self.scale if msg["scale"] is None else msg["scale"] * self.scale
+        super().process_message(msg)
+        if msg["type"] == "sample" and self.short & frames(msg).keys():
+            msg["scale"] = self.scale if msg["scale"] is None else msg["scale"] * self.scale
 
 
 def _taken(size: int, index: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, Any]:
@@ -73,7 +69,10 @@ def on_some_rows(model: Model, args: tuple, kwargs: dict[str, Any]) -> Model:
     """The model itself, if it takes rows on the host by an index; otherwise one with a plate of
     these rows, if the log density is a sum over the rows of a plate: else an error."""
     hosted = rows_among((args, kwargs))
-    if not hosted or is_stream((args, kwargs)) or _can_index(model, args, kwargs):
+    if not hosted or is_stream((args, kwargs)):
+        return model
+    with suppress(NotInMemory):
+        shape_trace(_seeded(model), args, kwargs)
         return model
     size = max(map(len, hosted))
     few, more = (_trace_of(model, size, args, kwargs, num) for num in (5, 7))
@@ -105,14 +104,6 @@ def _size_of(site: Site) -> int:
     return max(math.prod(jnp.shape(site["value"])), math.prod(site["fn"].shape()))
 
 
-def _can_index(model: Model, args: tuple, kwargs: dict[str, Any]) -> bool:
-    try:
-        shape_trace(_seeded(model), args, kwargs)
-    except NotInMemory:
-        return False
-    return True
-
-
 def _seeded(model: Model) -> Any:
     return substitute(seed(model, random.key(0)), substitute_fn=init_to_uniform)
 
@@ -135,7 +126,7 @@ def _check_sum(model: _OnSomeRows, args: tuple, kwargs: dict[str, Any]) -> None:
 
     @jax.jit
     def log_density(index: Array, rng_key: Array) -> Array:
-        fn = rows(seed(model, rng_key), {PLATE: index}, {PLATE: (model.size, len(index))})
+        fn = at_rows(seed(model, rng_key), {PLATE: index}, {PLATE: (model.size, len(index))})
         trace = trace_of(substitute(fn, substitute_fn=init_to_uniform), args, kwargs)
         terms = [jnp.ravel(scaled(site, log_prob(site))) for site in sample_sites(trace)]
         return jnp.stack([sum(map(of, terms)) for of in (jnp.sum, lambda x: jnp.sum(abs(x)))])

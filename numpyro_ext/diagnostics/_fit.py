@@ -17,7 +17,7 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.arguments import is_traced, split_arguments, without_handlers
 from numpyro_ext._model.checks import check_rows
-from numpyro_ext._model.handlers import every_row, no_more_rows
+from numpyro_ext._model.handlers import at_most_all_rows, every_row
 from numpyro_ext._model.masked import is_masked, masks_filled
 from numpyro_ext._model.read import latent_sites, set_up, shape_trace
 from numpyro_ext._numpyro import max_tree_depth, mcmc_arguments, params_of_hmc, posterior_guide
@@ -169,7 +169,7 @@ def check_given(model: Model, args: tuple, kwargs: dict[str, Any]) -> None:
 def _set_up(guide: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     """Set up an auto guide that was never called, on data of any number of rows."""
     if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
-        model, guide.model = guide.model, no_more_rows(guide.model)
+        model, guide.model = guide.model, at_most_all_rows(guide.model)
         try:
             set_up(guide, args, kwargs)
         finally:

@@ -16,7 +16,7 @@ from numpyro.infer import MCMC
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.arguments import rows_on_host
 from numpyro_ext._model.expansion import TaylorExpansion
-from numpyro_ext._model.handlers import rows
+from numpyro_ext._model.handlers import at_rows
 from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import Site, call_and_trace, frames
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy, sd_over_minibatches
@@ -160,7 +160,7 @@ def on_rows(model: Model, proxy: TaylorProxy) -> Model:
     """The model on :data:`ROWS` rows, the same random ones in every run."""
     chosen = np.random.default_rng(0).choice(proxy.size, ROWS, replace=False)
     sizes = {proxy.plate: (proxy.size, proxy.batch)}
-    return rows(model, {proxy.plate: jnp.asarray(np.sort(chosen))}, sizes)
+    return at_rows(model, {proxy.plate: jnp.asarray(np.sort(chosen))}, sizes)
 
 
 def stand_in(model: Model, proxy: TaylorProxy) -> Model:

@@ -19,7 +19,7 @@ from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.operations import gradient, hessian, jacobian
 from numpyro_ext._model.posterior_as_prior import PosteriorAsPrior
-from numpyro_ext._model.same import fingerprint
+from numpyro_ext._model.same import fingerprint, mark_of
 from numpyro_ext._typing import Model
 from numpyro_ext.ep.normal import Site
 
@@ -53,6 +53,7 @@ class Reader:
         self.data_plate = data_plate
         self._factors: dict[Any, Factors] = {}
         self._holds = False  # whether programs hold the data, because the model looks at them
+        self._last: tuple[Any, str] = None, ""  # a mark of the model, and its fingerprint there
 
     def split(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Arguments, list[Array]]:
         """The static part of the arguments, and their arrays, with the floats among them."""
@@ -70,7 +71,7 @@ class Reader:
         whole = (*self.leading, *args), kwargs
         check_rows(self.model, *whole, init_to_uniform, bounded=False)
         try:
-            now = fingerprint(self.model, arguments, arrays)
+            now = self._fingerprint(arguments, arrays)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
             if self._holds:
                 raise
@@ -87,8 +88,15 @@ class Reader:
 
     def serves(self, reading: ModelReading, arguments: Arguments, arrays: list[Array]) -> bool:
         """Whether what was compiled for a reading is right for these arguments too."""
-        now = fingerprint(self.model, arguments, arrays)
-        return arguments == reading.arguments and reading.key[-1] == now
+        is_same = arguments == reading.arguments
+        return is_same and reading.key[-1] == self._fingerprint(arguments, arrays)
+
+    def _fingerprint(self, arguments: Arguments, arrays: list[Array]) -> str:
+        """The fingerprint of the model, which is traced for it only if its mark is another."""
+        mark = mark_of(arrays, self.model, arguments.fixed)
+        if mark is None or (arguments, mark) != self._last[0]:
+            self._last = (arguments, mark), fingerprint(self.model, arguments, arrays)
+        return self._last[1]
 
 
 class Center(NamedTuple):

@@ -17,7 +17,7 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoGuide, AutoNormal
 
 from numpyro_ext._model.checks import valid_data
-from numpyro_ext._model.handlers import every_row, first_rows, valid_plates
+from numpyro_ext._model.handlers import every_row, on_first_rows, valid_plates
 from numpyro_ext._model.operations import on_numbers
 from numpyro_ext._model.read import (
     continuous_latents,
@@ -131,7 +131,7 @@ class AmortizedGuide(AutoGuide):
         return {n: site["value"] for n, site in trace.items() if site["type"] == "deterministic"}
 
     def _set_up(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        seeded = valid_plates(first_rows(seed(valid_data(self.model), random.key(0))))
+        seeded = valid_plates(on_first_rows(seed(valid_data(self.model), random.key(0))))
         with block(), on_numbers():
             trace = trace_of(substitute(seeded, substitute_fn=init_to_uniform), args, kwargs)
         latents = continuous_latents(trace)

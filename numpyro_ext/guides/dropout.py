@@ -18,7 +18,7 @@ from numpyro.infer.util import constrain_fn
 
 from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.checks import read_global
-from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.handlers import on_first_rows
 from numpyro_ext._model.operations import on_numbers
 from numpyro_ext._model.read import ModelInfo, latent_sites, layers, trace_of
 from numpyro_ext._model.start import draw_params, guide_start
@@ -258,7 +258,7 @@ def normal_priors(
                 link = biject_to(site["kwargs"].get("constraint", constraints.real))
                 return jax.tree.map(lambda x: link(link.inv(x) + 0.1 * i), params[site["name"]])
 
-            fn = substitute(seed(first_rows(model), key), substitute_fn=elsewhere)
+            fn = substitute(seed(on_first_rows(model), key), substitute_fn=elsewhere)
             traces.append(trace_of(fn, args, kwargs))
     priors = {}
     for name, latent in info.latents.items():

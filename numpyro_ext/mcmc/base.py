@@ -44,7 +44,6 @@ from numpyro_ext._model.operations import jit_on_data, linearized, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, check_site_table, refuse_scaled
 from numpyro_ext._model.same import digest, is_same
-from numpyro_ext._model.sharding import check_sharding, spread_arrays
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._numpyro import ResumableKernel
 from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
@@ -52,6 +51,7 @@ from numpyro_ext.mcmc.gradients import MinibatchGradient
 from numpyro_ext.mcmc.heat import warn_if_hot
 from numpyro_ext.mcmc.order import warn_if_sorted
 from numpyro_ext.mcmc.settings import NO_LOCAL_SITES, Found, Settings, settings_for
+from numpyro_ext.mcmc.sharding import check_sharding, spread_arrays
 
 type Schedule = Callable[[Any], Any]
 """A number for every transition ``i``, counted from 0."""

@@ -228,7 +228,7 @@ class Draws:
         self.guide, self.args, self.kwargs = guide, args, kwargs
         # Whether the programs are fit for each other, and the data for them, is looked at once.
         mark, layout = objective._reading
-        is_read = mark is not None and mark == self._mark(model)
+        self._is_read = is_read = mark is not None and mark == self._mark(model)
         if not is_read:
             set_up(guide, args, kwargs)
             layout = cast(Layout, shapes_on_plates(self._read))
@@ -336,17 +336,19 @@ class Draws:
         """One run of the guide; ``values`` replace its draws, and ``arguments`` those of a step."""
         guide_key = random.split(key)[1]
         data = {**(self.params if params is None else params), **(values or {})}
-        with valid_plates(), drawn_once(), without_rsample_stop_gradient():
-            guide = substitute(seed(self._guide, guide_key), data=data)
+        guide = substitute(seed(self._guide, guide_key), data=data)
+        guide = guide if self._is_read else valid_plates(guide)
+        with drawn_once(), without_rsample_stop_gradient():
             return trace_of(guide, *(arguments or (self.args, self.kwargs)))
 
     def model_trace(self, key: Array, guide_trace: Trace, params: Params | None = None) -> Trace:
         """One run of the model at the values of ``guide_trace``, on its minibatch."""
         model_key, _ = random.split(key)
         data = {**(self.params if params is None else params), **_mutable(guide_trace)}
-        with valid_plates(), same_plates(None, guide_trace):
-            model = replay(seed(self._model, model_key), cast(Any, guide_trace))
-            return trace_of(substitute(model, data=data), self.args, self.kwargs)
+        model = replay(seed(self._model, model_key), cast(Any, guide_trace))
+        model = substitute(model, data=data)
+        model = model if self._is_read else valid_plates(same_plates(model, guide_trace))
+        return trace_of(model, self.args, self.kwargs)
 
     def dream(
         self, rng_key: Array, arguments: Arguments | None = None, params: Params | None = None

@@ -1,8 +1,8 @@
 """The modes of a posterior, and optimisers for ``SVI`` and ``ParVI`` as optax transformations."""
 
-from numpyro_ext._model.centering import find_centering
 from numpyro_ext._model.mode_search import find_modes
 from numpyro_ext._model.modes import Modes
+from numpyro_ext.optim.centering import find_centering
 from numpyro_ext.optim.heavy_ball import HeavyBallState, po
 from numpyro_ext.optim.ivon import ivon
 from numpyro_ext.optim.mean_field import MeanFieldState

@@ -10,7 +10,7 @@ from numpyro.handlers import seed
 from numpyro.infer import MCMC, SVI
 from numpyro.infer.autoguide import AutoGuide, AutoGuideList
 
-from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.handlers import on_first_rows
 from numpyro_ext._model.read import (
     check_site_table,
     sample_sites,
@@ -212,7 +212,7 @@ def _check_start(
     """An error unless the latent sites are those of the fit; its observed ones may be predicted."""
     if start is None or guide.prototype_trace is not None or guide.model is None:
         return
-    trace = shape_trace(seed(first_rows(guide.model), random.key(0)), args, kwargs)
+    trace = shape_trace(seed(on_first_rows(guide.model), random.key(0)), args, kwargs)
     inside = {name for name, *_ in start["sites"]}
     ignored = {*start["observed"], *start["local"]} - inside
     table = [site for site in sites_in_trace(trace) if site[0] not in ignored]

@@ -12,11 +12,11 @@ import pytest
 
 from numpyro_ext._model.density import log_density
 from numpyro_ext._model.handlers import (
+    at_rows,
     every_row,
-    first_rows,
     inside_plates,
+    on_first_rows,
     refuse_mutable,
-    rows,
     seed_plates,
     subsampled_plates,
     valid_plates,
@@ -35,7 +35,7 @@ def on_rows(fn, subsample_size=2):
 
 
 def test_first_rows_are_taken_without_a_draw():
-    trace = on_rows(first_rows(straight))
+    trace = on_rows(on_first_rows(straight))
     assert jnp.array_equal(trace["x"]["value"], data()[:2])
     assert trace["x"]["scale"] == ROWS / 2
 
@@ -43,17 +43,17 @@ def test_first_rows_are_taken_without_a_draw():
 @pytest.mark.parametrize("idx", [[4, 1], [5], [0, 3, 3, 2, 1]])
 def test_chosen_rows_may_be_of_any_number(idx):
     """Their scale is the number of all rows over that of the chosen ones."""
-    trace = on_rows(rows(straight, {"rows": jnp.array(idx)}, PLATES))
+    trace = on_rows(at_rows(straight, {"rows": jnp.array(idx)}, PLATES))
     assert jnp.array_equal(trace["x"]["value"], data()[jnp.array(idx)])
     assert trace["x"]["scale"] == pytest.approx(ROWS / len(idx))
 
 
 def test_rows_of_other_data_are_refused():
-    chosen = rows(straight, {"rows": jnp.arange(2)}, {"rows": (ROWS + 1, 2)})
+    chosen = at_rows(straight, {"rows": jnp.arange(2)}, {"rows": (ROWS + 1, 2)})
     with pytest.raises(ValueError, match="plate 'rows' has 6 rows, but 7"):
         on_rows(chosen)
     with pytest.raises(ValueError, match="plate 'rows' has 6 rows, but None"):
-        on_rows(rows(straight, {}, {}))
+        on_rows(at_rows(straight, {}, {}))
 
 
 def test_every_row_is_the_model_without_a_minibatch():

@@ -81,7 +81,7 @@ def test_says_what_the_model_contains():
 
     info = read_model(model, (data(),))
     assert info.plates == {"rows": (ROWS, 2)}
-    assert info.data == ("x",)
+    assert info.data_plates == {"rows"}
     assert info.deterministic == ("total",)
     assert info.params == ("scale",)
     assert {name: latent.plates for name, latent in info.latents.items()} == {

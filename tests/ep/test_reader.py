@@ -8,6 +8,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
+from numpyro_ext._model.same import fingerprint
 from numpyro_ext.ep import EP
 
 Y = np.array([1.0, 2.0, 1.5], np.float32)  # of float64, JAX itself keeps what it has converted
@@ -56,6 +57,35 @@ def test_a_model_reads_from_outside_what_is_there_at_the_call():
     close(fit(ep), exact(Y + 10, 2.0))
     model.y = np.arange(5, dtype=np.float32)
     close(fit(ep), exact(np.arange(5, dtype=np.float32), 2.0))
+
+
+@pytest.mark.slow
+def test_an_update_traces_the_model_again_only_where_what_it_names_has_changed(monkeypatch):
+    """A function among the arguments counts too, with what it names."""
+    traced, noise, shift = [], [1.0], [0.0]
+
+    def model(y, moved):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
+        with numpyro.plate("rows", len(y)) as idx:
+            numpyro.sample("y", dist.Normal(moved(theta), noise[0]), obs=jnp.asarray(y)[idx])
+
+    def moved(theta):
+        return theta + shift[0]
+
+    def counted(*args):
+        traced.append(args)
+        return fingerprint(*args)
+
+    monkeypatch.setattr("numpyro_ext.ep.reading.fingerprint", counted)
+    ep = EP(model, schedule="parallel")
+    state, _ = ep.update(ep.init(random.key(0), Y, moved), Y, moved)
+    ep.update(state, Y.copy(), moved)
+    assert len(traced) == 1
+    for read in noise, shift:
+        before, read[0] = read[0], 2.0
+        with pytest.raises(ValueError, match="what it reads from outside, differ from init"):
+            ep.update(state, Y, moved)
+        read[0] = before
 
 
 def test_a_traced_value_from_outside_is_refused():

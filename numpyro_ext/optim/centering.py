@@ -13,7 +13,7 @@ from numpyro.infer.reparam import LocScaleReparam
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.handlers import first_rows
+from numpyro_ext._model.handlers import on_first_rows
 from numpyro_ext._model.labels import Coords, Names, labels_of, number_name, split_names
 from numpyro_ext._model.mode_search import search_model
 from numpyro_ext._model.read import latent_sites, shape_trace, trace_of
@@ -126,7 +126,7 @@ def _effects(model: Model, args: tuple, kwargs: dict[str, Any]) -> list[str]:
     sites = {site["name"]: site for site in latent_sites(read)}
 
     def parameters(**values: Any) -> dict[str, tuple[Any, Any]]:
-        fn = seed(first_rows(substitute(model, data=values)), random.key(0))
+        fn = seed(on_first_rows(substitute(model, data=values)), random.key(0))
         trace = trace_of(fn, args, kwargs)
         laws = {name: unwrap_distribution(trace[name]["fn"])[0] for name in sites}
         return {name: (x.loc, x.scale) for name, x in laws.items() if isinstance(x, dist.Normal)}
