@@ -10,11 +10,13 @@ plates). Seconds, processor seconds and memory are those of the process, with im
 and data; `fit` the processor seconds of the method alone.
 
 - `AutoStructuredNormal`: all rows and no step, since it begins at the normal of greatest ELBO.
-- `SGHMC`: nothing tuned, minibatches of 512 rows at full size.
+- `SGHMC`: nothing tuned, minibatches of 512 rows at full size; 2,000 draws, and on a part 2,000
+  more at a time, six times at most, while the effective sample size of a scale is below 200.
 - `AutoNormal`, `AutoLowRankMultivariateNormal`: 5,000 steps of Adam, 1e-2 falling, on minibatches
   of 512 rows.
 - `NUTS`, 2 x (1,000 + 1,500) draws, on a part alone; it is the reference.
-- `GPBoost`: if it is installed, of `claims` alone, with its own defaults.
+- `GPBoost`, `statsmodels`, `pymc-extras`: of `elsewhere.py`, if they are installed. Scales of the
+  first are points. A row ends after `--limit` seconds of its processor, ten minutes.
 - `LaplaceEM`: of `laplace_em.py`, in NumPy, of all but the panel. Its scales are points, so the row
   says how far they, and the means of effects, are from the ones of `AutoStructuredNormal` or NUTS,
   in the posterior sds of these, with the ratios of the sds of effects.
@@ -25,6 +27,7 @@ from itertools import product
 import json
 from pathlib import Path
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -43,13 +46,16 @@ from numpyro_ext.guides import AutoStructuredNormal
 from numpyro_ext.mcmc import SGHMC
 
 sys.path.append(str(Path(__file__).parents[1]))
+from _shared.methods import smallest_ess
 from _shared.verdicts import errors, moments
 from groups import laplace_em
+from groups.elsewhere import ELSEWHERE, Missing
 from groups.models import MODELS, Groups
 
 METHODS = ["AutoStructuredNormal", "SGHMC", "AutoNormal", "AutoLowRankMultivariateNormal"]
-OTHERS = ["NUTS", "GPBoost", "LaplaceEM"]
+OTHERS = ["NUTS", *ELSEWHERE, "LaplaceEM"]
 STEPS, BATCH = 5000, 512
+MOST_RUNS, LEAST_ESS, MOST_SINGLES = 6, 200, 16
 Draws = dict[str, np.ndarray]
 
 
@@ -80,9 +86,23 @@ def by_sghmc(problem: Groups, full: bool) -> Draws:
     kernel = SGHMC(problem.model, steps_per_sample=20)
     mcmc = MCMC(kernel, num_warmup=200, num_samples=num_draws(problem), progress_bar=False)
     data = {**problem.data, "batch": BATCH} if full else problem.data
-    mcmc.run(random.key(1), **data)
+    runs: list[Draws] = []
+    while not runs or (not full and len(runs) < MOST_RUNS and of_singles(runs) < LEAST_ESS):
+        mcmc.run(random.key(1 + len(runs)), **data)
+        mcmc.post_warmup_state = mcmc.last_state
+        runs.append({name: np.asarray(x) for name, x in mcmc.get_samples().items()})
     print(kernel.settings, file=sys.stderr)
-    return {name: np.asarray(x) for name, x in mcmc.get_samples().items()}
+    return joined(runs)
+
+
+def joined(runs: list[Draws]) -> Draws:
+    return {name: np.concatenate([x[name] for x in runs]) for name in runs[0]}
+
+
+def of_singles(runs: list[Draws]) -> float:
+    """The least effective sample size of a number that is no effect."""
+    sites = joined(runs).items()
+    return smallest_ess({k: x[None] for k, x in sites if np.size(x[0]) <= MOST_SINGLES})
 
 
 def by_nuts(problem: Groups) -> Draws:
@@ -118,17 +138,6 @@ def milliseconds_of_a_step(problem: Groups, guide_class: Any, most: int = 500) -
         jax.block_until_ready(run(state, num_steps))
         seconds.append(time.process_time() - began)
     return 1e3 * (seconds[2] - seconds[1]) / (most - most // 5)
-
-
-def by_gpboost(problem: Groups) -> dict[str, float]:
-    import gpboost  # pyright: ignore[reportMissingImports]
-
-    data = problem.data
-    groups = np.stack([data[name] for name in ("brand", "region", "vehicle")], axis=1)
-    columns = np.column_stack([np.ones(len(data["y"])), data["x"]])
-    model = gpboost.GPModel(group_data=groups, likelihood="gamma")
-    model.fit(y=data["y"], X=columns)
-    return {k: float(v) for k, v in model.get_cov_pars().iloc[0].items()}
 
 
 def by_em(name: str, data: dict[str, np.ndarray]) -> Draws:
@@ -176,8 +185,8 @@ def one(name: str, method: str, full: bool, out: Path) -> None:
             draws = by_sghmc(problem, full)
         elif method == "NUTS":
             draws = by_nuts(problem)
-        elif method == "GPBoost":
-            draws = {k: np.array(v) for k, v in by_gpboost(MODELS[name](full)).items()}
+        elif method in ELSEWHERE:
+            draws = ELSEWHERE[method](name, MODELS[name](full).data)
         elif method == "LaplaceEM":
             draws = by_em(name, MODELS[name](full).data)
         else:
@@ -205,7 +214,7 @@ def far_from_truth(draws: Draws, truth: dict[str, Any]) -> tuple[float, list[flo
     for name, right in truth.items():
         x = draws[name].reshape(len(draws[name]), -1).astype(float)
         right = np.ravel(right)
-        if len(right) > 16:
+        if len(right) > MOST_SINGLES:
             x, right = x - x.mean(1, keepdims=True), right - right.mean()
             plates.append(float(np.mean(((x.mean(0) - right) / x.std(0)) ** 2) ** 0.5))
         else:
@@ -213,16 +222,19 @@ def far_from_truth(draws: Draws, truth: dict[str, Any]) -> tuple[float, list[flo
     return max(singles), plates
 
 
-def row(name: str, method: str, full: bool, out: Path, again: bool) -> list[str]:
+def row(name: str, method: str, full: bool, out: Path, again: bool, limit: int) -> list[str]:
     size = "full" if full else "part"
     path = out / f"{name}_{size}_{method}.npz"
     kept = path.with_suffix(".json")
     if again or not kept.is_file():
         command = [sys.executable, __file__, "--one", "--model", name, "--only", method]
-        command += ["--out", str(out)] + ([] if full else ["--part"])
+        command += ["--out", str(out), "--limit", str(limit)] + ([] if full else ["--part"])
         run = subprocess.run(command, capture_output=True, text=True, check=False)
+        if run.returncode == -signal.SIGXCPU:
+            return [name, method, size, f"not done in {limit} processor seconds"]
         if run.returncode:
-            return [name, method, size, run.stderr.strip().splitlines()[-1][:120]]
+            why = run.stderr.strip().splitlines()[-1].split(f"{Missing.__name__}: ")[-1]
+            return [name, method, size, why[:120]]
         kept.write_text(run.stdout.strip().splitlines()[-1])
     took = json.loads(kept.read_text())
     draws = dict(np.load(path))
@@ -256,12 +268,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=METHODS, choices=[*METHODS, *OTHERS])
     parser.add_argument("--part", action="store_true", help="a part that NUTS can do")
     parser.add_argument("--again", action="store_true", help="fit what is kept under --out anew")
+    parser.add_argument("--limit", type=int, default=600, help="processor seconds of a row")
     parser.add_argument("--one", action="store_true", help="fit in this process")
     parser.add_argument("--step", action="store_true", help="only the time of a guide's step")
     parser.add_argument("--out", type=Path, default=Path("out/groups"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.one:
+        resource.setrlimit(resource.RLIMIT_CPU, (args.limit, args.limit + 10))
         one(args.model[0], args.only[0], not args.part, args.out)
         return
     if args.step:
@@ -274,7 +288,7 @@ def main() -> None:
     print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|", flush=True)
     for name in args.model:
         for method in args.only:
-            cells = row(name, method, not args.part, args.out, args.again)
+            cells = row(name, method, not args.part, args.out, args.again, args.limit)
             print("| " + " | ".join(cells) + " |", flush=True)
 
 

@@ -87,7 +87,7 @@ def choose_sghmc(
     else:
         cold, wide = 1 / (1 - step**2 / (2 * (2 - step * rate))), 1 - step * rate / 2
         temperatures = cold / wide, (1 + excess) / wide
-    return replace(choice, kinetic_temperature=temperatures)
+    return replace(choice, kinetic_temperature=temperatures, integrator=law)
 
 
 def choose_sgnht(

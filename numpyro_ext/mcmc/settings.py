@@ -54,6 +54,7 @@ class Settings:
 
     :param float step_size: in whitened units.
     :param friction: rate C; None for a kernel without one.
+    :param integrator: the splitting of a kernel that has several.
     :param float variance_ratio: predicted over right variance, where they differ most.
     :param float transitions: predicted transitions per independent draw.
     :param tuple kinetic_temperature: what the law predicts at the end of a step, over the
@@ -91,6 +92,7 @@ class Settings:
     row_gradients: int = 0
     problems: tuple[str, ...] = ()
     kinetic_temperature: tuple[float, float] = (1.0, 1.0)
+    integrator: str | None = None
 
     @property
     def if_hot(self) -> str:
@@ -110,8 +112,11 @@ class Settings:
     def arguments(self) -> dict[str, Any]:
         """The arguments by which a kernel of this class has these settings."""
         arguments: dict[str, Any] = {"step_size": self.step_size, "whitening": self.whitening}
-        if self.friction is not None:
-            arguments["friction"] = self.friction
+        arguments |= {
+            name: getattr(self, name)
+            for name in ("friction", "integrator")
+            if getattr(self, name) is not None
+        }
         if self.control_variate:
             arguments["gradient"] = ControlVariate(self.center)
         return arguments
@@ -121,6 +126,7 @@ class Settings:
         lines = [
             ("step size", f"{self.step_size:.4g}"),
             ("friction", "-" if self.friction is None else f"{self.friction:.4g}"),
+            ("integrator", self.integrator or "-"),
             ("whitening", kind),
             ("gradient", "ControlVariate" if self.control_variate else "as given"),
             ("gradient noise", f"{self.noise:.3g} (corrected {self.noise_control_variate:.3g})"),

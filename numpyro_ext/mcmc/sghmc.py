@@ -92,9 +92,11 @@ class SGHMC(SGMCMCKernel):
         r' &= r_b + k/2, \quad z' = z_m + \tfrac{\epsilon}{2} M^{-1} r'
 
     Injected noise and gradient noise enter at the same place here, so the correction for a known
-    :math:`\hat V` is exact in distribution. ``"baoab"`` has the smallest bias in z without gradient
-    noise, but no such place. ``"euler"`` is the rule of [1], with a bias of first order in
-    :math:`\epsilon`. The step is of the order of a posterior standard deviation over
+    :math:`\hat V` is exact in distribution. ``"baoab"`` has no such place, but the smallest bias in
+    z without gradient noise: it takes gradients where the law of a Gaussian is right, and ABOBA
+    where its variances are :math:`1 / (1 - \epsilon^2 h / 4)` times too large, which the scale of
+    many effects feels from each of them. ``"euler"`` is the rule of [1], with a bias of first order
+    in :math:`\epsilon`. The step is of the order of a posterior standard deviation over
     :math:`\sqrt M`; the splittings diverge for :math:`\epsilon^2 h / M > 4`, where h is the largest
     curvature.
 
@@ -114,7 +116,8 @@ class SGHMC(SGMCMCKernel):
         :math:`\hat B` is :math:`\epsilon \hat V / 2`), or ``"warmup"``: the mean of
         :math:`(g_1 - g_2)^2/2` over pairs of batches in the second half of warmup, at one more
         gradient per step.
-    :param str integrator: ``"aboba"``, ``"baoab"`` or ``"euler"``.
+    :param str integrator: ``"aboba"``, ``"baoab"`` or ``"euler"``; by default ``"aboba"``, or
+        ``"baoab"`` where the step size is found and gradients have no noise.
     :param int resample_every: draw a new momentum at every such transition; by default never.
 
     **References:**
@@ -141,13 +144,14 @@ class SGHMC(SGMCMCKernel):
     friction: float | None = None
     mass: float | Sites = 1.0
     noise_variance: float | Sites | str = 0.0
-    integrator: str = "aboba"
+    integrator: str | None = None
     resample_every: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if_given(check_positive, "friction", self.friction)
-        check_choice("integrator", self.integrator, tuple(_INTEGRATORS))
+        if self.integrator is not None:
+            check_choice("integrator", self.integrator, tuple(_INTEGRATORS))
         self.resample_every = if_given(check_count, "resample_every", self.resample_every)
         for number in _numbers(self.mass):
             check_positive("mass", number)
@@ -158,8 +162,9 @@ class SGHMC(SGMCMCKernel):
         variances = _numbers(self._known_variance)
         for number in variances:
             check_nonnegative("noise_variance", number)
-        corrects = self._from_warmup or any(isinstance(V, Tracer) or V != 0 for V in variances)
-        if self.integrator == "baoab" and corrects:
+        given = any(isinstance(V, Tracer) or V != 0 for V in variances)
+        self._corrects = self._from_warmup or given
+        if self.integrator == "baoab" and self._corrects:
             raise ValueError(
                 "noise_variance is given with the integrator 'baoab', which cannot correct for it;"
                 " use 'aboba' or 'euler'."
@@ -208,13 +213,14 @@ class SGHMC(SGMCMCKernel):
             )
         corrected = np.asarray(self.ravel_sites("noise_variance", self._known_variance))
         left = 0 * noise if self._from_warmup else np.maximum(noise - corrected, 0)
+        is_exact = not self._corrects and np.max(noise, initial=0) == 0
         return choose_sghmc(
             left,
             self.max_bias,
             friction=self.friction,
             # The estimate is corrected for by injecting less, so there must be enough to take off.
             least_injected=1.5 * float(np.max(noise - left)),
-            law=self.integrator,
+            law=self.integrator or ("baoab" if is_exact else "aboba"),
             stiffness=normal.stiffness,
         )
 
@@ -241,7 +247,7 @@ class SGHMC(SGMCMCKernel):
                 return estimate, state.noise_variance
             return estimate, self._variance(key_pair, state, grad_fn, z, estimate.grad)
 
-        move = _INTEGRATORS[self.integrator]
+        move = _INTEGRATORS[self.in_use("integrator") or "aboba"]
         z, r, estimate, V = move(z, r, M, C, T, eps, zeta, gradient)
         fields = {"r": r, "kinetic_temperature": jnp.mean(r**2 / M), "noise_variance": V}
         return Transition(z, estimate, fields)
