@@ -1,20 +1,51 @@
 """A factor of a covariance with the structure of a hierarchy: a core, and leaves given the core."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 from jax import Array
+from jax.core import Tracer
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 import numpy as np
 import scipy.linalg
 
+_MOST_RUNS = 16
+"""Runs of places up to which numbers are taken by slices."""
+_LOOKED_UP, _USUAL = 4, 0.5
+"""The cost of a number that is looked up, in numbers of a product; and the share of the leaves that
+depend on a coordinate from which all may."""
+
+
+def take(x: Array, places: Any) -> Array:
+    """``x[..., places]``; by slices where that is possible, since the gradient through a table of
+    places is summed number by number."""
+    if isinstance(places, Tracer):
+        return x[..., places]
+    places = np.asarray(places)
+    flat = places.ravel()
+    ends = np.flatnonzero(np.diff(flat) != 1) + 1
+    if not flat.size or len(ends) >= _MOST_RUNS:
+        return x[..., places]
+    runs = [x[..., run[0] : run[-1] + 1] for run in np.split(flat, ends)]
+    taken = jnp.concatenate(runs, -1) if len(runs) > 1 else runs[0]
+    return taken.reshape(*x.shape[:-1], *places.shape)
+
+
+def in_order(parts: Sequence[Array], places: Sequence[Any]) -> Array:
+    """The vectors ``(..., n)`` that have these parts at these places, which are all places."""
+    x, flat = jnp.concatenate(parts, -1), [y.ravel() for y in places]
+    if any(isinstance(y, Tracer) for y in flat):
+        return jnp.zeros_like(x).at[..., jnp.concatenate(flat)].set(x)
+    return take(x, np.argsort(np.concatenate(flat)))
+
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["core", "leaves", "root", "slope", "block"],
+    data_fields=["core", "leaves", "common", "columns", "root", "slope", "block"],
     meta_fields=[],
 )
 @dataclass(frozen=True, eq=False)
@@ -24,21 +55,26 @@ class Arrow:
     independent of each other given all other coordinates, the core,
 
     .. math::
-        z_c = c_c + R \xi_c, \qquad z_j = c_j + W_j \xi_c + B_j \xi_j ,
+        y = R \xi_c, \qquad z_c = c_c + y, \qquad z_j = c_j + W_j y + B_j \xi_j ,
 
-    which is any normal whose precision is an arrow: with k coordinates in the core and L leaves of
-    w each it takes :math:`k^2 + L w (k + w)` numbers, and as many products, in place of
-    :math:`(k + L w)^2`.
+    which is any normal whose precision is an arrow. A leaf depends on s coordinates of
+    the core on which all leaves depend, and on q of its own: with k coordinates in the core and L
+    leaves of w each it takes :math:`k^2 + L w (s + q + w)` numbers, and as many products, in place
+    of :math:`(k + L w)^2`.
 
     :param core: ``(k,)``, the places of the core in the flat order.
     :param leaves: ``(L, w)``, the places of the leaves.
+    :param common: ``(s,)``, the numbers in the core of what all leaves depend on.
+    :param columns: ``(L, q)``, the numbers in the core of what else a leaf depends on.
     :param root: R, ``(k, k)``, lower triangular.
-    :param slope: W, ``(L, w, k)``.
+    :param slope: W, ``(L, w, s + q)``.
     :param block: B, ``(L, w, w)``, lower triangular.
     """
 
-    core: Array
-    leaves: Array
+    core: Any
+    leaves: Any
+    common: Any
+    columns: Any
     root: Array
     slope: Array
     block: Array
@@ -50,32 +86,34 @@ class Arrow:
 
     def astype(self, dtype: Any) -> "Arrow":
         """The same in another precision."""
-        parts = (jnp.asarray(x, dtype) for x in (self.root, self.slope, self.block))
-        return Arrow(self.core, self.leaves, *parts)
+        parts = {name: jnp.asarray(getattr(self, name), dtype) for name in _NUMBERS}
+        return replace(self, **parts)
 
     def times(self, scale: float) -> "Arrow":
         """The factor times a number."""
-        parts = (scale * x for x in (self.root, self.slope, self.block))
-        return Arrow(self.core, self.leaves, *parts)
+        return replace(self, root=scale * self.root, block=scale * self.block)
 
     def push(self, xi: Array) -> Array:
         r""":math:`A \xi`."""
-        of_core = xi[self.core]
-        inner = jnp.einsum("lij,lj->li", self.block, xi[self.leaves])
-        return self._flat(self.root @ of_core, self.slope @ of_core + inner)
+        y = self.root @ take(xi, self.core)
+        inner = jnp.einsum("lij,lj->li", self.block, take(xi, self.leaves))
+        return self._flat(y, self._along(y) + inner)
 
     def pull(self, grad: Array) -> Array:
         r""":math:`A^\top g`."""
-        g = grad[self.leaves]
-        of_core = self.root.T @ grad[self.core] + jnp.einsum("lik,li->k", self.slope, g)
-        return self._flat(of_core, jnp.einsum("lij,li->lj", self.block, g))
+        of_core, g = take(grad, self.core), take(grad, self.leaves)
+        on_common, on_own = self._slopes
+        of_core = of_core.at[self.common].add(jnp.einsum("lik,li->k", on_common, g))
+        if self.columns.size:
+            of_core = of_core.at[self.columns].add(jnp.einsum("lik,li->lk", on_own, g))
+        return self._flat(self.root.T @ of_core, jnp.einsum("lij,li->lj", self.block, g))
 
     def solve(self, moved: Array) -> Array:
         r""":math:`A^{-1} x`."""
-        of_core = moved[self.core]
-        if of_core.size:
-            of_core = solve_triangular(self.root, of_core, lower=True)
-        rest = moved[self.leaves] - self.slope @ of_core
+        y = of_core = take(moved, self.core)
+        if y.size:
+            of_core = solve_triangular(self.root, y, lower=True)
+        rest = take(moved, self.leaves) - self._along(y)
         of_leaves = solve_triangular(self.block, rest[..., None], lower=True)[..., 0]
         return self._flat(of_core, of_leaves)
 
@@ -86,28 +124,51 @@ class Arrow:
 
     def sds(self) -> Array:
         """The standard deviation of each coordinate, ``(n,)``."""
-        of_leaves = jnp.sum(self.slope**2, -1) + jnp.sum(self.block**2, -1)
-        return jnp.sqrt(self._flat(jnp.sum(self.root**2, -1), of_leaves))
+        covariance, (on_common, on_own) = self.root @ self.root.T, self._slopes
+        of_common = covariance[self.common]
+        of_leaves = jnp.sum(self.block**2, -1)
+        of_leaves += jnp.sum((on_common @ of_common[:, self.common]) * on_common, -1)
+        if self.columns.size:
+            between = of_common[:, self.columns].transpose(1, 0, 2)
+            within = covariance[self.columns[:, :, None], self.columns[:, None]]
+            of_leaves += jnp.sum((on_own @ within + 2 * (on_common @ between)) * on_own, -1)
+        return jnp.sqrt(self._flat(jnp.diagonal(covariance), of_leaves))
 
     def conditional_sds(self) -> Array:
         """The standard deviation of each coordinate given all others, ``(n,)``."""
-        k, w = self.core.size, self.leaves.shape[1]
+        k, w, s = self.core.size, self.leaves.shape[1], self.common.size
         inverse = jnp.eye(k, dtype=self.root.dtype)
         if k:
             inverse = solve_triangular(self.root, inverse, lower=True)
         unit = jnp.broadcast_to(jnp.eye(w, dtype=self.root.dtype), self.block.shape)
         of_blocks = solve_triangular(self.block, unit, lower=True)
-        below = jnp.einsum("lij,ljk->lik", of_blocks, self.slope) @ inverse
-        of_core = jnp.sum(inverse**2, 0) + jnp.sum(below**2, (0, 1))
+        below = jnp.sum((of_blocks @ self.slope) ** 2, 1)
+        of_core = jnp.sum(inverse**2, 0).at[self.common].add(jnp.sum(below[:, :s], 0))
+        of_core = of_core.at[self.columns].add(below[:, s:])
         return 1 / jnp.sqrt(self._flat(of_core, jnp.sum(of_blocks**2, 1)))
 
     def dense(self) -> Array:
         """The factor as a matrix ``(n, n)``, which is not triangular in the flat order."""
         return jax.vmap(self.push)(jnp.eye(self.size, dtype=self.root.dtype)).T
 
+    def _along(self, y: Array) -> Array:
+        """What the leaves ``(L, w)`` have of the core's distance ``(k,)`` from its center."""
+        on_common, on_own = self._slopes
+        moved = on_common @ take(y, self.common)
+        if self.columns.size:
+            moved += jnp.einsum("lik,lk->li", on_own, y[self.columns])
+        return moved
+
+    @property
+    def _slopes(self) -> tuple[Array, Array]:
+        s = self.common.size
+        return self.slope[:, :, :s], self.slope[:, :, s:]
+
     def _flat(self, of_core: Array, of_leaves: Array) -> Array:
-        out = jnp.zeros(self.size, of_core.dtype).at[self.core].set(of_core)
-        return out.at[self.leaves].set(of_leaves)
+        return in_order((of_core, of_leaves.ravel()), (self.core, self.leaves))
+
+
+_NUMBERS = "root", "slope", "block"
 
 
 @partial(
@@ -141,9 +202,10 @@ class ArrowPrecision:
         beyond = np.einsum("lji,ljk->lik", block, self.across)
         flat = beyond.reshape(L * w, k)
         root, negative = lower_root(self.between - flat.T @ flat)
-        slope = -(block @ beyond).reshape(L * w, k) @ root
-        parts = (jnp.asarray(x, float) for x in (root, slope.reshape(L, w, k), block))
-        return Arrow(jnp.asarray(self.core), jnp.asarray(self.leaves), *parts), turned + negative
+        common, columns, slope = _without_zeros(-(block @ beyond))
+        places = (jnp.asarray(x) for x in (self.core, self.leaves, common, columns))
+        parts = (jnp.asarray(x, float) for x in (root, slope, block))
+        return Arrow(*places, *parts), turned + negative
 
     def leaf_roots(self) -> tuple[np.ndarray, int]:
         """Lower roots ``(L, w, w)`` of the inverse of ``within``, and how many directions are
@@ -177,6 +239,25 @@ class ArrowPrecision:
         """Its negative, as arrays of this type."""
         parts = (jnp.asarray(-x, dtype) for x in (self.between, self.across, self.within))
         return ArrowPrecision(jnp.asarray(self.core), jnp.asarray(self.leaves), *parts)
+
+
+def _without_zeros(slope: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``common``, ``columns`` and ``slope`` of an :class:`Arrow` of these slopes ``(L, w, k)``, of
+    which most may be 0, as of a customer in all regions but its own."""
+    L, _, k = slope.shape
+    seen = np.any(slope != 0, axis=1)
+    usual = np.mean(seen, axis=0) > _USUAL
+    seen[:, usual] = False
+    q = int(np.max(np.sum(seen, axis=1), initial=0))
+    if np.sum(usual) + _LOOKED_UP * q >= k:
+        return np.arange(k), np.zeros((L, 0), int), slope
+    columns = np.argsort(~seen, axis=1, kind="stable")[:, :q]
+    on_own = np.where(
+        np.take_along_axis(seen, columns, axis=1)[:, None],
+        np.take_along_axis(slope, columns[:, None], axis=2),
+        0,
+    )
+    return np.flatnonzero(usual), columns, np.concatenate([slope[:, :, usual], on_own], axis=2)
 
 
 def _positive_blocks(blocks: np.ndarray) -> tuple[np.ndarray, int]:

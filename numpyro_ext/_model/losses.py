@@ -11,6 +11,7 @@ from jax.lax import stop_gradient
 import jax.numpy as jnp
 
 from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._typing import Params
 
 _SKIPPED = (
@@ -34,7 +35,8 @@ def finite_step(
 ) -> tuple[Any, dict[str, Any]]:
     """The loss of ``step(params)`` and the mutable sites that it leaves, without an effect where
     they are not finite."""
-    real = {name: x for name, x in params.items() if _is_real(x)}
+    # What is no argument of a program, as the fixed map of a guide, has no gradient.
+    real = {name: x for name, x in params.items() if _is_real(x) and is_traced(x)}
 
     def drop(cts: tuple[Params, Array]) -> tuple[Params, Array]:
         bad = ~jnp.all(jnp.array([jnp.all(jnp.isfinite(ct)) for ct in jax.tree.leaves(cts)]))

@@ -198,6 +198,7 @@ def search_model(
     starts: int = 4,
     init_params: Sites | None = None,
     labels: Callable[[str], str] = str,
+    by_groups: bool = False,
 ) -> tuple[Modes, Potential]:
     """The modes of a model on these arguments, and its potential."""
     if is_traced((args, kwargs)):
@@ -217,8 +218,8 @@ def search_model(
     if init_params is not None:
         init_params = info.check_unconstrained("init_params", init_params)
         init_params = recut_sites(init_params, cut_at_pi, info)
-    modes = search_modes(rng_key, model, potential, init_params, starts=starts, labels=labels)
-    return modes, potential
+    how: Any = {"starts": starts, "labels": labels, "by_groups": by_groups}
+    return search_modes(rng_key, model, potential, init_params, **how), potential
 
 
 def place_cuts(
@@ -303,14 +304,17 @@ def modes_or_warning(
     room: int | None = None,
     who: str = "the guide begins",
     start: str = "init_loc_fn",
+    by_groups: bool = False,
 ) -> Modes | None:
     """The modes of the posterior on these arguments; None, with a warning, where none are found,
     and a warning where there are more than ``room`` at which the guide can begin; ``start`` is the
-    argument that says where it begins without them."""
+    argument that says where it begins without them, and ``by_groups`` whether it takes an ``Arrow``
+    of a hierarchy of any size."""
     try:
         with block(), on_numbers(), warnings.catch_warnings():
             warnings.simplefilter("ignore", InferenceWarning)
-            modes, _ = search_model(random.key(0), model, args, kwargs, starts)
+            rng_key = random.key(0)
+            modes, _ = search_model(rng_key, model, args, kwargs, starts, by_groups=by_groups)
     except Exception as error:  # whatever stops the search, there is a start without it
         reason = str(error).strip().removesuffix(".") or type(error).__name__
         _warn(
@@ -346,13 +350,15 @@ def search_modes(
     init_strategy: Callable[..., Any] = init_to_uniform,
     starts: int = 4,
     labels: Callable[[str], str] = str,
+    by_groups: bool = False,
 ) -> Modes:
     """The modes of a posterior, as :func:`find_modes` says, from one ``start`` if it is given."""
     info, has_start = potential.info, start is not None
     key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
     measure = NormalMeasure(key_shape, potential)
-    if info.size > _GROUPS_FROM and not info.summed and potential.has_curvature:
-        fit = _of_groups(key_start, model, potential, start, measure, labels)
+    many = by_groups or info.size > _GROUPS_FROM
+    if many and not info.summed and potential.has_curvature:
+        fit = _of_groups(key_start, model, potential, start, measure, labels, by_groups)
         if fit is not None:
             return fit
     search = make_search(key_mode, potential)
@@ -418,6 +424,7 @@ def _of_groups(
     start: Sites | None,
     measure: NormalMeasure,
     labels: Callable[[str], str],
+    as_arrow: bool,
 ) -> Modes | None:
     """The normal of greatest ELBO of a hierarchy with many groups; None for another model."""
     info = potential.info
@@ -431,7 +438,7 @@ def _of_groups(
     problems = (*fit.problems, *_far_problem(fit, info, labels), *_unfinished(fit))
     problems += (*_few_rows_problem(info), *_precision_problem(potential, (fit.center,)))
     fit = replace(fit, problems=problems, circles=circles_of(info))
-    if info.size <= DENSE_UP_TO:
+    if info.size <= DENSE_UP_TO and not as_arrow:
         # In another order of sites some coordinates are others.
         arrow: Any = fit.factor
         root, sides = np.asarray(fit.matrix), np.array(fit.sides)

@@ -10,7 +10,7 @@ the model, and a term that sees several effects of a site, such as a path in tim
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import combinations, combinations_with_replacement
@@ -21,8 +21,9 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 import numpy as np
+from scipy.linalg import block_diag
 
-from numpyro_ext._model.arrow import ArrowPrecision
+from numpyro_ext._model.arrow import ArrowPrecision, lower_root
 from numpyro_ext._model.bend import WIDEST, Bend
 from numpyro_ext._model.density import log_prob, row_log_prob, scaled
 from numpyro_ext._model.modes import Problem
@@ -37,7 +38,8 @@ _FEW = 16
 _MOST_SINGLES, _MOST_CORE, _MOST_ACROSS = 512, 4096, 4e7
 """The most coordinates with a column each, coordinates of the core, and numbers between core and
 leaves."""
-_SAME, _MOST_BENT = 1e-3, 2.0
+_SAME, _MOST_BENT, _FEW_ROWS, _MOST_OF = 1e-3, 2.0, 10_000, 32
+"""The most that a bend may change by; and rows and globals up to which it knows how rows change."""
 Frame = tuple[Any, Bend]
 
 
@@ -260,7 +262,9 @@ class RowCurvature:
 
         def terms(x: Array, idx: dict[str, Array], frame: Frame) -> Array:
             center, bend = frame
-            return part.terms(center + bend(x - center)[0], idx)
+            bent, log_det = bend(x - center)
+            of_part = part.terms(center + bent, idx)
+            return of_part if part is self.parts[0] else jnp.append(of_part, log_det)
 
         def total(x: Array, idx: dict[str, Array], frame: Frame) -> Array:
             return -jnp.sum(terms(x, idx, frame))
@@ -294,16 +298,16 @@ class RowCurvature:
         return jit_on_data(value_and_grad, self._options), jit_on_data(curvature, self._options)
 
     def value_and_grad(
-        self, points: tuple[np.ndarray, np.ndarray], frame: Frame | None = None
+        self,
+        points: tuple[np.ndarray, np.ndarray],
+        frame: Frame | None = None,
+        kinds: Collection[int] = (0, 1),
     ) -> tuple[float, np.ndarray]:
         """The mean potential and gradient over points for the rows ``(s, n)``, and over others for
-        the prior, in the coordinates of a frame."""
-        center, bend = frame = self._frame(frame)
-        slope = np.asarray(jnp.sum(bend.slopes, 0), float)
-        of, c = np.asarray(bend.of), np.asarray(center, float)
-        value, grad = -float(np.mean((points[1] - c)[:, of] @ slope)), np.zeros(self.size)
-        grad[of] -= slope
-        for part, (run, _), x in zip(self.parts, self.programs, points, strict=True):
+        the prior, in the coordinates of a frame; of both kinds of terms or of one."""
+        frame, value, grad = self._frame(frame), 0.0, np.zeros(self.size)
+        for kind in kinds:
+            part, (run, _), x = self.parts[kind], self.programs[kind], points[kind]
             for weight, idx in part.pieces:
                 v, g = (np.asarray(y, float) for y in run(jnp.asarray(x, self.dtype), idx, frame))
                 with np.errstate(invalid="ignore"):  # of draws that are too far for the density
@@ -335,6 +339,7 @@ class RowCurvature:
                 each, own = run(jnp.asarray(x, self.dtype), idx, frame)
                 each = weight * np.asarray(each, float)
                 columns += weight * np.asarray(own, float)
+                each = each[:, : seen.shape[1]]  # the last is the bend's, which is of no effect
                 for (a, b), values in zip(self.pairs, each, strict=True):
                     both = (seen[a] >= 0) & (seen[b] >= 0) & (values != 0)
                     if not np.any(both):
@@ -372,83 +377,152 @@ class RowCurvature:
         leaves = [(a, b) for a, b in self.pairs if {a, b} <= set(self.leaf_colors)]
         return leaves + [(a, a) for a, b in self.pairs if a == b and a not in self.leaf_colors]
 
-    def _turning(self, x: np.ndarray, i: int) -> list[np.ndarray]:
-        """The derivatives in number i of the curvature of the prior's terms, ``(J,)`` of each
-        block."""
-        part = self.parts[1]
-        ((_, idx),), v = part.pieces, jnp.asarray(np.eye(1, self.size, i)[0], self.dtype)
-        each = np.asarray(self._third(jnp.asarray(x, self.dtype), v, idx), float)
-        sums = []
-        for (a, b), values in zip(self._blocks, each, strict=True):
-            pair = part.seen[0][[a, b]]
-            both = np.all(pair >= 0, axis=0)
-            size = len(self.colors[a].places)
-            sums.append(np.bincount(pair[0, both], np.asarray(values)[both], size))
-        return sums
+    def _turning(self, x: np.ndarray, i: int, kind: int, turns: np.ndarray) -> list[np.ndarray]:
+        """The derivatives in number i of the curvature of one kind of terms, ``(J,)`` of each
+        block, and ``(t,)`` along each of ``turns``."""
+        part, unit = self.parts[kind], np.eye(1, self.size, i)[0]
+        first, second = (self._directions[list(x)] for x in zip(*self._blocks, strict=True))
+        pairs = np.concatenate([first, turns]), np.concatenate([second, turns])
+        x, unit, *pairs = (jnp.asarray(y, self.dtype) for y in (x, unit, *pairs))
+        sums = [np.zeros(len(self.colors[a].places)) for a, _ in self._blocks]
+        of_turns = np.zeros(len(turns))
+        for (weight, idx), seen in zip(part.pieces, part.seen, strict=True):
+            each = np.asarray(self._thirds[kind](x, unit, pairs, idx), float)
+            for (a, b), values, total in zip(self._blocks, each, sums, strict=False):
+                pair = seen[[a, b]]
+                both = np.all(pair >= 0, axis=0)
+                total += weight * np.bincount(pair[0, both], values[both], len(total))
+            of_turns += weight * np.sum(each[len(sums) :], axis=1)
+        return [*sums, of_turns]
 
     @cached_property
-    def _third(self) -> Any:
-        part = self.parts[1]
-        first, second = (self._directions[list(x)] for x in zip(*self._blocks, strict=True))
-
-        def third(x: Array, v: Array, idx: dict[str, Array]) -> Array:
-            def of_block(pair: tuple[Array, Array]) -> Array:
+    def _thirds(self) -> list[Any]:
+        def third(part: _Part, x: Array, v: Array, pairs: Any, idx: dict[str, Array]) -> Array:
+            def of_pair(pair: Any) -> Array:
                 fn: Any = lambda x: -part.terms(x, idx)  # noqa: E731
                 for direction in (*pair, v):
                     fn = partial(_along, fn, v=direction)
                 return fn(x)
 
-            return lax.map(of_block, (first, second))
+            return lax.map(of_pair, pairs)
 
-        return jit_on_data(third, self._options)
+        return [jit_on_data(partial(third, part), self._options) for part in self.parts]
+
+    def _together(self, of_prior: ArrowPrecision, whole: ArrowPrecision) -> Iterator[Any]:
+        """Of each site whose numbers go together, such as a path in time, its places and Q, with
+        which the whole curvature becomes 1 and the prior's diagonal."""
+        for places in self.potential.info.slices.values():
+            at = np.arange(self.size)[places]
+            if len(at) > _FEW and np.all(np.isin(at, self.singles)):
+                own = np.ix_(*[np.searchsorted(self.singles, at)] * 2)
+                L, _ = lower_root(whole.between[own])
+                yield at, L @ np.linalg.eigh(L.T @ of_prior.between[own] @ L)[1]
+
+    @cached_property
+    def few_rows(self) -> bool:
+        return sum(seen.shape[1] for seen in self.parts[0].seen) <= _FEW_ROWS
 
     @cached_property
     def straight(self) -> Bend:
-        """The identity, as a bend by the numbers g on which the prior's curvature of an effect
-        depends, such as scales of effects."""
-        bending = [
-            i
-            for i in map(int, self.singles)
-            if any(np.any(x != 0) for probe in self.probes for x in self._turning(probe, i))
-        ]
-        w = self.leaves.shape[1]
+        """The identity, as a bend by the numbers of small sites on which the prior's curvature of
+        an effect depends, such as scales of effects; of few rows by all numbers of small sites."""
+        slices = self.potential.info.slices.values()
+        of = [i for y in slices if y.stop - y.start <= _FEW for i in range(y.start, y.stop)]
+        if not (self.few_rows and len(of) <= _MOST_OF):
+            none = np.zeros((0, self.size))
+            of = [
+                i
+                for i in of
+                if any(np.any(x) for y in self.probes for x in self._turning(y, i, 1, none))
+            ]
+        below = _below(self.leaves.shape[1])
         rows, columns = (
-            np.concatenate([np.zeros(0, int), *(self.leaves[:, pair[k]] for pair in _below(w))])
+            np.concatenate([np.zeros(0, int), *(self.leaves[:, pair[k]] for pair in below)])
             for k in range(2)
         )
-        of, rows, columns = (jnp.asarray(np.asarray(x, int)) for x in (bending, rows, columns))
-        slopes, shears = (jnp.zeros((m, len(bending))) for m in (self.size, len(rows)))
-        return Bend(of, slopes, rows, columns, shears)
+        return Bend.straight(self.size, of or [0], rows, columns)
 
     def bend(self, x: np.ndarray, of_rows: ArrowPrecision) -> Bend:
-        r"""The bend in which the curvature :math:`\Lambda` of a block of effects stays as it is
-        where the scales move, and with them the prior's, which is taken at x. With its derivative
-        :math:`\Lambda'` and :math:`\Lambda^{-1} = B B^\top` that is to first order :math:`I + B\,
-        low(-B^\top \Lambda' B)\, B^{-1}`, the lower triangle with half of its diagonal."""
-        straight = self.straight
-        (L, w), num = self.leaves.shape, len(straight.of)
-        slopes, turns = np.zeros((self.size, num)), np.zeros((L, w, w, num))
-        precision = of_rows.plus(self.precision((x[None], x[None]), [1]))
+        r"""The bend in which the curvature of effects, and where it pulls them, stay as they are
+        where globals move, by derivatives at x: for each kind of terms the curvature
+        :math:`\Lambda` in an effect, its slope :math:`\Lambda'` in a global, the gradient G and
+        the mixed derivative q. With all in units of the whole curvature, :math:`a = \Lambda' /
+        \Lambda` and :math:`K = a G - q`. Of many rows the curvature alone is known, ``of_rows``.
+
+        For effects of several numbers, with :math:`\Lambda^{-1} = B B^\top`, it is to first order
+        :math:`I + B\, low(-B^\top \Lambda' B)\, B^{-1}`, the lower triangle with half of its
+        diagonal, by the prior."""
+        straight, at_x = self.straight, (x[None], x[None])
+        if not np.isin(straight.of, self.singles).all():  # there are no globals
+            return straight
+        (L, w), of, b = self.leaves.shape, np.asarray(straight.of), len(straight.of)
+        few = self.few_rows
+        of_rows = self.precision(at_x, [0]) if few else of_rows
+        of_prior = self.precision(at_x, [1])
+        precision = of_rows.plus(of_prior)
         B = precision.leaf_roots()[0]
-        own = np.zeros(self.size)
-        own[self.core] = np.diagonal(precision.between)
-        for k, i in enumerate(np.asarray(straight.of)):
-            within = np.zeros((L, w, w))
-            for (a, b), values in zip(self._blocks, self._turning(x, i), strict=True):
-                if a in self.leaf_colors:
-                    p, q = self.leaf_colors.index(a), self.leaf_colors.index(b)
-                    within[:, p, q] = within[:, q, p] = values
-                else:
-                    places = self.colors[a].places
-                    slopes[places, k] = -values / (2 * own[places])
-            low = np.tril(-B.transpose(0, 2, 1) @ within @ B)
-            low[:, range(w), range(w)] /= 2
-            turns[..., k] = B @ low @ np.linalg.inv(B)
-        slopes[self.leaves] = np.diagonal(turns, axis1=1, axis2=2).transpose(0, 2, 1)
+        turned, within = np.zeros((2, self.size, b)), np.zeros((L, w, w, b))
+        blocks = list(self._together(of_prior, precision))
+        at = np.concatenate([np.zeros(0, int), *(places for places, _ in blocks)])
+        Q = block_diag(*(Q for _, Q in blocks)) if blocks else np.zeros((0, 0))
+        directions = np.zeros((len(at), self.size))
+        directions[:, at] = Q.T
+        for k, i in enumerate(of):
+            for kind in range(2) if few else [1]:
+                *each, turned[kind, at, k] = self._turning(x, i, kind, directions)
+                for pair, values in zip(self._blocks, each, strict=True):
+                    if w > 1 and set(pair) <= set(self.leaf_colors):
+                        p, q = map(self.leaf_colors.index, pair)
+                        within[:, p, q, k] = within[:, q, p, k] = values * kind
+                    else:
+                        turned[kind, self.colors[pair[0]].places, k] = values
+        pull = self.value_and_grad(at_x, kinds=[1])[1]
+        own, mixed = zip(*(self._own(y, of) for y in (of_rows, of_prior)), strict=True)
+        single = np.zeros(self.size, bool)
+        for a, color in enumerate(self.colors):
+            single[color.places] = w == 1 or a not in self.leaf_colors
+        if len(at):
+            single[at], pull[at] = True, Q.T @ pull[at]
+            core = np.ix_(*[np.searchsorted(self.singles, at)] * 2)
+            for y, q, part in zip(own, mixed, (of_rows, of_prior), strict=True):
+                y[at], q[at] = np.einsum("ij,ik,kj->j", Q, part.between[core], Q), Q.T @ q[at]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            whole = own[0] + own[1]
+            p, pull = np.clip(own[1] / whole, 0, 1), pull / whole
+            a = [
+                np.where(np.abs(y / whole) > _SAME, t.T / y, 0).T
+                for y, t in zip(own, turned, strict=True)
+            ]
+            a = np.clip(np.nan_to_num(a), -2 * _MOST_BENT, 2 * _MOST_BENT)
+            # The rows pull as much to the other side.
+            K = [
+                sign * y * pull[:, None] - q / whole[:, None]
+                for sign, y, q in zip((-1, 1), a, mixed, strict=True)
+            ]
+        of_effects = np.where(single & np.isfinite(p + pull), (p, pull), 0)
+        parts = np.array([a[1], a[0], K[1], K[0] if few else 0 * K[0]])
+        parts = np.where((of_effects[0] > 0)[:, None], np.nan_to_num(parts), 0)
+        low = np.tril(-np.einsum("lji,ljmk,lmn->lkin", B, within, B))
+        low[..., range(w), range(w)] /= 2
+        sheared = np.einsum("lij,lkjm,lmn->link", B, low, np.linalg.inv(B))
+        slopes = np.zeros((self.size, b))
+        slopes[self.leaves] = np.diagonal(sheared, axis1=1, axis2=2).transpose(0, 2, 1)
         slopes = np.clip(np.nan_to_num(slopes), -_MOST_BENT, _MOST_BENT)
-        shears = [turns[:, p, q] for p, q in _below(w)]
-        shears = np.concatenate([np.zeros((0, num)), *shears])
-        return replace(straight, slopes=jnp.asarray(slopes), shears=jnp.asarray(shears))
+        shears = np.concatenate([np.zeros((0, b)), *(sheared[:, p, q] for p, q in _below(w))])
+        new = of_effects, parts, slopes, straight.rows, straight.columns, shears, at
+        turns = np.array([Q, np.linalg.inv(Q)])
+        return Bend(straight.of, *map(jnp.asarray, new), jnp.asarray(turns))
+
+    def _own(self, precision: ArrowPrecision, of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The diagonal ``(n,)``, and the columns ``(n, b)`` of globals."""
+        columns = np.searchsorted(self.singles, of)  # singles are the first of the core, in order
+        own, mixed = np.zeros(self.size), np.zeros((self.size, len(of)))
+        own[self.core] = np.diagonal(precision.between)
+        own[self.leaves] = np.diagonal(precision.within, axis1=1, axis2=2)
+        mixed[self.core], mixed[self.leaves] = (
+            y[..., columns] for y in (precision.between, precision.across)
+        )
+        return own, mixed
 
 
 def _below(w: int) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
+from scipy.interpolate import PchipInterpolator
 
 from numpyro_ext._model.arrow import Arrow, ArrowPrecision
 from numpyro_ext._model.bend import Bend
@@ -27,7 +28,9 @@ number of points before the last that it is mixed from."""
 _NATS, _LEAST = 1.0, 0.05
 """What a step may raise the loss, which the draws know so well, and the least part of a step."""
 _PINNED, _MOST_BEYOND = 1e30, 5.0
-_AT, _SKEWS, _AT_END = np.arange(-3.0, 4.0), np.linspace(-1.2, 1.2, 121), 0.05
+_AT, _SKEWS = np.arange(-3.0, 4.0), np.linspace(-1.2, 1.2, 121)
+_AT_END, _STRETCH, _MOST_SDS = 0.01, 1.4, 20.0
+"""The density of a scale, of its largest, beyond which its points go out, and how far."""
 
 
 def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float) -> Mode | None:
@@ -151,8 +154,8 @@ def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float)
         share = min(1.0, 2 * share)
         x = x + share * move
     _, x, factor, bend = best
-    scales = np.flatnonzero(held | np.isin(np.arange(n), bend.of))
-    scales = np.intersect1d(scales, curvature.singles)
+    bending = np.asarray(bend.of)[np.any(np.asarray(bend.of_parts[0]) != 0, axis=0)]
+    scales = np.intersect1d(np.union1d(np.flatnonzero(held), bending), curvature.singles)
     sides = _sides(curvature, x, factor, bend, xis, scales)
     passes += len(scales) * len(_AT) * len(xis[0])
     dtype = curvature.dtype
@@ -178,22 +181,29 @@ def _sides(
 ) -> np.ndarray:
     r"""Location, scale and skew ``(n, 3)`` of each coordinate :math:`\xi_i`: 0, 1 and 0 but for the
     scales. A scale has the moments of the density :math:`\exp(-E[U \mid \xi_i])`, by its slopes at
-    a few points: the density of greatest ELBO if all other coordinates stay as they are."""
+    a few points, out to where there is little of it: the density of greatest ELBO if all other
+    coordinates stay as they are."""
     sides = np.tile([0.0, 1.0, 0.0], (curvature.size, 1))
-    t = np.linspace(-4, 4, 401)
     for i in scales:
         unit = np.eye(1, curvature.size, i)[0]
         column = np.asarray(factor.push(jnp.asarray(unit, curvature.dtype)), float)
-        slopes = []
-        for at in _AT:
+
+        def slope(at: float, unit: np.ndarray = unit, column: np.ndarray = column) -> float:
             given = (np.where(unit > 0, at, xi).astype(curvature.dtype) for xi in xis)
             rows, prior = (x + np.asarray(_push_each(factor, xi)) for xi in given)
-            slopes.append(column @ curvature.value_and_grad((rows, prior), (x, bend))[1])
-        if not np.all(np.isfinite(slopes)):
-            continue
-        energy = np.polyval(np.polyint(np.polyfit(_AT, slopes, 4)), t)
-        p = np.exp(energy.min() - energy)
-        if max(p[0], p[-1]) < _AT_END:
+            return float(column @ curvature.value_and_grad((rows, prior), (x, bend))[1])
+
+        slopes, beyond = {at: slope(at) for at in _AT}, [0.0]
+        while beyond and np.all(np.isfinite(list(slopes.values()))):
+            at = np.sort(list(slopes))
+            t = np.linspace(at[0], at[-1], 801)
+            energy = PchipInterpolator(at, [slopes[y] for y in at]).antiderivative()(t)
+            p = np.exp(energy.min() - energy)
+            beyond = [y for y, end in ((at[0], p[0]), (at[-1], p[-1])) if end > _AT_END]
+            if np.max(np.abs(beyond), initial=0) >= _MOST_SDS:
+                break
+            slopes |= {_STRETCH * y: slope(_STRETCH * y) for y in beyond}
+        if not beyond:
             p /= p.sum()
             mean = p @ t
             sd = (p @ (t - mean) ** 2) ** 0.5

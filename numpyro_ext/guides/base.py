@@ -44,6 +44,7 @@ from numpyro_ext._model.potential import supports_of
 from numpyro_ext._model.read import ModelInfo, call_and_trace, is_only_recorded, transforms_of
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._typing import Model, Params, Shape, Sites
+from numpyro_ext.guides.fixed import fixed_param
 from numpyro_ext.transforms import VectorTransform
 
 NUM_QUANTILE_DRAWS = 10_000
@@ -197,10 +198,11 @@ class AutoAtModes(AutoJoint):
 
     At ``svi.init`` the guide searches for the modes of the posterior on the arguments of that call,
     by :func:`~numpyro_ext.optim.find_modes`. Its last layer is the fixed map :math:`z = c + A x` of
-    the heaviest one, with the parameters ``{prefix}_center`` and ``{prefix}_root``, which have no
-    gradient. What is trained lies inside, where the posterior is near N(0, I), so that a learning
-    rate means the same for every model. Mask it where there is weight decay. The angles
-    opposite of the cuts of latent circles are ``{prefix}_cut``, without a gradient too.
+    the heaviest one. What is trained lies inside, where the posterior is near N(0, I), so that a
+    learning rate means the same for every model. ``svi.get_params`` gives the map with the other
+    parameters, as ``{prefix}_center`` and ``{prefix}_root``, but an optimiser neither sees nor
+    moves it. The angles opposite of the cuts of latent circles are ``{prefix}_cut``, which has no
+    gradient; mask it where there is weight decay.
 
     It begins at N(init_loc, init_scale^2 I) instead, as NumPyro's guides do, if ``init_loc_fn`` or
     ``init_scale`` is given or ``init_from`` is None; for models of more than 512 latent dimensions
@@ -216,6 +218,8 @@ class AutoAtModes(AutoJoint):
     """The number of searches, and of modes at which the guide can begin."""
     most_searched: ClassVar[int | None] = DENSE_UP_TO
     """The latent numbers up to which the guide searches."""
+    by_groups: ClassVar[bool] = False
+    """Whether it takes the structure of a hierarchy of any size."""
     start_arguments = ("init_loc_fn", "init_scale")
     """Arguments that say where NumPyro's start is, so that giving one of them means no search."""
 
@@ -250,7 +254,7 @@ class AutoAtModes(AutoJoint):
         info, modes = self.read(*args, **kwargs), self.modes_given
         most = self.most_searched
         searches = self.searches and is_searched(info.size, info.params, bool(info.mutable), most)
-        center: Any = numpyro.param(f"{self.prefix}_center") if searches else None
+        center = fixed_param(f"{self.prefix}_center") if searches else None
         if searches and center is None:
             modes = self.modes()
         info = self.cut(info, args, kwargs, modes)
@@ -283,7 +287,8 @@ class AutoAtModes(AutoJoint):
     def called_with(self, args: tuple, kwargs: dict[str, Any]) -> Iterator[None]:
         """Let :meth:`modes` search on the arguments of this call of the guide, at most once."""
         starts, room = self.num_searches, self.num_modes
-        search = partial(modes_or_warning, self.model, args, kwargs, starts=starts, room=room)
+        how: Any = {"starts": starts, "room": room, "by_groups": self.by_groups}
+        search = partial(modes_or_warning, self.model, args, kwargs, **how)
         before, self.find_modes = self.find_modes, cache(search)
         try:
             yield
@@ -300,7 +305,8 @@ class AutoAtModes(AutoJoint):
     def known_map(self) -> tuple[Array, Any] | None:
         """The fixed map that is among the parameters already; None where there is none yet."""
         names = [f"{self.prefix}_{name}" for name in ("center", "root", "loc")]
-        center, root, loc = (numpyro.param(name) for name in names)
+        center, root = map(fixed_param, names[:2])
+        loc = numpyro.param(names[2])
         if center is not None and root is not None:
             return lax.stop_gradient((jnp.asarray(center), jnp.asarray(root)))
         if loc is not None:  # in unknown units
@@ -313,7 +319,7 @@ class AutoAtModes(AutoJoint):
     def new_map(self, center: Array, root: Any) -> tuple[Array, Any]:
         """Register the fixed map as parameters."""
         center, root = (
-            jnp.asarray(numpyro.param(f"{self.prefix}_{name}", value))
+            jnp.asarray(fixed_param(f"{self.prefix}_{name}", value))
             for name, value in (("center", center), ("root", root))
         )
         return lax.stop_gradient((center, root))

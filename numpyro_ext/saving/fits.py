@@ -1,6 +1,7 @@
 """A fit in a file, and back in another process."""
 
 from collections.abc import Iterator
+import re
 import sys
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from numpyro_ext._numpyro import draws_of_mcmc, mcmc_of_draws, set_up_at, start_
 from numpyro_ext._typing import Restorable
 from numpyro_ext.saving.container import Unknown, fit_to, read, write
 
-_UNITS = ("_center", "_root", "_modes", "_particles")
+_UNITS = re.compile("_(center|root|root_.*|bend|bend_.*|modes|particles)$")
 """Parameters that a search would find for a guide that is called without them."""
 
 
@@ -75,7 +76,7 @@ def save(path: Any, method: Any, result: Any = None) -> None:
     units = {}
     if isinstance(method, SVI):
         params = _params_of(method, result)
-        units = {name: x for name, x in params.items() if name.endswith(_UNITS)}
+        units = {name: x for name, x in params.items() if _UNITS.search(name)}
     own = _own(method)
     content = {
         "method": _name_of(method),

@@ -53,6 +53,29 @@ def test_products_are_those_of_the_matrix():
     )
 
 
+def test_leaves_keep_what_they_depend_on_alone():
+    """Of 20 numbers of the core each of 30 leaves depends on the first and on one other."""
+    rng, (k, L) = np.random.default_rng(1), (20, 30)
+    own, n = rng.integers(1, k, L), k + L
+    across = np.zeros((L, 1, k))
+    across[:, 0, 0], across[np.arange(L), 0, own] = rng.normal(size=L), rng.normal(size=L)
+    H = np.zeros((n, n))
+    H[k:, :k] = across[:, 0]
+    H += H.T + np.diag(2 * (1 + np.abs(H + H.T).sum(0)))
+    places = np.arange(k), np.arange(k, n)[:, None]
+    factor, _ = ArrowPrecision(
+        *places, H[:k, :k], across, H[places[1], places[1]][..., None]
+    ).factor()
+    assert factor.slope.shape == (L, 1, 2) and list(factor.common) == [0]
+    A, covariance = np.asarray(factor.dense(), float), np.linalg.inv(H)
+    np.testing.assert_allclose(A @ A.T, covariance, atol=1e-5)
+    np.testing.assert_allclose(factor.sds(), np.sqrt(np.diag(covariance)), rtol=1e-5)
+    np.testing.assert_allclose(factor.conditional_sds(), np.diag(H) ** -0.5, rtol=1e-5)
+    x = jnp.asarray(rng.normal(size=n), factor.root.dtype)
+    np.testing.assert_allclose(factor.pull(x), A.T @ np.asarray(x), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(factor.solve(factor.push(x)), x, rtol=1e-4, atol=1e-5)
+
+
 def test_negative_directions_are_turned():
     structured, _ = precision()
     structured.within[1] *= -1

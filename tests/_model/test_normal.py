@@ -26,7 +26,7 @@ ROOT[np.diag_indices(N)] = SCALES
 def arrow() -> Arrow:
     root, block = np.tril(RNG.normal(size=(2, 2))), np.tril(RNG.normal(size=(2, 2, 2)))
     root[np.diag_indices(2)], block[:, [0, 1], [0, 1]] = 1.5, 0.7
-    places = jnp.array([4, 0]), jnp.array([[1, 3], [5, 2]])
+    places = jnp.array([4, 0]), jnp.array([[1, 3], [5, 2]]), jnp.array([1]), jnp.array([[0], [0]])
     return Arrow(*places, *(jnp.asarray(x) for x in (root, RNG.normal(size=(2, 2, 2)), block)))
 
 

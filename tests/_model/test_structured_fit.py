@@ -141,15 +141,8 @@ def test_a_scale_has_the_spread_of_its_posterior_where_groups_have_few_rows():
     variance = np.exp(2 * t) + SD**2 / 2
     square = np.sum((of_group - of_group.mean()) ** 2)
     log_p = -0.5 * ((FEW_GROUPS - 1) * np.log(variance) + square / variance)
-    log_p += t - np.exp(2 * t) / 2
-    p = np.exp(log_p - log_p.max())
-    p /= p.sum()
-    mean = np.sum(p * t)
-    sd = np.sum(p * (t - mean) ** 2) ** 0.5
-    guide = AutoStructuredNormal(few_rows, init_from=fit_few(few_rows, y))
-    svi = SVI(few_rows, guide, optax.adam(1e-3), Trace_ELBO())
-    params = svi.get_params(svi.init(random.key(0), y))
-    draws = guide.sample_latent(random.key(1), params, 4000)[:, 1]
+    mean, sd = of_density(log_p + t - np.exp(2 * t) / 2, t)
+    draws = draws_at_start(few_rows, y)[:, 1]
     assert abs(float(draws.mean()) - mean) < 0.2 * sd
     assert float(draws.std()) == pytest.approx(sd, rel=0.15)
 
@@ -176,6 +169,53 @@ def test_a_factor_nested_in_another_and_levels_with_one_row():
     assert not fit.problems
     np.testing.assert_allclose(np.asarray(fit.center), covariance @ X.T @ y, atol=0.02)
     np.testing.assert_allclose(fit.sds, sds, rtol=1e-3)
+
+
+def draws_at_start(model, *args) -> np.ndarray:
+    """4,000 draws of the guide before any step."""
+    guide = AutoStructuredNormal(model, init_from=fit_few(model, *args))
+    svi = SVI(model, guide, optax.adam(1e-3), Trace_ELBO())
+    params = svi.get_params(svi.init(random.key(0), *args))
+    return np.asarray(guide.sample_latent(random.key(1), params, 4000))
+
+
+def of_density(log_p: np.ndarray, t: np.ndarray) -> tuple[float, float]:
+    """Mean and sd of a density on a grid."""
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    mean = p @ t
+    return float(mean), float((p @ (t - mean) ** 2) ** 0.5)
+
+
+WEEK, SHOP = np.random.default_rng(5).integers(0, 20, (2, 60))
+
+
+def walk(y):
+    """Three rows in a week, of which the walk has a scale that may be near 0."""
+    s = numpyro.sample("s", dist.HalfNormal(1.0))
+    path = numpyro.sample("path", dist.GaussianRandomWalk(s, 20))
+    with numpyro.plate("shops", 20):
+        own = numpyro.sample("own", dist.Normal(0.0, 0.5))
+    with numpyro.plate("rows", 60):
+        numpyro.sample("y", dist.Normal(path[WEEK] + own[SHOP], 1.0), obs=y)
+
+
+@pytest.mark.slow
+def test_the_scale_of_a_walk_of_few_rows():
+    """Given s all rows are normal, with s^2 min(t, t') between weeks t and t'."""
+    t = np.linspace(-7, 1, 1000)
+    weeks = np.minimum.outer(WEEK + 1, WEEK + 1)
+    rest = np.eye(60) + 0.25 * np.equal.outer(SHOP, SHOP)
+    root = np.linalg.cholesky(rest + 0.2**2 * weeks)
+    y = root @ np.random.default_rng(6).normal(size=60)
+    log_p = []
+    for u in t:
+        C = rest + np.exp(2 * u) * weeks
+        log_p.append(-(np.linalg.slogdet(C)[1] + y @ np.linalg.solve(C, y)) / 2)
+    mean, sd = of_density(np.array(log_p) + t - np.exp(2 * t) / 2, t)
+    draws = draws_at_start(walk, y)[:, 0]
+    assert abs(float(draws.mean()) - mean) < 0.2 * sd
+    assert float(draws.std()) == pytest.approx(sd, rel=0.2)
 
 
 PATIENTS, WHEN, NOISE = 60, np.linspace(-1, 1, 5), 1.5

@@ -11,7 +11,11 @@ import optax
 import pytest
 
 from numpyro_ext._model.arrow import Arrow
+from numpyro_ext._model.modes import Mode, Modes
 from numpyro_ext.guides import AutoStructuredNormal
+from numpyro_ext.objectives import VRELBO
+from numpyro_ext.saving import load, save
+from tests._model.test_arrow import arrow
 from tests._model.test_structured_fit import data, model, normal_given
 from tests.guides.moved import moved
 
@@ -77,3 +81,46 @@ def test_begins_at_the_posterior_of_many_groups():
         random.key(5), **data(), scales=(0.8, 0.3)
     )
     np.testing.assert_array_equal(other.sample_latent(random.key(1), params, 4000), draws)
+
+
+def nine(y):
+    z = numpyro.sample("z", dist.Normal(0, 1).expand([9]).to_event(1))
+    numpyro.sample("y", dist.Normal(z, 1).to_event(1), obs=y)
+
+
+def svi_of_nine(loss, at=0.0) -> SVI:
+    """A start with a factor of three numbers and three pairs."""
+    mode = Mode(at + jnp.arange(9.0), arrow()[0])
+    guide = AutoStructuredNormal(nine, init_from=Modes((mode,), (("z", (9,)),)))
+    return SVI(nine, guide, optax.adam(1e-2), loss)
+
+
+@pytest.mark.parametrize("loss", [Trace_ELBO(num_particles=3), VRELBO(0.5)], ids=["ELBO", "Renyi"])
+def test_an_optimiser_has_no_part_of_the_fixed_map(loss, tmp_path):
+    """It has the location, factor and skew of nine globals, twice as many moments, and two counts;
+    parameters have the map nevertheless, and take it along: to another guide, through a file, and
+    out of a state that is older than another start of the same ``SVI``."""
+    svi, y = svi_of_nine(loss), jnp.ones(9)
+    result = svi.run(random.key(0), 2, y, progress_bar=False)
+    sizes = [x.size for x in jax.tree.leaves(result.state.optim_state)]
+    assert sum(sizes) == 3 * (9 + 45 + 9) + 2
+    np.testing.assert_array_equal(result.params["auto_root_slope"], arrow()[0].slope)
+    draws = svi.guide.sample_latent(random.key(1), result.params, 5)
+    traced = jax.jit(lambda params: svi.guide.sample_latent(random.key(1), params, 5))
+    np.testing.assert_allclose(traced(result.params), draws, rtol=1e-4, atol=1e-4)
+
+    other = svi_of_nine(loss, at=100.0)
+    other.init(random.key(0), y)
+    np.testing.assert_array_equal(other.guide.sample_latent(random.key(1), result.params, 5), draws)
+    save(tmp_path / "fit.npz", svi, result)
+    other = svi_of_nine(loss, at=100.0)
+    loaded = load(tmp_path / "fit.npz", other, y)
+    np.testing.assert_array_equal(other.guide.sample_latent(random.key(1), loaded.params, 5), draws)
+    update = jax.jit(svi.update)
+    after, same = update(result.state, y), other.update(loaded.state, y)
+    assert float(after[1]) == pytest.approx(float(same[1]), rel=1e-4)
+
+    moved = {**result.params, "auto_center": result.params["auto_center"] + 50}
+    second = svi.init(random.key(0), y, init_params=moved)
+    assert float(update(second, y)[1]) > float(after[1]) + 1000
+    np.testing.assert_array_equal(svi.get_params(after[0])["auto_center"], jnp.arange(9.0))
