@@ -331,23 +331,31 @@ class OnSupports(AutoContinuous, StartGiven):
         trace: Any = self.prototype_trace
         return {name: trace[name]["fn"].support for name in z}
 
+    def evaluate(self, fn: Callable[[Any], Any], x: Any) -> Any:
+        """``fn(x)``, which a subclass may compute in one program."""
+        return fn(x)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.set_up(*args, **kwargs)
         latent: Any = self._sample_latent(*args, **kwargs)
-        z: Any = self._unpack_latent(latent)
+        z: Any = self.evaluate(self._unpack_latent, latent)
         supports, trace = self.supports_at(z, args, kwargs), cast(Trace, self.prototype_trace)
-        values: dict[str, Any] = {}
-        for name, u in z.items():
-            transform, event_dim = biject_to(supports[name]), trace[name]["fn"].event_dim
-            value: Any = transform(u)
-            log_density: Any = 0.0
-            if numpyro.get_mask() is not False:
-                log_det: Any = transform.log_abs_det_jacobian(u, value)
-                extra = jnp.ndim(log_det) - jnp.ndim(value) + event_dim
-                log_density = -sum_rightmost(log_det, extra)
-            point = dist.Delta(value, log_density=log_density, event_dim=event_dim)
-            values[name] = numpyro.sample(name, point)
-        return values
+
+        def points(z: Sites) -> dict[str, Any]:
+            points: dict[str, Any] = {}
+            for name, u in z.items():
+                transform, event_dim = biject_to(supports[name]), trace[name]["fn"].event_dim
+                value: Any = transform(u)
+                log_density: Any = 0.0
+                if numpyro.get_mask() is not False:
+                    log_det: Any = transform.log_abs_det_jacobian(u, value)
+                    extra = jnp.ndim(log_det) - jnp.ndim(value) + event_dim
+                    log_density = -sum_rightmost(log_det, extra)
+                points[name] = dist.Delta(value, log_density=log_density, event_dim=event_dim)
+            return points
+
+        made = self.evaluate(points, z)
+        return {name: numpyro.sample(name, made[name]) for name in z}
 
 
 def start_of(guide: AutoGuide) -> tuple[Sites, Sites]:

@@ -354,7 +354,8 @@ def search_modes(
 ) -> Modes:
     """The modes of a posterior, as :func:`find_modes` says, from one ``start`` if it is given."""
     info, has_start = potential.info, start is not None
-    key_start, key_mode, key_svi, key_shape = random.split(rng_key, 4)
+    keys = run_once(lambda key: tuple(random.split(key, 4)), rng_key)
+    key_start, key_mode, key_svi, key_shape = keys
     measure = NormalMeasure(key_shape, potential)
     many = by_groups or info.size > _GROUPS_FROM
     if many and not info.summed and potential.has_curvature:
@@ -773,7 +774,7 @@ def make_search(
             if not directions.dense and np.isfinite(point.decrement):
                 point = directions.with_diagonal(point)
             both = point.x, point.factor
-            center, factor = (jnp.asarray(np.asarray(y, dtype)) for y in both)
+            center, factor = jax.device_put([np.asarray(y, dtype) for y in both])
             end = Mode(center, factor, None, point.decrement, point.num_negative, spent)
             end = replace(end, log_evidence=end.laplace(point.value))
             if end.at_mode:

@@ -150,7 +150,7 @@ class NormalMeasure:
         for all normals; and, for ``shape``, its ``stiffness`` and whether the density jumps."""
         value, grad = self._sums(np.asarray(fit.center))
         arrow = isinstance(fit.factor, Arrow)
-        powers = jnp.asarray((_FEW_POWERS if arrow else _POWERS) if shape else 0)
+        powers = np.asarray((_FEW_POWERS if arrow else _POWERS) if shape else 0)
         grad = grad.astype(fit.center.dtype)
         out = self._draws_of(self.rng_key, fit.whitening, fit.bend, grad, powers)
         rounding, slope, xi, b, beyond, curvatures = (np.asarray(x, float) for x in out)
@@ -302,7 +302,7 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
         begun = []
         for center, root in starts:
             root = np.diag(root) if dense and np.ndim(root) == 1 else root
-            center, root = (jnp.asarray(np.asarray(x, dtype)) for x in (center, root))
+            center, root = jax.device_put([np.asarray(x, dtype) for x in (center, root)])
             start = Mode(center, root)
             begun.append(after_stage(0, start, _RATE))
         best, far = max(begun, key=lambda end: (end[0].elbo, -end[0].departure))

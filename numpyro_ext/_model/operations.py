@@ -11,6 +11,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 import jax.numpy as jnp
+import numpy as np
 from tqdm.auto import tqdm
 
 FEW = 10**9
@@ -38,7 +39,8 @@ def on_numbers() -> AbstractContextManager[None]:
     """Inside, what is on numbers is computed at once, also where a program is traced around it.
     Only there, because JAX then takes the operations on a model's data out of programs that are
     traced inside, too, and compiles each of them by itself."""
-    return jax.ensure_compile_time_eval() if isinstance(jnp.zeros(()), Tracer) else nullcontext()
+    is_traced = isinstance(jax.device_put(np.zeros(())), Tracer)  # which compiles nothing
+    return jax.ensure_compile_time_eval() if is_traced else nullcontext()
 
 
 def has_forward_mode(fn: Callable[[Array], Any], x: Array) -> bool:

@@ -239,7 +239,7 @@ class Potential(Program):
     @cached_property
     def has_curvature(self) -> bool:
         """Whether the gradient has a derivative, see :func:`has_forward_mode`."""
-        x, rows = jnp.zeros(self.info.size), self.first_rows()
+        x, rows = np.zeros(self.info.size, jnp.result_type(float)), self.first_rows()
         return has_forward_mode(lambda x: self.value_and_grad_flat(x, rows)[1], x)
 
     def draw_rows(self, rng_key: Array) -> dict[str, Array]:

@@ -111,7 +111,7 @@ def start_near_median(
     info, rows = potential.info, potential.first_rows()
 
     def find(rng_key: Array) -> tuple[Array, Array, Array]:
-        key_median, key_moves = random.split(rng_key)
+        key_median, key_moves = random.split(random.fold_in(rng_key, 0))
         median = _medians(key_median, model, potential)[0]
         moves = random.uniform(key_moves, (_TRIES, info.size), median.dtype, -1, 1)
         widths = jnp.asarray(_HALF_WIDTHS, median.dtype)
@@ -124,7 +124,7 @@ def start_near_median(
         value = jnp.where(finite[best], values[best], jnp.nan)
         return points[best], value, grads[best]
 
-    x, value, grad = run_once(find, random.fold_in(rng_key, 0))
+    x, value, grad = run_once(find, rng_key)
     return info.unravel(x), value, info.unravel(grad)
 
 
@@ -140,13 +140,13 @@ def prior_center(rng_key: Array, model: Model, potential: Potential) -> tuple[Ar
             return jnp.ones_like(transform.inv(site["value"]))
 
     def find(rng_key: Array) -> tuple[Array, Array]:
-        key_median, key_spread = random.split(rng_key)
+        key_median, key_spread = random.split(random.fold_in(rng_key, 0))
         median, trace = _medians(key_median, model, potential)
         info = potential.info
         sds = info.ravel({n: spread(trace[n], key_spread) for n in info.latents})
         return median, jnp.where(jnp.isfinite(sds) & (sds > 0), sds, 1)
 
-    return run_once(find, random.fold_in(rng_key, 0))
+    return run_once(find, rng_key)
 
 
 def _medians(rng_key: Array, model: Model, potential: Potential) -> tuple[Array, Trace]:

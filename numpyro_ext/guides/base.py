@@ -43,6 +43,7 @@ from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import supports_of
 from numpyro_ext._model.read import ModelInfo, call_and_trace, is_only_recorded, transforms_of
 from numpyro_ext._model.start import guide_start
+from numpyro_ext._numpyro import handlers_around
 from numpyro_ext._typing import Model, Params, Shape, Sites
 from numpyro_ext.guides.fixed import fixed_param
 from numpyro_ext.transforms import VectorTransform
@@ -67,6 +68,15 @@ class _drawn_by_programs(Messenger):
 
         if rng_key is not None:
             msg["value"], msg["intermediates"] = run_once(draw, rng_key)
+
+    @classmethod
+    def evaluate(cls, fn: Callable[[Any], Any], x: Any) -> Any:
+        """``fn(x)``, in one program inside of this handler."""
+        if is_traced(x) or not any(isinstance(handler, cls) for handler in handlers_around()):
+            return fn(x)
+        y = run_once(fn, x)
+        # Of what is not finite NumPyro says more, where it is no result of a program.
+        return y if all(np.all(np.isfinite(a)) for a in jax.tree.leaves(y)) else fn(x)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -107,6 +117,9 @@ class AutoJoint(CircularGuide):
 
     def supports_at(self, z: Sites, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         return supports_of(self, args, kwargs, z)
+
+    def evaluate(self, fn: Callable[[Any], Any], x: Any) -> Any:
+        return _drawn_by_programs.evaluate(fn, x)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         check_frames(self.model, args, kwargs)
@@ -328,15 +341,16 @@ class AutoAtModes(AutoJoint):
         """The location and standard deviations ``(latent_dim,)`` at the start; the fixed map after
         them, if there is one; and its mode, if that was found in this call."""
         d = self.latent_dim
-        usual = self.init_latent, jnp.full(d, self.init_scale)
+        usual = partial(jnp.full, d, self.init_scale)
         if not self.is_mapped:
-            return *usual, [], None
-        loc, scale, mode = jnp.zeros(d), jnp.ones(d), None
+            return self.init_latent, usual(), [], None
+        (loc, scale), mode = jax.device_put([np.zeros(d), np.ones(d)]), None  # compiles nothing
         fixed = self.known_map()
         if fixed is None:
             modes = self.modes()
             if modes is None:
-                (loc, scale), x, A = usual, jnp.zeros(d), jnp.ones(d)
+                x, A = loc, scale
+                loc, scale = self.init_latent, usual()
                 A = jnp.eye(d) if d <= DENSE_UP_TO else A
             else:
                 mode = modes.heaviest

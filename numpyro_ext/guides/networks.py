@@ -129,8 +129,10 @@ def flat_module(
     leaves, structure = jax.tree.flatten(shapes)
     flat = random_param(name, draw)
     ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves], dtype=int)
-    parts = zip(jnp.split(flat, ends)[:-1], leaves, strict=True)
-    weights = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in parts]
+    # Of numbers NumPy's, which compiles nothing.
+    parts = jnp.split(flat, ends) if is_traced(flat) else np.split(np.asarray(flat), ends)
+    pairs = zip(parts[:-1], leaves, strict=True)
+    weights = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in pairs]
     return partial(apply_fn, jax.tree.unflatten(structure, weights))
 
 

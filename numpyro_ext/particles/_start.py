@@ -60,7 +60,7 @@ def draw_at_modes(
     K = len(modes.modes)
     several = num >= least * K * modes.size
     groups = which[:, None] == np.arange(K) if several else np.ones((num, 1))
-    return run_once(draw, rng_key), jnp.asarray(groups, float)
+    return run_once(draw, rng_key), jax.device_put(np.asarray(groups, float))
 
 
 def check_distinct(x: Array, remedy: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any, cast
 import jax
 from jax import Array, random
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from numpyro import handlers
 from numpyro.infer.initialization import init_to_uniform
@@ -147,7 +148,8 @@ class AutoParticles(BeginsAtModes, CircularGuide):
                 params = draw_params(random.fold_in(key, 0), self.model, info, args, kwargs)
                 potential = Potential(self.model, info, params, args, kwargs)
                 x, groups = draw_at_modes(random.fold_in(key, 1), modes, m, potential)
-                return x, groups, info.unravel(x[0])
+                first = info.unravel((x if is_traced(x) else np.asarray(x))[0])
+                return x, groups, {name: jax.device_put(z) for name, z in first.items()}
             info = self.cut(info, args, kwargs)
 
         def draw(rng_key: Array) -> tuple[Array, Sites, Any]:

@@ -280,3 +280,23 @@ def test_a_flow_is_right_on_raw_columns(key):
     shift = np.append(np.zeros(12), -0.5 * 13 / RAW_COUNTS.sum() ** 0.5)
     np.testing.assert_allclose(xi.mean(1), shift, atol=0.1)
     np.testing.assert_allclose(xi.std(1), 1, atol=0.1)
+
+
+def test_the_first_call_of_a_guide_is_few_programs(caplog):
+    """Most of them the model's own operations, which NumPyro runs one by one; with the guide's own
+    there were 53. The lengths are those of no other test, so that nothing is compiled before."""
+
+    def model(y):
+        sd = numpyro.sample("sd", dist.HalfNormal(1.0))
+        with numpyro.plate("groups", 23):
+            level = numpyro.sample("level", dist.Normal(0, 1))
+        with numpyro.plate("rows", 69):
+            numpyro.sample("y", dist.Normal(sd * level[np.arange(69) % 23], 1), obs=y)
+
+    y = np.random.default_rng(0).normal(size=69)
+    mode = Mode(jnp.zeros(24), jnp.eye(24))
+    modes = Modes((mode,), (("sd", ()), ("level", (23,))))
+    with jax.log_compiles(), caplog.at_level("WARNING", "jax"):
+        begun(small(model, init_from=modes), y)
+    compiled = [x for x in caplog.messages if x.startswith("Finished XLA compilation")]
+    assert 0 < len(compiled) <= 40
