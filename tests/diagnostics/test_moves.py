@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.handlers import reparam
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 import optax
@@ -27,6 +28,7 @@ from numpyro_ext.diagnostics._moves import (
 from numpyro_ext.diagnostics.checks import moves
 from numpyro_ext.diagnostics.checks.moves import compare_moved
 from numpyro_ext.diagnostics.comparison import MEAN, SD, SHAPES, decide, inside
+from numpyro_ext.mcmc import SphereReparam
 from tests.diagnostics.drawn import rows_of, visited, wrong
 from tests.scatter import KEYS, assert_errors_are_the_scatter
 
@@ -366,3 +368,23 @@ def test_moves_that_are_dear_are_made_from_fewer_draws_or_say_how_long_they_take
     dear = row()
     assert dear.ok is None and "from each of 32 draws would take about" in dear.verdict
     assert "seconds of a core; num_moves=40 runs them" in dear.verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scale", "ok"), [(1.0, True), (0.6, False)])
+def test_roots_of_probabilities_are_judged_without_their_signs(scale, ok):
+    """Draws at all mirror images, between which no chain moves, since the density is 0 there."""
+
+    def model():
+        numpyro.sample("p", dist.Dirichlet(alpha))
+
+    alpha, rng = np.array([4.0, 9.0, 7.0]), np.random.default_rng(0)
+    roots = np.sqrt(rng.dirichlet(alpha, 2000))
+    middle = roots.mean(0)
+    roots = middle + scale * (roots - middle)
+    roots /= np.linalg.norm(roots, axis=-1, keepdims=True)
+    fn = reparam(model, config={"p": SphereReparam()})
+    signs = rng.choice([-1.0, 1.0], (2000, 3))
+    draws = visited(fn, {"p_sphere": signs * roots})
+    row = rows_of(diagnose(draws))[SD]
+    assert row.ok is ok, row

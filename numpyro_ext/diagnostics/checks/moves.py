@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._model.circles import circles_of, recut, unrolled
-from numpyro_ext._model.labels import coordinate_name
+from numpyro_ext._model.labels import coordinate_name, coordinate_name_of
 from numpyro_ext._model.operations import FEW, quick_options
 from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.spheres import is_sphere, without_signs
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics import limits
 from numpyro_ext.diagnostics._fit import Fit, Numbers, chains_of, compile_with_data, flatten
@@ -335,7 +336,9 @@ def _moved(
     compiled = compile_with_data(context.fit, run, options)
     chosen = {name: draws[name] for name in info.latents}
     moved = compiled(context.fit.params[0], chosen, independent, rng_key)
-    combined = worst_combinations(moved)
+    # The draws have no length that belongs to a point of a sphere, and the moved ones have.
+    on_sphere = any(is_sphere(latent.support) for latent in info.latents.values())
+    combined = None if on_sphere else worst_combinations(moved)
     shapes = {name: site.constrained.shape for name, site in info.latents.items()} | watched
 
     where = "" if group is None else f" (at {group[0].places[group[1]]})"
@@ -344,7 +347,7 @@ def _moved(
         if combined is None or k < len(moved.ratio):
             return coordinate_name((*shapes.items(),), k) + where
         both = sorted(combined[2][k - len(moved.ratio)].tolist())
-        first, second = (coordinate_name(info.shapes, i) for i in both)
+        first, second = (coordinate_name_of(info, i) for i in both)
         return f"a linear combination of {first} and {second} most of all{where}"
 
     kind = "ensemble" if context.is_ensemble else context.kind
@@ -359,11 +362,13 @@ def _replace_nonfinite(x: Array) -> Array:
 
 
 def _numbers_of(target: Potential) -> Callable[[Array], Array]:
-    """The numbers of the latent and the deterministic sites, constrained, at a vector."""
+    """The numbers of the latent and the deterministic sites, constrained, at a vector; roots of
+    probabilities without their signs, which no chain changes."""
     constrain, info = target.postprocess(), target.info
+    supports = {name: latent.support for name, latent in info.latents.items()}
 
     def numbers(x: Array) -> Array:
-        values = unrolled(constrain(info.unravel(x)), info)
+        values = without_signs(unrolled(constrain(info.unravel(x)), info), supports)
         names = [*info.latents, *info.deterministic]
         return jnp.concatenate([jnp.ravel(values[name]) for name in names])
 
