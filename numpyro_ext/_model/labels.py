@@ -13,7 +13,16 @@ from numpyro.infer import init_to_sample
 
 from numpyro_ext._model.arguments import without_handlers
 from numpyro_ext._model.checks import valid_data
-from numpyro_ext._model.read import Shapes, Site, plate_sizes, shape_trace, slices_of
+from numpyro_ext._model.read import (
+    ModelInfo,
+    Shapes,
+    Site,
+    elementwise,
+    plate_sizes,
+    shape_trace,
+    slices_of,
+)
+from numpyro_ext._model.spheres import is_sphere
 from numpyro_ext._typing import Model, Trace
 
 Names = Mapping[str, Sequence[str]]
@@ -39,6 +48,18 @@ def coordinate_name(shapes: Shapes, k: int) -> str:
     places = slices_of(shapes)
     name, shape = next((n, shape) for n, shape in shapes if places[n].start <= k < places[n].stop)
     return number_name(name, shape, k - places[name].start)
+
+
+def coordinate_name_of(info: ModelInfo, k: int) -> str:
+    """The name of coordinate ``k`` of a latent vector: the name of the number of the site that it
+    alone decides, or a name of its own, as for probabilities, which have one coordinate less."""
+    site, places = next((n, places) for n, places in info.slices.items() if k < places.stop)
+    latent = info.latents[site]
+    name = number_name(site, latent.unconstrained.shape, k - places.start)
+    if elementwise(latent.support).event_dim == 0 or is_sphere(latent.support):
+        return name
+    place = name.removeprefix(site) or "[0]"
+    return f"coordinate {place} of '{site}' in unconstrained space"
 
 
 def dims_of(site: Site) -> list[str]:

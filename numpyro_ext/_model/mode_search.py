@@ -35,7 +35,7 @@ from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.labels import (
     Coords,
     Names,
-    coordinate_name,
+    coordinate_name_of,
     labels_of,
     number_name,
     split_names,
@@ -61,6 +61,7 @@ from numpyro_ext._model.operations import (
 )
 from numpyro_ext._model.potential import ROWS, Potential
 from numpyro_ext._model.read import ModelInfo
+from numpyro_ext._model.spheres import has_poles, is_sphere
 from numpyro_ext._model.start import draw_params, draw_start, prior_center, start_near_median
 from numpyro_ext._model.structured_fit import fit_structured
 from numpyro_ext._model.whole_rows import on_some_rows
@@ -182,9 +183,10 @@ def find_modes(
         places = map(labels, places_of(potential, modes.modes))
         each = zip(modes.modes, places, strict=True)
         modes = replace(modes, modes=tuple(replace(mode, place=place) for mode, place in each))
-    beyond, error = mass_beyond(random.fold_in(rng_key, 1), potential, modes)
-    modes = replace(modes, beyond=beyond, beyond_error=error)
-    modes = replace(modes, problems=(*modes.problems, *_beyond_problem(modes)))
+    beyond, error, why = mass_beyond(random.fold_in(rng_key, 1), potential, modes)
+    if math.isnan(beyond) and init_params is not None:  # the search is for one mode alone
+        why = ()
+    modes = replace(modes, beyond=beyond, beyond_error=error, problems=(*modes.problems, *why))
     if modes.problems:
         warnings.warn(InferenceWarning(" ".join(modes.problems)), stacklevel=2)
     return modes
@@ -498,26 +500,32 @@ def places_of(target: Potential, modes: Sequence[Mode]) -> list[str]:
     constrain, info = target.postprocess(), target.info
     site, coordinates = next((n, s) for n, s in info.slices.items() if s.start <= k < s.stop)
     values = [np.asarray(constrain(info.unravel(mode.center))[site]) for mode in modes]
-    # A constrained site may have more numbers than coordinates, or fewer.
-    j = min(k - coordinates.start, values[0].size - 1)
+    j = k - coordinates.start
+    if values[0].size != coordinates.stop - coordinates.start:
+        j = int(np.argmax(np.ptp(values, 0)))  # no number has a coordinate of its own
     name = number_name(site, values[0].shape, j)
     return [f"{name} = {value.flat[j]:.3g}" for value in values]
 
 
-def mass_beyond(rng_key: Array, potential: Potential, modes: Modes) -> tuple[float, float]:
+def mass_beyond(
+    rng_key: Array, potential: Potential, modes: Modes
+) -> tuple[float, float, tuple[Problem, ...]]:
     r"""The share of the mass that lies where these normals have nearly none, with its standard
-    error; NaN where it is not known.
+    error, both NaN where it is not known; and what there is to say about it.
 
     By importance sampling: a draw is :math:`c_k + A_k \xi` at the mode k in turn, where one of the
     n coordinates of :math:`\xi \sim N(0, I)`, each in turn, is s times as wide, s being 2 and 6.
-    The density of all these together is at least a part of that of the normal, so that no weight is
-    large on account of the others.
+    The density of all these together is at least a part of the normal's own density, so that no
+    weight is large on account of the others. Where one draw far out has a large part of all weight,
+    as of a posterior with heavy tails, the share is not known.
     """
     n, parts, info = modes.size, modes.modes, potential.info
     rows = sum(size for size, _ in potential.plates.values())
     normal = all(mode.is_matrix and mode.bend is None for mode in parts)
-    if not normal or rows > _MOST_WEIGHED or info.given or info.mutable or circular_sites(info):
-        return math.nan, math.nan
+    # Roots of probabilities have a mirror image of each mode, at which there is as much mass.
+    closed = circular_sites(info) or any(has_poles(x.support) for x in info.latents.values())
+    if not normal or rows > _MOST_WEIGHED or info.given or info.mutable or closed:
+        return math.nan, math.nan, ()
     num = -(-_FEWEST_WEIGHED // (n * len(parts) * len(_STRETCHES)))
     idx = some_rows(potential, rows)
     which, axis, _ = (
@@ -550,8 +558,24 @@ def mass_beyond(rng_key: Array, potential: Potential, modes: Modes) -> tuple[flo
     far = (away > n + 4 * math.sqrt(2 * n)).astype(float)
     share = float(w @ far)
     error = float(np.sqrt(np.sum((w * (far - share)) ** 2)))
-    known = np.isfinite(share) and np.max(w) < _LARGEST_WEIGHT
-    return (share, error) if known else (math.nan, math.nan)
+    if not np.isfinite(share):
+        return math.nan, math.nan, ()
+    largest = int(np.argmax(w))
+    if w[largest] < _LARGEST_WEIGHT:
+        sentence = (
+            f"{share:.2f} +- {error:.1g} of the mass lies where normals at the modes have nearly"
+            " none; take particles (AutoParticles), a flow or NUTS."
+        )
+        is_problem = share - 2 * error > _BEYOND
+    else:
+        sentence = (
+            f"the share of the mass beyond the modes is not known: one of {len(w):,} draws around"
+            f" them has {w[largest]:.0%} of the importance weight and lies far out, as where tails"
+            " are heavy, or another mode was missed; give more starts, and take NUTS, or priors"
+            " with lighter tails."
+        )
+        is_problem, share, error = bool(far[largest]), math.nan, math.nan
+    return share, error, (Problem(sentence, "mass beyond"),) * is_problem
 
 
 def _is_copy(mode: Mode, other: Mode) -> bool:
@@ -577,16 +601,6 @@ def _several_problem(modes: list[Mode], num_searches: int) -> tuple[Problem, ...
         f" least four chains with chain_method='vectorized', which begin at all of them{copies}."
     )
     return (Problem(sentence, "several modes"),)
-
-
-def _beyond_problem(modes: Modes) -> tuple[Problem, ...]:
-    if not modes.beyond - 2 * modes.beyond_error > _BEYOND:
-        return ()
-    sentence = (
-        f"{modes.beyond:.2f} +- {modes.beyond_error:.1g} of the mass lies where normals at the"
-        " modes have nearly none; take particles (AutoParticles), a flow or NUTS."
-    )
-    return (Problem(sentence, "mass beyond"),)
 
 
 def _few_rows_problem(info: ModelInfo) -> tuple[Problem, ...]:
@@ -637,7 +651,7 @@ def _normal_problems(
             what = f"{mode.decrement:.2g} standard deviations from one"
         sentence = (
             f"the search for a mode ended {what}, so center and scales come from a variational fit"
-            f" instead; {advice(info)}, or give init_params near the mode."
+            f" instead; {advice(info, fit.worst)}, or give init_params near the mode."
         )
         problems = (Problem(sentence, "no mode"),)
     return problems + _unfinished(fit)
@@ -646,12 +660,12 @@ def _normal_problems(
 def _far_problem(fit: Mode, info: ModelInfo, labels: Callable[[str], str]) -> tuple[Problem, ...]:
     is_far = fit.departure > _NORMAL_FIT and fit.worst_error > _FAR_ALONG_ONE
     if is_far or fit.sure_departure > _NORMAL_FIT:
-        worst = labels(coordinate_name(info.shapes, fit.worst))
+        worst = labels(coordinate_name_of(info, fit.worst))
         sentence = (
             "gradients around the center are far from those of a normal posterior (relative error"
             f" {fit.departure**0.5:.2g}, most of all along {worst}), so the scales found do not"
             " hold in all of it. A flow may be right; for a kernel, a proxy or a normal guide"
-            f" {advice(info)}, or use NUTS."
+            f" {advice(info, fit.worst)}, or use NUTS."
         )
         return (Problem(sentence, "far from normal"),)
     return ()
@@ -667,8 +681,16 @@ def _unfinished(fit: Mode) -> tuple[Problem, ...]:
     return ()
 
 
-def advice(info: ModelInfo) -> str:
-    """The advice on hierarchies, to a model that has not followed it and to one that has."""
+def advice(info: ModelInfo, worst: int = 0) -> str:
+    """The advice on hierarchies, to a model that has not followed it and to one that has; or on
+    spheres, where the coordinate ``worst`` is on one."""
+    site = next(name for name, places in info.slices.items() if worst < places.stop)
+    if is_sphere(info.latents[site].support):
+        name = site.removesuffix("_sphere")
+        other = f"leave out the SphereReparam of '{name}', or " * has_poles(
+            info.latents[site].support
+        )
+        return f"{other}take GeodesicSGHMC, which moves on the sphere itself"
     done = [name.removesuffix("_decentered") for name in info.latents if "_decentered" in name]
     change = "reparametrise the model (LocScaleReparam for hierarchies)"
     if done:

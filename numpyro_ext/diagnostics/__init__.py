@@ -22,7 +22,6 @@ from numpyro_ext.diagnostics.held_out import held_out_log_likelihood
 from numpyro_ext.diagnostics.plots import (
     plot_calibration,
     plot_diagnosis,
-    plot_particles,
     plot_reliability,
 )
 from numpyro_ext.diagnostics.predictive_density import (
@@ -68,7 +67,6 @@ __all__ = [
     "pareto_khat",
     "plot_calibration",
     "plot_diagnosis",
-    "plot_particles",
     "plot_reliability",
     "predictive_scores",
     "predictive_uncertainty",

@@ -37,8 +37,8 @@ def density_of(guide: Any, guide_trace: Trace, model_trace: Trace) -> tuple[str,
     the density of its draws, of draws and auxiliary variables, or neither. Besides, the ``Delta``
     sites of which nobody has said that they state their Jacobian.
 
-    A ``Delta`` is a function of auxiliary sites, whose Jacobian NumPyro's guides state in its
-    ``log_density``, and others declare by ``infer={"states_jacobian": True}``. With as many
+    A ``Delta`` is a function of auxiliary sites. NumPyro's guides state its Jacobian in its
+    ``log_density``, and others declare it by ``infer={"states_jacobian": True}``. With as many
     auxiliary coordinates, none of them discrete, it is ``"exact"``, and with more ``"bound"``.
     """
     latents = list(latent_sites(guide_trace))
@@ -88,7 +88,7 @@ def coordinates(support: Any, site: Site) -> int:
 
 
 def _sum(x: Array) -> Array:
-    """The sum in blocks, whose rounding error does not grow with the number of terms."""
+    """The sum in blocks, so that its rounding error does not grow with the number of terms."""
     size = math.isqrt(x.size)
     if size < 100:
         return jnp.sum(x)

@@ -51,15 +51,15 @@ class Prototype(NamedTuple):
     density: str
     """``"exact"``, ``"bound"`` or ``"none"``: see :func:`density_of`."""
     undeclared: list[str]
-    """``Delta`` sites whose Jacobian may be stated or not, so that the density is not known."""
+    """``Delta`` sites that may state their Jacobian or not, so that the density is not known."""
     units: Layout | None
     """The units into which the weight of a draw splits; None if it does not."""
     marginalized: list[str]
     """Latent sites that the run summed out."""
     moving: set[str]
-    """Latent sites whose support depends on other latent sites."""
+    """Latent sites with a support that depends on other latent sites."""
     left_out: list[str]
-    """The deterministic and observed sites, if there are such sites, whose values they may need."""
+    """The deterministic and observed sites, if the run summed some out that they may need."""
 
 
 def guide_trace_of(fit: Fit, params: Params, key: Array, values: Sites | None = None) -> Trace:
@@ -152,8 +152,8 @@ def _check_size(site: Site, value: Array) -> None:
 
 
 def _check_known(fit: Fit, model_trace: Trace, guide_trace: Trace) -> None:
-    """An error that names a parameter or a mutable site whose value the fit does not hold. One of
-    the model that starts at a constant may be missing: NumPyro starts it there."""
+    """An error that names a parameter or a mutable site that has no value in the fit. A parameter
+    of the model that starts at a constant may be missing: NumPyro starts it there."""
     is_chain = "kernel" in fit.attributes
     missing = []
     for name, site in {**guide_trace, **model_trace}.items():
@@ -181,7 +181,7 @@ def _check_known(fit: Fit, model_trace: Trace, guide_trace: Trace) -> None:
 
 
 def _random_starts(fit: Fit, names: list[str]) -> list[str]:
-    """The names of the parameters, among these, whose start depends on the key."""
+    """The names of the parameters, among these, that start at values that depend on the key."""
     if not names:
         return []
 

@@ -42,7 +42,7 @@ class Fit(NamedTuple):
     """One dict per restart; a single one for draws that exist already in several chains."""
     guide: Model | None = None
     linearised: Any = None
-    """A guide with ``linearised_site``, whose draws predict by a linearised network."""
+    """A guide with ``linearised_site``: its draws predict by a linearised network."""
     draws: Sequence[Sites] = ()
     """Draws that exist already: ``(draw, *site)``, one dict per entry of params."""
     num_chains: int = 1

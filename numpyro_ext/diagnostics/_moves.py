@@ -39,34 +39,25 @@ _ROUNDED = 4.0
 class Moved(NamedTuple):
     """The result of :func:`move_points`.
 
-    Errors are Monte Carlo errors. A number with a heavy tail is compared by its middle half and its
-    median. Ratios, shifts and ``between`` are NaN where a number does not vary.
+    A number with a heavy tail is compared by its middle half and its median. Ratios, shifts and
+    ``between`` are NaN where a number does not vary.
     """
 
-    ratio: Array
-    """``(n,)`` standard deviations of the points, divided by the ones of the chains."""
-    error: Array
-    shift: Array
-    """``(n,)`` mean of the chains minus that of the points, in standard deviations of these."""
-    shift_error: Array
+    values: Any
+    """Shifts, their errors, ratios of sds and their errors, as in :class:`Comparison`."""
     between: Array
     """``(n,)`` share of the variance of the chains that is between them: 1 if they stay."""
     accepted: Array
     """Share of accepted trajectories."""
-    range_ratio: Any = None
-    """``(2, n)`` ratios of the ranges of a half and of nine tenths."""
-    range_error: Any = None
-    points: Any = None
-    """``(m, d)`` points; None, as the next four, where the covariance is not compared."""
-    later: Any = None
-    """``(chain, k, d)`` places in the second half of the chains."""
-    root: Any = None
-    """``(d, d)`` :func:`unit_root` of the points."""
-    before: Any = None
-    """``(m, n)`` numbers at the points, and ``(chain, k, n)`` at the later places."""
-    after: Any = None
+    widths: Any = None
+    """Ratios of the widths of intervals, and their errors, as in :class:`Comparison`."""
     draws_each: Any = 1.0
     """Points that are worth an independent one."""
+    places: Any = None
+    """Where the covariance is compared, ``(m, d)`` points, ``(chain, k, d)`` places in the second
+    half of the chains, and the :func:`unit_root` of the points."""
+    numbers: Any = None
+    """There the numbers, ``(m, n)`` at the points and ``(chain, k, n)`` at the later places."""
 
 
 class _Scale(NamedTuple):
@@ -206,8 +197,8 @@ def move_points(
     :param numbers: the ``(n,)`` numbers of a point that are compared.
     :param x: ``(m, d)`` particles, or draws, ``block`` of which move at a time.
     :param num_starts: so many of the points are moved, the first ones; None for all.
-    :param independent: whether the points are independent draws, whose own errors count; or
-        ``(n,)`` numbers of draws that are worth an independent one.
+    :param independent: whether the points are independent draws with errors of their own, which
+        count; or ``(n,)`` numbers of draws that are worth an independent one.
     """
     before, root = lax.map(numbers, x, batch_size=block), unit_root(x)
     scale = _scale_of(before, jnp.finfo(x.dtype).eps)
@@ -219,13 +210,13 @@ def move_points(
     moved = _compare_with_chains(before, scaled, scale, tally, independent)
     if root.ndim < 2:
         return moved
-    return moved._replace(points=x, later=later, root=root, before=before, after=after)
+    return moved._replace(places=(x, later, root), numbers=(before, after))
 
 
 def _compare_with_chains(
     before: Array, scaled: Array, scale: _Scale, tally: _Tally, independent: Array | float
 ) -> Moved:
-    """The points beside the chains from some of them, whose numbers at the start are ``scaled``."""
+    """The points beside the chains from some of them, with the numbers ``scaled`` at the start."""
     m, num_chains, heavy = len(before), len(scaled), scale.heavy
     draws_each = jnp.maximum(jnp.asarray(independent, float), 1.0)
     mean = jnp.mean(tally.first, axis=0)
@@ -258,33 +249,37 @@ def _compare_with_chains(
         return jnp.where(judged, jnp.where(heavy, by_ranges, by_moments), otherwise)
 
     return Moved(
-        ratio=choose(ratio, widths[0]),
-        error=choose(0.5 * ratio * jnp.sqrt(of_points + of_chains), width_errors[0], 0.0),
-        shift=choose(shift, median_shift),
-        shift_error=choose(shift_error, median_error, 0.0),
+        values=(
+            choose(shift, median_shift),
+            choose(shift_error, median_error, 0.0),
+            choose(ratio, widths[0]),
+            choose(0.5 * ratio * jnp.sqrt(of_points + of_chains), width_errors[0], 0.0),
+        ),
         between=choose(between_means, between_medians),
         accepted=jnp.mean(tally.accepted),
-        range_ratio=jnp.where(scale.varies, widths, jnp.nan),
-        range_error=jnp.where(scale.varies, width_errors, 0.0),
+        widths=(
+            jnp.where(scale.varies, widths, jnp.nan),
+            jnp.where(scale.varies, width_errors, 0.0),
+        ),
         draws_each=jnp.max(draws_each),
     )
 
 
-Combined = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Of the narrowest and the widest linear combination ``(2,)`` ratios of their standard deviations,
-NaN of a heavy tail, the errors, and ``(2, 2)`` the two coordinates that have most of each."""
-
-
-def worst_combinations(moved: Moved) -> Combined | None:
+def worst_combinations(moved: Moved) -> tuple[np.ndarray, np.ndarray] | None:
     """The extreme eigenvectors of the moved covariance where the points have unit covariance.
 
     One half of the chains chooses them and the other says how they are spread, both ways, because
-    chance makes the largest of many eigenvalues large. None for a single coordinate, or too many.
+    chance makes the largest of many eigenvalues large.
+
+    :return: of the narrowest and the widest linear combination the ``(4, 2)`` values of a
+        :class:`Comparison`, which have no shift, and NaN of a heavy tail; and ``(2, 2)`` the two
+        coordinates that have most of each. None for a single coordinate, or too many.
     """
-    if moved.root is None or moved.root.shape[0] < 2 or len(moved.later) < 8:
+    if moved.places is None:
         return None
-    root, x, later = (np.asarray(y, np.float64) for y in (moved.root, moved.points, moved.later))
-    if not all(np.all(np.isfinite(y)) for y in (root, x, later)):
+    x, later, root = (np.asarray(y, np.float64) for y in moved.places)
+    enough = len(root) > 1 and len(later) >= 8
+    if not (enough and all(np.all(np.isfinite(y)) for y in (root, x, later))):
         return None
     d = len(root)
 
@@ -301,8 +296,9 @@ def worst_combinations(moved: Moved) -> Combined | None:
         weights = np.abs(linalg.solve_triangular(root, directions, lower=True, trans=1))
         chosen.append(np.argsort(-weights * x.std(0)[:, None], 0)[:2].T)
     log_ratio, relative = np.stack(halves, 1)
-    ratio = np.exp(log_ratio.mean(0))
-    return ratio, ratio * np.sqrt(np.sum(relative**2, 0)) / 2, chosen[0]
+    ratio, unknown = np.exp(log_ratio.mean(0)), np.full(2, np.nan)
+    error = ratio * np.sqrt(np.sum(relative**2, 0)) / 2
+    return np.stack([unknown, unknown, ratio, error]), chosen[0]
 
 
 def _compare(x: np.ndarray, y: np.ndarray, draws_each: float) -> np.ndarray:

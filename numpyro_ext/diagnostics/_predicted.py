@@ -56,7 +56,7 @@ class Predicted(NamedTuple):
     log_lik: np.ndarray
     """``(S, rows)``."""
     mean: np.ndarray | None = None
-    """``(S, n)``, and so the variance; of numbers and counts."""
+    """``(S, n)``, as is the variance; for numbers and counts alone."""
     variance: np.ndarray | None = None
     pit: np.ndarray | None = None
     """``(n,)``, the predictive probability of a value below y."""
@@ -95,7 +95,7 @@ def predictions_of_fit(asked: FitRequest, labelled: bool = True) -> Predicted:
 
 
 def _any_labels(fit: Fit, rng_key: Array) -> Fit:
-    """The fit with a label of 0 in place of those that the arguments leave out."""
+    """The fit with a label of 0 in place of each that the arguments leave out."""
 
     def look() -> Sites:
         params, (key_guide, key_model) = fit.params[0], random.split(rng_key)
@@ -169,7 +169,7 @@ def predicted(site: Site, rng_key: Array) -> dict[str, Array]:
 
 
 def _closed_forms(site: Site, kind: str) -> dict[str, Array]:
-    """Those of ``mean``, ``variance`` and ``cdf`` that the distribution has."""
+    """``mean``, ``variance`` and ``cdf``, as far as the distribution has them."""
     moments: dict[str, Array] = {}
     fn = site["fn"]
     for name in ("mean", "variance"):

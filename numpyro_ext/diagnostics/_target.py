@@ -70,7 +70,7 @@ def by_penalties(fit: Fit, loss: Any, rng_key: Array) -> tuple[Fit, tuple[str, .
 
 
 def proxy_of(obj: Any, proxy: Any) -> TaylorProxy | None:
-    """The proxy that was passed, or that of the loss."""
+    """The proxy that was passed, or the one of the loss."""
     return check_proxy(proxy or getattr(getattr(obj, "loss", None), "proxy", None))
 
 

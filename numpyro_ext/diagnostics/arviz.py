@@ -48,25 +48,14 @@ def _tree(
                 f"the model has the names '{name}' and '{in_tree(name)}', which would be one in a"
                 " DataTree, whose names hold no '/'; rename one of them."
             )
-    groups = {
-        group: {in_tree(name): x for name, x in data.items()} for group, data in groups.items()
-    }
-    dims = {in_tree(name): [*map(in_tree, names)] for name, names in dims.items()}
-    coords = {in_tree(dim): labels for dim, labels in (coords or {}).items()}
-    special = {
-        group: (
-            {in_tree(name): [*map(in_tree, names)] for name, names in own_dims.items()},
-            {in_tree(dim): labels for dim, labels in own_coords.items()},
-        )
-        for group, (own_dims, own_coords) in special.items()
-    }
     if renamed:
         attributes = {**attributes, "renamed": renamed}
 
     def dataset(group: str, data: dict[str, Any]) -> Any:
         sample_dims = [] if group == "observed_data" else ["chain", "draw"]
         own_dims, own_coords = special.get(group, ({}, {}))
-        names = {**dims, **own_dims}
+        names = {in_tree(name): [*map(in_tree, x)] for name, x in {**dims, **own_dims}.items()}
+        data = {in_tree(name): x for name, x in data.items()}
         for name in data.keys() & set(sample_dims):
             raise ValueError(
                 f"the model has a site '{name}', which is the name of a dimension of the DataTree;"
@@ -82,7 +71,7 @@ def _tree(
                 for name, x in data.items()
                 if name in names
             },
-            coords={**(coords or {}), **own_coords},
+            coords={in_tree(dim): x for dim, x in {**(coords or {}), **own_coords}.items()},
             sample_dims=sample_dims,
             # Many chains of few draws are no mistake here: restarts, ensembles.
             check_conventions=False,
@@ -103,8 +92,7 @@ def site_names(tree: "DataTree") -> dict[str, str]:
     goes on with the names of the model.
 
     :param tree: a result of :func:`to_arviz`, also from a file.
-    :return: ``{name in the tree: name in the model}`` of the sites and dimensions whose names
-        differ.
+    :return: ``{name in the tree: name in the model}`` of the sites and dimensions with two names.
 
     >>> from numpyro.infer import NUTS
     >>> from numpyro_ext.diagnostics import site_names, to_arviz
@@ -217,8 +205,8 @@ def to_arviz(
     - ``posterior``: the model's latent sites and its deterministic sites computed from them. With a
       particle guide the draws are the m particles, in order. Angles of a site on a circle, named
       by the attribute ``circular``, go on beyond pi where the draws do, since ArviZ's means,
-      standard deviations, R-hat and intervals are those of numbers. The roots of probabilities of
-      :class:`SphereReparam` are positive.
+      standard deviations, R-hat and intervals take them for numbers on a line. The roots of
+      probabilities of :class:`SphereReparam` are positive.
     - ``sample_stats``: with z the latents in unconstrained space, ``lp``, the log joint :math:`\log
       p(x, z)`, Jacobian included; for a guide with a density ``log_q``, :math:`\log q(z)`, and
       ``log_weight``, their difference, one for each element of plates that enclose every site.

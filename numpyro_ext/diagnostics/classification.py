@@ -41,7 +41,7 @@ def reliability_bins(
     its label is that class. Bin b of B holds the rows with :math:`(b - 1) / B < c_n \le b / B`; 0
     is in the first.
 
-    :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit.
+    :param probs: ``(N, C)``; or ``(S, N, C)`` of S draws, of which the mean is taken; or a fit.
     :param labels: ``(N,)`` integers in ``0 .. C - 1``; of an ``SVI`` or engine, its result.
     :param int num_bins: B.
     :param of_a_fit: the arguments of :func:`predictive_scores`, for a fit.
@@ -89,7 +89,7 @@ def expected_calibration_error(
     :func:`predictive_scores` prints it beside. **It fails** to see the classes below the most
     probable one, and whether the model separates the rows at all.
 
-    :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit.
+    :param probs: ``(N, C)``; or ``(S, N, C)`` of S draws, of which the mean is taken; or a fit.
     :param labels: ``(N,)`` integers in ``0 .. C - 1``; of an ``SVI`` or engine, its result.
     :param int num_bins: B.
     :param of_a_fit: the arguments of :func:`predictive_scores`, for a fit.
@@ -124,7 +124,7 @@ def brier_score(probs: Any, labels: Any = None, **of_a_fit: Any) -> float:
 
     It is a proper score. The convention for two classes that counts one column only is half of it.
 
-    :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit.
+    :param probs: ``(N, C)``; or ``(S, N, C)`` of S draws, of which the mean is taken; or a fit.
     :param labels: ``(N,)`` integers in ``0 .. C - 1``; of an ``SVI`` or engine, its result.
     :param of_a_fit: the arguments of :func:`predictive_scores`, for a fit.
     :return: a number.

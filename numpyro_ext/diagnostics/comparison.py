@@ -39,10 +39,6 @@ _MOST_CORRELATED = 300
 class Comparison:
     """Numbers of the draws beside a reference, with Monte Carlo errors; NaN does not vary."""
 
-    reference: str
-    """What the draws are compared with, as the subject of a sentence."""
-    by: str
-    """The same in a word or two."""
     name: Callable[[int], str]
     """The name of a number."""
     remedy: str
@@ -50,13 +46,14 @@ class Comparison:
     """``(4, n)`` means of the reference minus means of the draws, in sds of the draws, with errors;
     sds of the draws over sds of the reference, with errors."""
     widths: np.ndarray | None = None
-    """``(2, n)`` the widths of the intervals with a half and nine tenths of the draws, over widths
-    of the reference, in sds of a normal: they see the shape."""
-    width_errors: np.ndarray | None = None
+    """``(2, 2, n)`` the widths of the intervals with a half and nine tenths of the draws, over
+    widths of the reference, in sds of a normal, and errors: they see the shape."""
     limits: tuple[float, float] = (0.85, 1.15)
     """Limits of the ratios of sds."""
     farthest: float = SHIFT
     """The limit of the shift."""
+    # What the draws are compared with, as the subject of a sentence and in a word or two.
+    reference, by = "importance weighting", "weights"
 
     def rows(self) -> list[Row]:
         """The lines of the worst shift, ratio and shape, none right if one could not be judged."""
@@ -67,11 +64,12 @@ class Comparison:
         right, sds = "the sds are right", (ratio, ratio_error, self.limits, RATIO_KNOWN)
         rows = void_if_any_unjudged([*rows, self._row_of_ratio(SD, *sds, right, self._wrong_sd)])
         # Where the draws lie elsewhere, the intervals have other shares in any case.
-        if self.widths is None or self.width_errors is None or rows[0].ok is False:
+        if self.widths is None or rows[0].ok is False:
             return rows
         right = "the middle half and nine tenths of the draws are as wide as they should be"
-        widths = np.ravel(self.widths), np.ravel(self.width_errors), SHAPE, SHAPE_KNOWN
-        shape = self._row_of_ratio(SHAPES, *widths, right, self._wrong_shape)
+        widths, errors = self.widths.reshape(2, -1)
+        sizes = widths, errors, SHAPE, SHAPE_KNOWN
+        shape = self._row_of_ratio(SHAPES, *sizes, right, self._wrong_shape)
         return [*rows, void_if_any_unjudged([*rows, shape])[-1]]
 
     def _wrong_mean(self, k: int) -> str:
@@ -84,11 +82,11 @@ class Comparison:
 
     def _wrong_shape(self, k: int) -> str:
         assert self.widths is not None
-        interval, number = divmod(k, self.widths.shape[1])
+        interval, number = divmod(k, self.widths.shape[2])
         return (
             f"makes the interval with {_INTERVALS[interval]} of the draws of {self.name(number)}"
-            f" {1 / np.ravel(self.widths)[k]:.2g} times as wide, so the shape is another one;"
-            f" {self.remedy}."
+            f" {1 / self.widths[0, interval, number]:.2g} times as wide, so the shape is another"
+            f" one; {self.remedy}."
         )
 
     def _row_of_ratio(
@@ -132,7 +130,7 @@ class Comparison:
 
 
 def void_if_any_unjudged(rows: Sequence[Row]) -> list[Row]:
-    """These lines, none of which is right if one is not judged."""
+    """These lines; if one is not judged, no other is right."""
     if all(row.ok is not None for row in rows):
         return list(rows)
     verdict = "not judged: within its limits, but another line of this check could not be judged."
@@ -148,7 +146,7 @@ def decide(
     largest of so many has by chance. Right are numbers within the limits that are known. An error
     of 0 or NaN is no evidence: chains are stuck, or a few outliers dominate a mean.
 
-    :param values: ``(n,)`` distances from what is right; NaN for numbers that say nothing.
+    :param values: ``(n,)`` distances from the right value; NaN for numbers that say nothing.
     :param limits: one below 0, one above.
     :param known: the largest error of a number that is known.
     """

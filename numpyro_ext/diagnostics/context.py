@@ -80,7 +80,7 @@ class FitContext:
 
     @property
     def is_biased(self) -> bool:
-        """True for chains whose stationary law is not the posterior."""
+        """True for chains with another stationary law than the posterior."""
         return self.fit.attributes["inference_method"] == "sgmcmc"
 
     @property
@@ -192,8 +192,8 @@ class FitContext:
 
     @cached_property
     def first(self) -> Sites:
-        """The draws ``{site: (m, *site)}`` of the first restart, or the particles, those of the
-        last time first."""
+        """The draws ``{site: (m, *site)}`` of the first restart, or the particles, the last time
+        first."""
         if self.kind == "guide":
             return {name: x[0] for name, x in self.latent.items()}
         return unrolled(self._last_draws, self.info)

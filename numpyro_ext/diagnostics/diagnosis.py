@@ -124,10 +124,10 @@ def diagnose(
         moves out. By default there are 40, unless they would take more than about 40 seconds of a
         core: give a number to run them nevertheless.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
-    :param proxy: the result of :func:`numpyro_ext.objectives.taylor_proxy` on the same data; that
-        of the loss if None, and for rows of a ``HostArray`` one at the mean of the draws. Of more
-        than 10,000 rows, 2,000 random ones and the proxy stand in for all, unless the noise of that
-        is above 0.1 nats.
+    :param proxy: the result of :func:`numpyro_ext.objectives.taylor_proxy` on the same data; if
+        None the one of the loss, or for rows of a ``HostArray`` one at the mean of the draws. Of
+        more than 10,000 rows, 2,000 random ones and the proxy stand in for all, unless this has a
+        noise above 0.1 nats.
     :param coords: labels by dimension, as :func:`to_arviz` takes them, by which the table calls
         numbers: ``effect[Leeds]`` in place of ``effect[3]``.
     :param dims: dimensions by site, where they are not the model's plates or ``event_dims``.

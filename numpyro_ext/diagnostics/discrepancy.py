@@ -154,7 +154,7 @@ def maximum_mean_discrepancy(
     sites of very different spread, or the widest decides. The cost is O((S + n)^2 d).
 
     :param x: an array ``(S, d)``, a ``DataTree`` (its ``posterior``, chains flattened) or a dict
-        ``{site: (S, *site)}``, whose sites are put together in the order of their names.
+        ``{site: (S, *site)}``, with the sites put together in the order of their names.
     :param y: ``n`` other draws of the same kind, with the same d or the same sites.
     :param kernel: a kernel of :mod:`numpyro_ext.scores`; default ``RBF("median_distance")``, the
         distance taken over x and y together.

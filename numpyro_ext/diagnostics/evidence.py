@@ -64,7 +64,7 @@ def evidence_bounds(
         \tilde w_s = S \frac{e^{(1 - \alpha)\, lw_s}}{\sum_j e^{(1 - \alpha)\, lw_j}},
 
     and ``sd(lw) / sqrt(S)`` for ``alpha=1``. If plates enclose every site of model and guide, their
-    elements are independent units, whose bounds are summed, and whose errors in squares.
+    elements are independent units: the bounds are sums over units, and the squared errors too.
 
     **Biased.** For alpha below 1 the estimate is biased downwards, so an upper bound may come out
     below the evidence. **It fails** if a few weights carry everything: with an effective sample

@@ -1,4 +1,4 @@
-"""The likelihood of new data under a fit whose guide infers their latent variables too."""
+"""The likelihood of new data under a fit with a guide that infers their latent variables too."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -64,7 +64,7 @@ def held_out_log_likelihood(
 
     Entries that a mask leaves out count zero. Every plate runs on all of its rows.
 
-    :param obj: an ``SVI`` or engine whose guide infers local variables from the arguments, as a
+    :param obj: an ``SVI`` or engine with a guide that infers local variables from the data, as a
         :class:`~numpyro_ext.svae.SVAEGuide`, a :class:`~numpyro_ext.guides.FlowGuide` or a function
         with a network does. If all latent variables are global, any fit.
     :param result: for an ``SVI`` or engine: what its ``run`` returned, or the state of the ``SVI``;
@@ -102,7 +102,7 @@ def held_out_log_likelihood(
 
 
 def log_weights_of(asked: FitRequest) -> np.ndarray:
-    """``(S, *rows)``: what :func:`held_out_log_likelihood` takes the mean of, in logs."""
+    """``(S, *rows)`` logs of the weights that :func:`held_out_log_likelihood` takes the mean of."""
     num_samples = check_count("num_samples", asked.num_samples)
     key_prototype, key_draws = random.split(check_key(asked.rng_key))
     fit = predicting_fit(asked)
@@ -139,7 +139,7 @@ def _refuse_fixed_rows(obj: Any, fit: Fit, trace: Trace, layout: Layout, rng_key
 
 
 def _sites_reading_data(fit: Fit, rng_key: Array) -> set[str]:
-    """The guide's latent sites whose draws depend on arrays among the arguments."""
+    """The latent sites that the guide draws depending on arrays among the arguments."""
     if fit.draws:
         return set()
     leaves, structure = jax.tree.flatten((fit.args, fit.kwargs))
@@ -158,7 +158,7 @@ def _sites_reading_data(fit: Fit, rng_key: Array) -> set[str]:
 
 
 def _sites_along_data(fit: Fit, layout: Layout, trace: Trace) -> set[str]:
-    """Latent sites whose shape changes where the last row of the data is left out."""
+    """Latent sites of another shape where the last row of the data is left out."""
     num_rows = layout.size
 
     def shorter(x: Any) -> Any:
@@ -264,5 +264,5 @@ def _values(trace: Trace) -> Sites:
 
 
 def log_mean_exp(log_weights: np.ndarray) -> np.ndarray:
-    """The log of the mean over the first axis of what these are the logs of."""
+    """The log of the mean of these weights over the first axis."""
     return np.asarray(logsumexp(log_weights, axis=0)) - math.log(len(log_weights))

@@ -47,7 +47,7 @@ small that they say nothing."""
 FEWEST_EFFECTIVE = 50
 """Draws of chains below which moves would say nothing that the effective size does not."""
 NARROW = 0.86
-"""The ratio to a Gibbs step of normals whose standard deviation is 0.8 of the right one."""
+"""The ratio to a Gibbs step of normals with 0.8 of the right standard deviation."""
 
 SHARES = 0.2
 """Standard deviations by which means may be off because modes have other shares of the draws."""

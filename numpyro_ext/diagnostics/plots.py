@@ -1,8 +1,7 @@
-"""Pictures that ArviZ does not have: a diagnosis, calibration, reliability, and particles."""
+"""Pictures that ArviZ does not have: a diagnosis, calibration and reliability."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-import re
 import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +15,7 @@ from numpyro_ext.diagnostics.checks.losses import losses_of
 from numpyro_ext.diagnostics.checks.moves import MovedDraws, moved_draws
 from numpyro_ext.diagnostics.checks.weights import KHAT, WeightSummary, weigh_draws
 from numpyro_ext.diagnostics.classification import bins_of, error_of, probs_and_labels
-from numpyro_ext.diagnostics.comparison import MEAN, SD
+from numpyro_ext.diagnostics.comparison import MEAN, SD, Comparison
 from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.limits import RHAT
 from numpyro_ext.diagnostics.table import Diagnosis
@@ -30,29 +29,20 @@ _DRAWS = 2000
 """Draws of a number that are kept for its picture."""
 
 
-class MovedNumbers(NamedTuple):
-    """The numbers, and linear combinations, that moves change most, the worst one first."""
-
-    names: list[str]
-    values: np.ndarray
-    """``(4, k)`` shifts and their errors, ratios of sds and their errors."""
-    limits: tuple[float, float]
-    farthest: float
-    draws: dict[str, tuple[np.ndarray, np.ndarray]]
-    """Draws of a few of them, ``(m,)``, and moved ones, ``(n,)``."""
-
-
 class DiagnosisPlotData(NamedTuple):
     """The parts of a picture; None, or empty, where a fit does not have one."""
 
-    moved: MovedNumbers | None
+    moved: Comparison | None
+    """The numbers, and linear combinations, that moves change most, the worst one first."""
+    draws: dict[str, tuple[np.ndarray, np.ndarray]]
+    """Draws of a few of them, ``(m,)``, and moved ones, ``(n,)``."""
     weights: WeightSummary | None
     """The log weights, and the fit to their tail."""
     losses: list[np.ndarray]
     """The losses of each restart."""
     chains: Agreement | None
     labels: Labels
-    """Of the names of the numbers, which are those of their places."""
+    """The labels of the numbers, which have the names of their places."""
 
 
 def _pyplot() -> Any:
@@ -81,11 +71,14 @@ def plot_data_of(context: FitContext, labels: Labels) -> DiagnosisPlotData:
     several = context.kind == "chains" or len(context.fit.params) > 1
     chains = compare_chains(context) if several and context.kind != "particles" else None
     chains = chains if chains is not None and chains.names else None
-    worst = _worst_numbers(moved) if moved and not isinstance(moved, str) else None
-    return DiagnosisPlotData(worst, weights, losses, chains, labels)
+    worst, draws = _worst_numbers([] if isinstance(moved, str) else moved)
+    return DiagnosisPlotData(worst, draws, weights, losses, chains, labels)
 
 
-def _worst_numbers(groups: list[MovedDraws]) -> MovedNumbers:
+def _worst_numbers(groups: list[MovedDraws]) -> tuple[Comparison | None, dict[str, Any]]:
+    """The numbers that change most, and the draws of a few of them."""
+    if not groups:
+        return None, {}
     first, values = groups[0], np.concatenate([group.values for group in groups], 1)
     numbers = [(group, k) for group in groups for k in range(group.values.shape[1])]
     low, high = np.log(first.limits)
@@ -96,12 +89,13 @@ def _worst_numbers(groups: list[MovedDraws]) -> MovedNumbers:
     worst = worst[~np.isnan(values[::2, worst]).all(0)]
     draws: dict[str, Any] = {}
     for group, k in (numbers[i] for i in worst):
-        is_drawn = group.moved.points is not None and k < len(group.moved.ratio)
-        if is_drawn and len(draws) < _WITH_DRAWS:
-            both = group.moved.before[:, k], group.moved.after[..., k].ravel()
+        both = group.moved.numbers
+        if both is not None and k < len(group.moved.between) and len(draws) < _WITH_DRAWS:
+            both = (x[..., k].ravel() for x in both)
             draws[group.name(k)] = tuple(np.asarray(x[:: max(1, len(x) // _DRAWS)]) for x in both)
     names = [group.name(k) for group, k in (numbers[i] for i in worst)]
-    return MovedNumbers(names, values[:, worst], first.limits, first.farthest, draws)
+    limits = {"limits": first.limits, "farthest": first.farthest}
+    return Comparison(names.__getitem__, "", values[:, worst], **limits), draws
 
 
 def plot_diagnosis(
@@ -172,7 +166,8 @@ def _panels(
         return panels
     label = data.labels.named(coords, dims)
     if (moved := data.moved) is not None:
-        names = [textwrap.fill(label(name), 24) for name in moved.names]
+        count = moved.values.shape[1]
+        names = [textwrap.fill(label(moved.name(k)), 24) for k in range(count)]
         shift, shift_error, ratio, error = moved.values
         band = -moved.farthest, moved.farthest
         panels["means"] = partial(_dots, names, shift, shift_error, band, 0.0), MEAN
@@ -183,7 +178,7 @@ def _panels(
         panels["losses"] = partial(_losses, data.losses), "change of the loss"
     if data.chains is not None:
         panels["chains"] = partial(_chains, data.chains, label), AGREEMENT
-    for name, both in moved.draws.items() if moved is not None else ():
+    for name, both in data.draws.items():
         panels[label(name)] = partial(_posterior, label(name), *both), ""
     return panels
 
@@ -269,12 +264,12 @@ def plot_calibration(
 ) -> "Axes":
     """Share of the observations against the stated probability, one line per model.
 
-    On the diagonal a prediction is calibrated; for central intervals a line above it is of one too
-    wide, below it of one too narrow. The band holds 95 % of the points of a perfect model on as
-    many observations as the first has.
+    On the diagonal a prediction is calibrated. For central intervals a line above it means that the
+    prediction is too wide, and a line below it that it is too narrow. The band holds 95 % of the
+    points of a perfect model on as many observations as the first has.
 
-    :param calibration: a result of :func:`regression_calibration`, a list of them, or a dict whose
-        keys are the labels.
+    :param calibration: a result of :func:`regression_calibration`, a list of them, or a dict with
+        the labels as keys.
     :param ax: matplotlib axes to draw on; default: new ones.
     :return: the axes; nothing is shown or saved.
     :raises ImportError: matplotlib is not installed.
@@ -318,10 +313,10 @@ def plot_reliability(
 ) -> "Axes":
     """Accuracy of the most probable class against its probability, in bins, with their counts.
 
-    A bar below the diagonal is of a model too confident there. The marks on the diagonal are the
-    stated probabilities with two standard errors of as many rows, whose number stands in the bar.
+    Where a bar is below the diagonal the model is too confident. The marks on the diagonal are the
+    stated probabilities with two standard errors; the number of rows stands in the bar.
 
-    :param probs: ``(N, C)``, or ``(S, N, C)`` of S draws, whose mean is taken; or a fit.
+    :param probs: ``(N, C)``; or ``(S, N, C)`` of S draws, of which the mean is taken; or a fit.
     :param labels: ``(N,)`` integers in ``0 .. C - 1``; of an ``SVI`` or engine, its result.
     :param int num_bins: bins of equal width.
     :param ax: matplotlib axes to draw on; default: new ones.
@@ -356,39 +351,3 @@ def plot_reliability(
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False)  # below the bars
     return ax
-
-
-def plot_particles(draws: Mapping[str, Any], var_names: Sequence[str], ax: Any = None) -> "Axes":
-    """Particles, or draws, in the plane of two numbers.
-
-    :param draws: a dict ``{site: (m, *site)}``, such as ``guide.particles(params)`` or
-        ``mcmc.get_samples()``.
-    :param var_names: the names of two numbers, such as ``("a", "b")`` or ``("w[0]", "w[1]")``.
-    :param ax: matplotlib axes to draw on; default: new ones.
-    :return: the axes; nothing is shown or saved.
-    :raises ImportError: matplotlib is not installed.
-
-    >>> import numpy as np
-    >>> from numpyro_ext.diagnostics import plot_particles
-    >>> w = np.random.default_rng(0).normal(size=(50, 2))
-    >>> ax = plot_particles({"w": w}, ("w[0]", "w[1]"))
-    >>> ax.get_xlabel(), ax.get_ylabel()
-    ('w[0]', 'w[1]')
-    """
-    sites = {name: np.asarray(x) for name, x in draws.items()}
-    x, y = (_coordinate(sites, name) for name in var_names)
-    ax = _axes(ax)
-    ax.scatter(x, y, s=14, color="C0", edgecolor="white", linewidth=0.4, zorder=3)
-    ax.set(xlabel=var_names[0], ylabel=var_names[1])
-    return ax
-
-
-def _coordinate(sites: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    """The number of this name, ``site`` or ``site[i, j]``, of each draw."""
-    match = re.fullmatch(r"(.+?)\[([\d, ]+)\]", name)
-    site, index = (name, "") if name in sites or match is None else match.groups()
-    where = tuple(map(int, index.split(","))) if index else ()
-    if site not in sites or sites[site].ndim != 1 + len(where):
-        shapes = {key: x.shape[1:] for key, x in sites.items()}
-        raise ValueError(f"'{name}' is no number; the sites have the shapes {shapes}.")
-    return sites[site][(slice(None), *where)]

@@ -22,11 +22,7 @@ from numpyro_ext.diagnostics.classification import (
 )
 from numpyro_ext.diagnostics.held_out import log_mean_exp
 from numpyro_ext.diagnostics.predictive_density import gaussian_log_density_bound
-from numpyro_ext.diagnostics.table import in_columns, shown
-
-
-def _table(title: str, lines: list[tuple[str, str, str]]) -> str:
-    return "\n".join([title, *(f"  {line}".rstrip() for line in in_columns(lines))])
+from numpyro_ext.diagnostics.table import in_table, shown
 
 
 def _with_error(x: float, error: float) -> str:
@@ -91,7 +87,7 @@ class RegressionScores(NamedTuple):
             ("  of the noise", shown(self.noise_sd), ""),
             ("  of the network", shown(self.network_sd), "between draws"),
         ]
-        return _table(self.title, lines)
+        return in_table(self.title, lines)
 
     __repr__ = __str__
 
@@ -149,7 +145,7 @@ class ClassificationScores(NamedTuple):
             ("  aleatoric", shown(self.aleatoric), "noise of the label"),
             ("  epistemic", shown(self.epistemic), "doubt between draws"),
         ]
-        return _table(self.title, lines)
+        return in_table(self.title, lines)
 
     __repr__ = __str__
 
@@ -178,7 +174,7 @@ def predictive_scores(
       :func:`gaussian_log_density_bound` of the RMSE;
     - the shares of the observations in the central 50 % and 90 % intervals, by :math:`u_n =
       \frac1S \sum_s F_s(y_n)`, and the calibration error (:func:`regression_calibration`);
-    - the predictive sd, whose square is the mean over rows of :math:`\frac1S \sum_s v_s` (noise)
+    - the predictive sd; its square is the mean over rows of :math:`\frac1S \sum_s v_s` (noise)
       plus the variance of :math:`\mu_s` over draws (the network).
 
     Of **classes**: accuracy, log density, :func:`brier_score`, :func:`expected_calibration_error`,

@@ -23,7 +23,7 @@ INSTEAD = (
     " maximum_mean_discrepancy"
 )
 FEWEST = 25
-"""The least number of weights to whose tail a shape is fitted."""
+"""The least number of weights from which a shape of their tail is fitted."""
 _EQUAL, _DIFFERENT = 1e-5, 0.1
 """Differences of log weights that are always, or never, taken for rounding."""
 
@@ -63,7 +63,7 @@ def pareto_khat(
 
     .. math:: w_s = \frac{p(x, z_s)}{q(z_s)}, \qquad z_s \sim q,
 
-    are fitted by a generalised Pareto distribution, whose moments of order below :math:`1/k` exist.
+    are fitted by a generalised Pareto distribution with moments of all orders below :math:`1/k`.
 
     - :math:`\hat k < 0.5`: the weights have a finite variance.
     - :math:`\hat k <` ``threshold`` :math:`= \min(1 - 1/\log_{10} S,\ 0.7)`: importance sampling
@@ -73,7 +73,7 @@ def pareto_khat(
 
     If plates enclose every site of model and guide, their elements are independent units, and each
     unit has its own weights and its own :math:`\hat k`. It is reliable from S of about 500. If most
-    weights of the tail are equal, as of a discrete guide, it has no shape: then it is ``-inf``, or
+    weights of the tail are equal, as for a discrete guide, it has no shape: then it is ``-inf``, or
     ``inf`` if a single draw has more than :math:`1 / \\sqrt S` of the weight. Draws of weight 0 do
     not enter, with an ``InferenceWarning`` if they are more than a tenth.
 
@@ -84,7 +84,7 @@ def pareto_khat(
     :param dict model_kwargs: its keyword arguments.
     :param int num_samples: draws from the guide.
     :param rng_key: a key, new-style or legacy; default ``jax.random.key(0)``.
-    :param proxy: as of :func:`diagnose`.
+    :param proxy: as in :func:`diagnose`.
     :return: :class:`ParetoKhat`.
     :raises IntractableDensityError: for guides without a density and for ``MCMC``.
 
@@ -202,7 +202,7 @@ def log_weights_of(asked: FitRequest, proxy: TaylorProxy | None = None) -> np.nd
 
 
 def look_at_density(fit: Fit, rng_key: Array) -> tuple[Prototype, Array]:
-    """The prototype of a fit whose draws have a density, and a key for them; or an error."""
+    """The prototype of a fit, if its draws have a density, and a key for them; or an error."""
     key_prototype, key_draws = jax.random.split(rng_key)
     proto = prototype(fit, key_prototype)
     if proto.marginalized:

@@ -33,8 +33,8 @@ def restarts(
     with R keys begins R times at the same point.
 
     The list is what :func:`to_arviz`, :func:`diagnose` and the scores of predictions take as
-    ``result``, beside one ``make_svi()``: as chains, whose R-hat says whether they found the same
-    optimum, or as a deep ensemble, a mixture with equal weights.
+    ``result``, beside one ``make_svi()``: as chains, of which R-hat says whether they found the
+    same optimum, or as a deep ensemble, a mixture with equal weights.
 
     **It fails** to find an optimum that no start leads to. It costs R times one run, compilation
     included. ``vectorized=True`` compiles once, and takes a step of all R runs together by

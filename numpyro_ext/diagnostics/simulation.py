@@ -29,7 +29,7 @@ from numpyro_ext._typing import Model, Sites, Trace
 from numpyro_ext.diagnostics._fit import check_arguments, check_key
 from numpyro_ext.diagnostics._workers import of_each
 from numpyro_ext.diagnostics.simulation_fits import Fit
-from numpyro_ext.diagnostics.table import in_columns
+from numpyro_ext.diagnostics.table import in_table
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -79,8 +79,7 @@ class SBCResult(NamedTuple):
         together = f"{self.p_value:.2g}"
         cells.append(("all", f"{count}", together, "(times their number: Bonferroni)"))
         title = f"{num_simulations} simulations, ranks among {num_samples} draws"
-        lines = [f"  {line}".rstrip() for line in in_columns(cells)]
-        return "\n".join([title, *lines, *self.notes])
+        return "\n".join([in_table(title, cells), *self.notes])
 
 
 def simulation_based_calibration(
@@ -128,8 +127,8 @@ def simulation_based_calibration(
     :param int num_simulations: I, at least 20.
     :param int num_samples: L, at least 10. If a fit has more draws, equally spaced ones are taken.
     :param executor: any ``concurrent.futures.Executor``, of which each fit is a task. It sends
-        ``model`` and ``fit`` to its workers: that of ``dask.distributed`` any of them, one of
-        processes functions with a name in a module.
+        ``model`` and ``fit`` to its workers: an executor of ``dask.distributed`` sends any, one of
+        processes only functions with a name in a module.
     :param kwargs: keyword arguments of the model.
     :return: an :class:`SBCResult`.
 

@@ -78,8 +78,8 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """True if no line is wrong and, of those that compare the draws with the posterior (of all,
-        if none does, as of NUTS), one is right."""
+        """True if no line is wrong and one is right among the lines that compare the draws with the
+        posterior, or among all lines where no line does, as for NUTS."""
         of_draws = [row for row in self.rows if row.of_draws]
         right = any(row.ok for row in of_draws or self.rows)
         return right and all(row.ok is not False for row in self.rows)
@@ -138,6 +138,11 @@ def in_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """A line for each row, with its cells as wide as the widest of their column."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(x.ljust(n) for x, n in zip(row, widths, strict=True)) for row in rows]
+
+
+def in_table(title: str, rows: Sequence[tuple[str, ...]]) -> str:
+    """A title, and the rows below it in columns."""
+    return "\n".join([title, *(f"  {line}".rstrip() for line in in_columns(rows))])
 
 
 def equally_spaced(size: int, most: int) -> np.ndarray:

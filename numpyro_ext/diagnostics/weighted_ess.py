@@ -1,4 +1,4 @@
-"""The effective sample size of weighted draws, as of a chain whose step size decreases."""
+"""The effective sample size of weighted draws, such as a chain with a decreasing step size has."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from numpyro_ext._checks import check_count
 def weighted_ess(x: Any, weights: Any = None, num_batches: int | None = None) -> np.ndarray:
     r"""Effective sample size of a weighted mean of correlated draws, by batch means.
 
-    The draws of a chain whose step sizes :math:`\varepsilon_t` decrease are averaged with weights,
+    The draws of a chain with decreasing step sizes :math:`\varepsilon_t` are averaged with weights,
     :math:`m = \sum_t w_t x_t / \sum_t w_t` with :math:`w_t = \varepsilon_t`. In B contiguous
     batches with the weights :math:`W_b = \sum_{t \in b} w_t` and means :math:`m_b`,
 
@@ -65,7 +65,7 @@ def weighted_ess(x: Any, weights: Any = None, num_batches: int | None = None) ->
 
 
 def _of_chain(x: np.ndarray, w: np.ndarray, B: int) -> float:
-    w = w / w.max()  # whose squares would vanish or overflow
+    w = w / w.max()  # or their squares would vanish or overflow
     share = w / w.sum()
     m = np.sum(share * x)
     variance = np.sum(share * (x - m) ** 2)

@@ -85,6 +85,8 @@ class CriticGuide(GuideWrapper):
         self.param_name = f"{name}$params"
         # An amortised guide may have such a function itself.
         self.features = getattr(guide, "features", None) if features is None else features
+        if features is not None and not callable(features):
+            self.features = check_count("features, unless it is a function,", features)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result, trace = call_and_trace(self.fn, args, kwargs)

@@ -12,7 +12,8 @@ from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 import pytest
 
-from numpyro_ext._model.labels import Labels, number_name
+from numpyro_ext._model.labels import Labels, coordinate_name_of, number_name
+from numpyro_ext._model.read import model_info
 from numpyro_ext.diagnostics import diagnose, plot_diagnosis, to_arviz
 from numpyro_ext.diagnostics.full_data import shapes_of
 from numpyro_ext.optim import find_centering, find_modes
@@ -108,6 +109,23 @@ def test_the_table_and_the_picture_of_a_diagnosis_have_labels():
     after = marks(plot_diagnosis(plain, COORDS, DIMS))
     assert after == marks(plot_diagnosis(found)) != marks(plot_diagnosis(plain))
     assert {"a[Leeds]", "net/w[P-17, dose]"} <= set(after)
+
+
+def test_a_coordinate_without_a_number_of_its_own_has_no_label_of_one():
+    def model():
+        with numpyro.plate("town", 2):
+            numpyro.sample("scale", dist.LogNormal())
+            numpyro.sample("p", dist.Dirichlet(jnp.ones(3)))
+        numpyro.sample("c", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.sample("R", dist.LKJCholesky(3))
+
+    trace = shapes_of(model, (), {})
+    named = Labels.of_trace(trace).named({"town": ["Leeds", "Bath"], "p_dim_1": [*"abc"]}, None)
+    info = model_info(trace)
+    names = [named(coordinate_name_of(info, k)) for k in range(info.size)]
+    of_p = [f"coordinate [{i}, {j}] of 'p' in unconstrained space" for i in (0, 1) for j in (0, 1)]
+    of_R = [f"coordinate [{i}] of 'R' in unconstrained space" for i in range(3)]
+    assert names == ["scale[Leeds]", "scale[Bath]", *of_p, "c[0]", "c[1]", *of_R]
 
 
 @pytest.mark.slow

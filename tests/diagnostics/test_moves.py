@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.handlers import reparam
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 import optax
@@ -27,6 +28,7 @@ from numpyro_ext.diagnostics._moves import (
 from numpyro_ext.diagnostics.checks import moves
 from numpyro_ext.diagnostics.checks.moves import compare_moved
 from numpyro_ext.diagnostics.comparison import MEAN, SD, SHAPES, decide, inside
+from numpyro_ext.mcmc import SphereReparam
 from tests.diagnostics.drawn import rows_of, visited, wrong
 from tests.scatter import KEYS, assert_errors_are_the_scatter
 
@@ -59,9 +61,10 @@ def test_a_verdict_takes_evidence(values, errors, ok):
 
 def group(n=2, known=False, **fields):
     """Chains that find nothing wrong but for what is given."""
-    at = {"ratio": 1.0, "error": 0.01, "shift": 0.0, "shift_error": 0.01, "between": 0.1}
+    at = {"shift": 0.0, "shift_error": 0.01, "ratio": 1.0, "error": 0.01, "between": 0.1}
     arrays = {k: np.broadcast_to(fields.pop(k, x), n).astype(float) for k, x in at.items()}
-    moved = Moved(**arrays, **{"accepted": np.array(0.7)} | fields)
+    between, values = arrays["between"], [arrays[k] for k in at][:4]
+    moved = Moved(values, between, **{"accepted": np.array(0.7)} | fields)
     return compare_moved(moved, "abcdefgh".__getitem__, "train longer", shares_known=known)
 
 
@@ -137,15 +140,16 @@ def test_the_ratio_is_that_of_the_standard_deviations(factor):
     sd = [2.0, np.sqrt(np.expm1(0.25)) * np.exp(-2 + 0.125)]
     expected = [x[:, 0].std() / sd[0], np.exp(x[:, 1]).std() / sd[1]]
     # 400 chains of some 10 independent draws: 1 %, and 3 % for the heavier tail of exp.
-    np.testing.assert_allclose(found.ratio[:2], expected, rtol=0.08)
-    assert jnp.isnan(found.ratio[2])
+    found_shift, error, ratio, _ = found.values
+    np.testing.assert_allclose(ratio[:2], expected, rtol=0.08)
+    assert jnp.isnan(ratio[2])
     assert 0.6 < found.accepted < 0.95
     # The chains end at the mean of the posterior, wherever they began.
     mean = np.array([LOC[0], np.exp(-2 + 0.125)])
     sums = np.array([x[:, 0], np.exp(x[:, 1])])
     shift = (mean - sums.mean(1)) / sums.std(1)
-    assert np.all(np.abs(found.shift[:2] - shift) < 5 * found.shift_error[:2] + 0.02)
-    assert np.all(found.shift_error[:2] < 0.2) and jnp.isnan(found.shift[2])
+    assert np.all(np.abs(found_shift[:2] - shift) < 5 * error[:2] + 0.02)
+    assert np.all(error[:2] < 0.2) and jnp.isnan(found_shift[2])
     assert np.all(found.between[:2] < 0.3) and jnp.isnan(found.between[2])
 
 
@@ -171,9 +175,9 @@ def compared_with_chains(draws_each):
 @pytest.mark.parametrize("draws_each", [1, 5])
 def test_errors_of_moved_draws_are_their_scatter(draws_each):
     moved = compared_with_chains(draws_each)
-    assert_errors_are_the_scatter(moved.ratio, moved.error)
-    assert_errors_are_the_scatter(moved.shift, moved.shift_error)
-    assert_errors_are_the_scatter(moved.range_ratio, moved.range_error)
+    assert_errors_are_the_scatter(*moved.values[:2])
+    assert_errors_are_the_scatter(*moved.values[2:])
+    assert_errors_are_the_scatter(*moved.widths)
 
 
 @pytest.mark.parametrize("draws_each", [1, 5])
@@ -199,7 +203,7 @@ def test_chains_between_two_modes_do_not_mix_and_say_so():
     found = run()
     # All variance but that of a mode, 1, is between the chains, of which one or two may cross.
     np.testing.assert_allclose(found.between, 1 - 1 / (1 + 400 * 0.21), atol=0.03)
-    np.testing.assert_allclose(found.shift, 0.0, atol=0.05)
+    np.testing.assert_allclose(found.values[0], 0.0, atol=0.05)
 
 
 @pytest.mark.nightly
@@ -366,3 +370,23 @@ def test_moves_that_are_dear_are_made_from_fewer_draws_or_say_how_long_they_take
     dear = row()
     assert dear.ok is None and "from each of 32 draws would take about" in dear.verdict
     assert "seconds of a core; num_moves=40 runs them" in dear.verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scale", "ok"), [(1.0, True), (0.6, False)])
+def test_roots_of_probabilities_are_judged_without_their_signs(scale, ok):
+    """Draws at all mirror images, between which no chain moves, since the density is 0 there."""
+
+    def model():
+        numpyro.sample("p", dist.Dirichlet(alpha))
+
+    alpha, rng = np.array([4.0, 9.0, 7.0]), np.random.default_rng(0)
+    roots = np.sqrt(rng.dirichlet(alpha, 2000))
+    middle = roots.mean(0)
+    roots = middle + scale * (roots - middle)
+    roots /= np.linalg.norm(roots, axis=-1, keepdims=True)
+    fn = reparam(model, config={"p": SphereReparam()})
+    signs = rng.choice([-1.0, 1.0], (2000, 3))
+    draws = visited(fn, {"p_sphere": signs * roots})
+    row = rows_of(diagnose(draws))[SD]
+    assert row.ok is ok, row

@@ -34,10 +34,10 @@ def _closed():
     plt.close("all")
 
 
-def group(ratio, shift, names, combined=None, **more):
+def group(ratio, shift, names, combined=(), **more):
     ratio, shift = np.array(ratio), np.array(shift)
     error = np.full(len(ratio), 0.01)
-    moved = Moved(ratio, error, shift, 2 * error, error, np.array(0.7), **more)
+    moved = Moved((shift, 2 * error, ratio, error), error, np.array(0.7), **more)
     return compare_moved(moved, names.__getitem__, "run longer", combined)
 
 
@@ -47,7 +47,7 @@ def rows(**ok):
 
 
 def parts(**given):
-    empty = {"moved": None, "weights": None, "losses": [], "chains": None}
+    empty = {"moved": None, "draws": {}, "weights": None, "losses": [], "chains": None}
     empty["labels"] = Labels({}, {})
     return DiagnosisPlotData(**empty | given)
 
@@ -65,8 +65,8 @@ def dots(ax):
 def test_the_numbers_that_move_most_are_shown_with_the_worst_at_the_top():
     ratio, shift = [0.99, 0.5, 1.05, np.nan], [0.02, 0.1, -0.7, np.nan]
     draws, after = RNG.normal(size=(50, 4)), RNG.normal(size=(8, 4, 4))
-    moved = _worst_numbers([group(ratio, shift, "abcd", before=draws, after=after, points=draws)])
-    found = Diagnosis("title", rows(shift=False, sd=True), parts(moved=moved))
+    moved, of = _worst_numbers([group(ratio, shift, "abcd", numbers=(draws, after))])
+    found = Diagnosis("title", rows(shift=False, sd=True), parts(moved=moved, draws=of))
     axes = plot_diagnosis(found)
     # log .5 / log .85 = 4.3, .7 / .2 = 3.5 and .1; what does not vary is left out.
     assert list(axes) == ["means", "sds", "b", "c", "a"]
@@ -77,7 +77,7 @@ def test_the_numbers_that_move_most_are_shown_with_the_worst_at_the_top():
     )
     np.testing.assert_allclose(dots(axes["sds"])[:, 1:], [[0.5, 0.02], [1.05, 0.02], [0.99, 0.02]])
     assert axes["means"].title.get_color() == "C3" != axes["sds"].title.get_color()
-    one, other = moved.draws["b"]
+    one, other = of["b"]
     np.testing.assert_array_equal(one, draws[:, 1])
     np.testing.assert_array_equal(other, after[..., 1].ravel())
 
@@ -109,16 +109,18 @@ def test_weights_and_their_tail_losses_and_chains():
 
 
 def test_a_linear_combination_is_one_of_the_numbers_and_has_no_shift():
-    combined = np.array([0.4, 1.2]), np.full(2, 0.01), np.array([[0, 1], [1, 0]])
-    moved = _worst_numbers([group([0.8, 0.9], [0.1, 0.0], ["a", "b", "both", "all"], combined)])
-    assert moved.names == ["both", "a", "all", "b"] and np.isnan(moved.values[0, 0])
+    combined = np.array([[np.nan] * 2, [np.nan] * 2, [0.4, 1.2], [0.01] * 2])
+    names = ["a", "b", "both", "all"]
+    moved, _ = _worst_numbers([group([0.8, 0.9], [0.1, 0.0], names, [combined])])
+    assert [moved.name(k) for k in range(4)] == ["both", "a", "all", "b"]
+    assert np.isnan(moved.values[0, 0])
     axes = plot_diagnosis(Diagnosis("title", rows(sd=False), parts(moved=moved)))
     np.testing.assert_allclose(dots(axes["sds"])[:, 1], [0.4, 0.8, 1.2, 0.9])
 
 
 def test_numbers_are_called_by_the_coordinates_of_their_plates():
     names = ["w[1, 1]", "tau", "v[1] (at tau = 3)"]
-    moved = _worst_numbers([group([0.5, 0.7, 0.8], [0.0, 0.0, 0.0], names)])
+    moved, _ = _worst_numbers([group([0.5, 0.7, 0.8], [0.0, 0.0, 0.0], names)])
     dims = {"w": ["day", "place"], "tau": [], "v": ["other"]}
     labels = Labels(dims, {"w": (2, 3), "tau": (), "v": (2,)})
     found = Diagnosis("title", rows(shift=True), parts(moved=moved, labels=labels))

@@ -6,14 +6,12 @@ import pytest
 
 from numpyro_ext.diagnostics import (
     plot_calibration,
-    plot_particles,
     plot_reliability,
     regression_calibration,
     reliability_bins,
 )
 
 Y = np.random.default_rng(0).normal(size=60)
-W = np.random.default_rng(1).normal(size=(12, 2, 3))
 
 
 @pytest.fixture(autouse=True)
@@ -51,11 +49,3 @@ def test_reliability_has_a_bar_for_each_bin_with_rows():
     np.testing.assert_allclose([bar.get_x() for bar in ax.patches], np.flatnonzero(some) / 7)
     assert [text.get_text() for text in ax.texts] == [str(n) for n in bins.count[some]]
     assert "80 rows" in ax.get_title()
-
-
-def test_particles_are_at_their_places():
-    names = ("w[1, 2]", "a")
-    ax = plot_particles({"w": W, "a": W[:, 0, 0]}, names)
-    points = ax.collections[0].get_offsets()
-    np.testing.assert_allclose(points, np.stack([W[:, 1, 2], W[:, 0, 0]], 1))
-    assert (ax.get_xlabel(), ax.get_ylabel()) == names

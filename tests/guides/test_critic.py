@@ -144,5 +144,8 @@ def test_what_does_not_fit_is_named():
     all_rows = with_critic(amortised, features=lambda x, subsample_size=None: x)
     with pytest.raises(ValueError, match=r"shape \(5, 2\), .* have 3 rows in the minibatch"):
         params_of(all_rows, X, 3)
+    for features in (True, 0):
+        with pytest.raises(ValueError, match=r"features, unless it is a function, .* an integer"):
+            with_critic(hand_written, features=features)
     with pytest.raises(AttributeError, match="has no attribute 'median'"):
         _ = with_critic(hand_written).median

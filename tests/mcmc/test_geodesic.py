@@ -15,8 +15,9 @@ from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
 import pytest
 
-from numpyro_ext.diagnostics import diagnose, to_arviz
+from numpyro_ext.diagnostics import InferenceWarning, diagnose, to_arviz
 from numpyro_ext.mcmc import SGHMC, GeodesicSGHMC, GeodesicSGNHT, SphereReparam, Whitening
+from numpyro_ext.optim import find_modes
 from tests.mcmc.models import linear, linear_data
 
 KERNELS = {"SGHMC": GeodesicSGHMC, "SGNHT": GeodesicSGNHT}
@@ -185,6 +186,17 @@ def test_chains_at_mirror_images_agree():
     assert rhat < 1.05
     roots = to_arviz(mcmc, log_likelihood=False).posterior.p_sphere
     np.testing.assert_array_equal(roots, abs(mcmc.get_samples(group_by_chain=True)["p_sphere"]))
+
+
+@pytest.mark.slow
+def test_where_roots_have_no_mode_the_advice_is_on_spheres():
+    def counts():
+        p = numpyro.sample("p", dist.Dirichlet(0.2 * jnp.ones(3)))
+        numpyro.factor("rows", jnp.array([2.0, 8.0]) @ jnp.log(p[1:]))
+
+    with pytest.warns(InferenceWarning, match="leave out the SphereReparam of 'p'") as caught:
+        find_modes(reparam(counts, config={"p": SphereReparam()}), starts=1)
+    assert not any("LocScale" in str(x.message) or "heavy" in str(x.message) for x in caught)
 
 
 @pytest.mark.slow

@@ -258,3 +258,18 @@ def test_nothing_lies_beyond_a_normal(size):
     modes = find_modes(normal)
     exact = {1: 0.0099, 30: 0.0007}[size]  # 1 - F(n + 4 sqrt(2 n)) of chi-squared
     assert modes.beyond == pytest.approx(exact, abs=max(4 * modes.beyond_error, 1e-3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", [0, 1])
+def test_heavy_tails_are_named_where_the_mass_beyond_is_not_known(key):
+    """A Cauchy in five dimensions has most of its mass far from the normal at its mode, where few
+    draws find it and each has a large weight: with the second key these do for an estimate."""
+
+    def cauchy():
+        numpyro.sample("z", dist.MultivariateStudentT(1.0, jnp.zeros(5), jnp.eye(5)))
+
+    with pytest.warns(InferenceWarning, match=r"the mass (beyond|lies)"):
+        modes = find_modes(cauchy, rng_key=random.key(key))
+    assert modes.problems[-1].kind == "mass beyond"
+    assert np.isnan(modes.beyond) == ("not known: one of 2,000 draws" in modes.problems[-1])

@@ -71,7 +71,7 @@ def agreement(context: FitContext) -> list[Row]:
 
 
 def rows_of_ensemble(compared: "Agreement") -> list[Row]:
-    """The lines of the chains of an ensemble; none of a few times, which are draws already."""
+    """The lines of the chains of an ensemble; no lines for a few times, which are draws already."""
     if compared.draws < _FEWEST_TIMES:
         return []
     # At each time there are as many independent draws as chains.

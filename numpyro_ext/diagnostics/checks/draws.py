@@ -74,8 +74,8 @@ def varying(context: FitContext) -> list[Row]:
 
 
 def imprecise_sites(context: FitContext) -> list[str]:
-    """Sentences on sites of the model whose log density is wrong in single precision at one of
-    three draws, and on sites of the guide whose draws have lost their gradient."""
+    """Sentences on sites of the model with a log density that is wrong in single precision at one
+    of three draws, and on sites of the guide with draws that have lost their gradient."""
     fit, params = context.fit, context.fit.params[0]
     key_guide, key_model = random.split(random.fold_in(context.rng_key, 2))
     trace, sentences = context.proto.trace, []

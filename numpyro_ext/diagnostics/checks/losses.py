@@ -91,7 +91,7 @@ def nearer(guide: Any) -> str:
 
 
 def _run_longer(fall: float, before: float, fifth: int, start: str) -> str:
-    """How many more steps a loss takes whose fall shrinks by one factor in every fifth."""
+    """How many more steps a loss takes if its fall shrinks by one factor in every fifth."""
     if fall > _FAR:
         return f"begin nearer to the posterior: {start}"
     shrinks = fall / before if before > fall else 1.0
@@ -131,7 +131,7 @@ def convergence_rows(engine: Any, results: list[Any]) -> list[Row]:
 
 
 def local_inference(context: FitContext) -> list[Row]:
-    """The lines of a guide with ``judge_local`` and ``narrowest_global``; none of other guides."""
+    """The lines of a guide with ``judge_local`` and ``narrowest_global``, not of another guide."""
     fit, guide, draws = context.fit, context.obj.guide, context.draws
     if not hasattr(guide, "judge_local"):
         return []

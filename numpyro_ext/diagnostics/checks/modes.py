@@ -69,7 +69,7 @@ def draws_at_modes(context: FitContext) -> AtModes | None:
 
 
 def searched(context: FitContext) -> AtModes | None:
-    """The same of a cheap search, for a guide whose start has not looked for modes."""
+    """The same of a cheap search, for a guide that began without a search for modes."""
     info, fit = context.info, context.fit
     is_dear = info.size > MOST_LATENTS or context.gradient_cost > MOST_COST
     if is_dear or getattr(context.obj.guide, "start_modes", None) is not None:
@@ -122,8 +122,8 @@ def _off(q: np.ndarray, p: np.ndarray) -> float:
 def _row(
     context: FitContext, modes: list[Mode], which: np.ndarray, away: np.ndarray, places: list[str]
 ) -> Row:
-    """The share of the draws q at each mode against that p of the evidence: the mean of a number
-    may be off by the root of the sum of (q - p)^2 / p, in standard deviations."""
+    """The shares q of the draws at each mode against the shares p of the evidence: the mean of a
+    number may be off by the root of the sum of (q - p)^2 / p, in standard deviations."""
     p = np.array([mode.share for mode in modes])
     counts = np.array([np.sum(which == k) for k in range(len(modes))])
     q = counts / max(counts.sum(), 1)

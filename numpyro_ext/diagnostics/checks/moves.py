@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._model.circles import circles_of, recut, unrolled
-from numpyro_ext._model.labels import coordinate_name
+from numpyro_ext._model.labels import coordinate_name, coordinate_name_of
 from numpyro_ext._model.operations import FEW, quick_options
 from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.spheres import is_sphere, without_signs
 from numpyro_ext._typing import Params, Sites
 from numpyro_ext.diagnostics import limits
 from numpyro_ext.diagnostics._fit import Fit, Numbers, chains_of, compile_with_data, flatten
-from numpyro_ext.diagnostics._moves import LEAPS, Combined, Moved, move_points, worst_combinations
+from numpyro_ext.diagnostics._moves import LEAPS, Moved, move_points, worst_combinations
 from numpyro_ext.diagnostics.checks.chains import Agreement, are_at_modes, rows_of_ensemble
 from numpyro_ext.diagnostics.checks.draws import has_moves
 from numpyro_ext.diagnostics.checks.modes import AtModes, draws_at_modes, place_in
@@ -38,8 +39,8 @@ _MOST_WATCHED = 100
 _FEW = 10
 """Particles at a mode that are too few for their spread to be known."""
 _TO_COMBINE = 10
-"""Independent draws for each dimension from which on those of an ensemble know the covariance well
-enough to be compared along the worst linear combination."""
+"""Independent draws for each dimension from which on an ensemble knows its covariance well enough
+to be compared along the worst linear combination."""
 _REMEDIES = {
     "particles": "take ParVI(model) without a field, twice as many particles, or reparametrise",
     "ensemble": "warm up longer, take a smaller step_size, reparametrise, or compare with NUTS",
@@ -49,7 +50,7 @@ _REMEDIES = {
 
 
 Group = tuple[AtModes, int]
-"""Where the draws are, and the mode whose draws are compared by themselves."""
+"""Where the draws are, and the mode at which draws are compared by themselves."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class MovedDraws(Comparison):
     """Draws before and after moves; the last two numbers are linear combinations, which have no
     shift, if there are any."""
 
+    reference, by = "a Markov chain on all data from each draw", "Markov chains"
     moved: Moved = field(kw_only=True)
     shares_known: bool = False
     """True if weights have judged the draws, and with them the shares of modes, or if the draws'
@@ -65,7 +67,7 @@ class MovedDraws(Comparison):
     @property
     def of_numbers(self) -> "MovedDraws":
         """The same without linear combinations."""
-        return replace(self, values=self.values[:, : len(self.moved.ratio)])
+        return replace(self, values=self.values[:, : len(self.moved.between)])
 
     def rows(self) -> list[Row]:
         """The lines of the worst numbers: their mean, spread and shape."""
@@ -75,7 +77,7 @@ class MovedDraws(Comparison):
                 "a Markov chain on all data does not leave the draws, so nothing is known of their"
                 " spread; the density may be rough, or not a number near some of them."
             )
-            ratio = float(np.nanmin(np.append(self.moved.ratio, np.inf)))
+            ratio = float(np.nanmin(np.append(self.of_numbers.values[2], np.inf)))
             return [Row(SD, ratio, None, f"{low} to {high}", False, verdict, True)]
         rows = super().rows()
         if not any(row.ok is False for row in rows[:2]):
@@ -105,32 +107,14 @@ class MovedDraws(Comparison):
 
 
 def compare_moved(
-    moved: Moved,
-    name: Callable[[int], str],
-    remedy: str,
-    combined: Combined | None = None,
-    **options: Any,
+    moved: Moved, name: Callable[[int], str], remedy: str, combined: Any = (), **options: Any
 ) -> MovedDraws:
-    """The comparison with moves, and the sentences about it."""
-    values = moved.shift, moved.shift_error, moved.ratio, moved.error
-    values = np.stack([np.asarray(x, np.float64) for x in values])
-    if combined is not None:
-        unknown = np.full(2, np.nan)
-        values = np.column_stack([values, [unknown, unknown, *combined[:2]]])
-    widths, errors = (
-        None if x is None else np.asarray(x, float) for x in (moved.range_ratio, moved.range_error)
-    )
-    return MovedDraws(
-        "a Markov chain on all data from each draw",
-        "Markov chains",
-        name,
-        remedy,
-        values,
-        widths,
-        errors,
-        moved=moved,
-        **options,
-    )
+    """The comparison with moves, and the sentences about it; ``combined`` are values of linear
+    combinations."""
+    values = np.stack([np.asarray(x, np.float64) for x in moved.values])
+    values = np.column_stack([values, *combined])
+    widths = moved.widths and np.stack([np.asarray(x, float) for x in moved.widths])
+    return MovedDraws(name, remedy, values, widths, moved=moved, **options)
 
 
 def moves(context: FitContext) -> list[Row]:
@@ -199,10 +183,10 @@ def _of_particles(context: FitContext) -> list[MovedDraws] | str:
 
 def _mixing(context: FitContext, here: np.ndarray) -> tuple[float, bool]:
     """How many draws of an ensemble are worth an independent one, and whether its chains go
-    everywhere, of those that are always among the draws that ``here`` names."""
+    everywhere; both of the chains that are always among the draws that ``here`` names."""
     chains = chains_of(context.fit)
     num, length = next(iter(chains.values())).shape[:2]
-    # The draws are those of the last time first.
+    # The draws of the last time come first.
     stays = np.bincount(here % num, minlength=num) == length
     compared = Agreement({name: x[stays] for name, x in chains.items()}, independent=True)
     rows = rows_of_ensemble(compared) if np.any(stays) else []
@@ -235,7 +219,7 @@ def _more_draws(context: FitContext, rng_key: Array) -> Sites:
 
 
 def _of_chains(context: FitContext) -> list[MovedDraws] | str:
-    """Draws, in a random order, of kernels whose stationary law is not the posterior."""
+    """Draws, in a random order, of kernels with another stationary law than the posterior."""
     draws = {name: context.draws[name] for name in context.info.latents}
     kept = np.all([np.isfinite(y).all((0, *range(2, y.ndim))) for y in draws.values()], 0)
     if context.sampling is not None:
@@ -335,35 +319,39 @@ def _moved(
     compiled = compile_with_data(context.fit, run, options)
     chosen = {name: draws[name] for name in info.latents}
     moved = compiled(context.fit.params[0], chosen, independent, rng_key)
-    combined = worst_combinations(moved)
+    # The draws have no length that belongs to a point of a sphere, and the moved ones have.
+    on_sphere = any(is_sphere(latent.support) for latent in info.latents.values())
+    combined, n = None if on_sphere else worst_combinations(moved), len(moved.between)
     shapes = {name: site.constrained.shape for name, site in info.latents.items()} | watched
 
     where = "" if group is None else f" (at {group[0].places[group[1]]})"
 
     def name(k: int) -> str:
-        if combined is None or k < len(moved.ratio):
+        if combined is None or k < n:
             return coordinate_name((*shapes.items(),), k) + where
-        both = sorted(combined[2][k - len(moved.ratio)].tolist())
-        first, second = (coordinate_name(info.shapes, i) for i in both)
+        both = sorted(combined[1][k - n].tolist())
+        first, second = (coordinate_name_of(info, i) for i in both)
         return f"a linear combination of {first} and {second} most of all{where}"
 
     kind = "ensemble" if context.is_ensemble else context.kind
     remedy = context.noise_problem or _REMEDIES[kind]
-    return compare_moved(moved, name, remedy, combined)
+    return compare_moved(moved, name, remedy, () if combined is None else combined[:1])
 
 
 def _replace_nonfinite(x: Array) -> Array:
-    """Points, the first finite one in place of those that a saturated transform has lost."""
+    """Points, the first finite one in place of each that a saturated transform has lost."""
     fine = jnp.all(jnp.isfinite(x), 1)
     return x[jnp.where(fine, jnp.arange(len(x)), jnp.argmax(fine))]
 
 
 def _numbers_of(target: Potential) -> Callable[[Array], Array]:
-    """The numbers of the latent and the deterministic sites, constrained, at a vector."""
+    """The numbers of the latent and the deterministic sites, constrained, at a vector; roots of
+    probabilities without their signs, which no chain changes."""
     constrain, info = target.postprocess(), target.info
+    supports = {name: latent.support for name, latent in info.latents.items()}
 
     def numbers(x: Array) -> Array:
-        values = unrolled(constrain(info.unravel(x)), info)
+        values = without_signs(unrolled(constrain(info.unravel(x)), info), supports)
         names = [*info.latents, *info.deterministic]
         return jnp.concatenate([jnp.ravel(values[name]) for name in names])
 
@@ -371,7 +359,7 @@ def _numbers_of(target: Potential) -> Callable[[Array], Array]:
 
 
 def _watched_shapes(context: FitContext) -> dict[str, tuple[int, ...]]:
-    """The shapes of the deterministic sites whose numbers are compared too."""
+    """The shapes of the deterministic sites that are compared too."""
     return {
         name: jnp.shape(site["value"])
         for name, site in context.proto.trace.items()

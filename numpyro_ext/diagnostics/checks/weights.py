@@ -114,10 +114,7 @@ def compare_with_weights(
         names += [number_name(site, x.shape[1:], k) for k in range(size)]
     values = np.concatenate(pieces, 1)
     by_weights = f"{remedy}; or draw from these draws by their weights (pareto_khat gives them)"
-    name = names.__getitem__
-    rows = Comparison(
-        "importance weighting", "weights", name, by_weights, values, limits=WEIGHTED_RATIO
-    ).rows()
+    rows = Comparison(names.__getitem__, by_weights, values, limits=WEIGHTED_RATIO).rows()
     return [*_gap_row(summary, values[2], rows, remedy), *rows]
 
 
@@ -147,8 +144,8 @@ def _gap_row(
 
 
 def _compare(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """``(4, n)`` shifts in sds, sds over those by the weights ``(S, 1)``, and the error of each
-    below it; NaN of a number that does not vary, or has too heavy a tail."""
+    """``(4, n)`` shifts in sds, sds over sds by the weights ``(S, 1)``, and the error of each below
+    it; NaN of a number that does not vary, or has too heavy a tail."""
     eps = np.finfo(x.dtype).eps if np.issubdtype(x.dtype, np.floating) else 0.0
     x = x.astype(np.float64)
     size, (centre, sd) = len(x), mean_and_sd(x)
