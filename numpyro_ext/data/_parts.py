@@ -79,5 +79,5 @@ class Parts:
 
 
 def read_shapes(row: Any, index: Any) -> Any:
-    """The shapes of the rows ``index``, from that of a row."""
+    """The shapes of the rows ``index``, from the shape of a row."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*index.shape, *x.shape), x.dtype), row)

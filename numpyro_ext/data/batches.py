@@ -13,13 +13,13 @@ import numpy as np
 from numpyro_ext.data._rows import HostRows, Rows, Same
 
 _KEPT = 64
-"""Batches that are kept for whoever asks for them again: those of this many chains."""
+"""Batches that are kept for whoever asks for them again: as many as there may be chains."""
 
 
 @jax.tree_util.register_static
 class Batches(HostRows):
     r"""
-    The batches of a loader, in the place of an array whose rows a plate takes:
+    The batches of a loader, in the place of an array of which a plate takes rows:
     ``with numpyro.plate("rows", len(b), subsample_size=b.batch_size) as i: x, y = b[i]``.
 
     Each new index that a plate draws gets the loader's next batch, whatever its numbers are; the
@@ -127,7 +127,7 @@ class Batches(HostRows):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self._first)
 
     def read(self, index: np.ndarray) -> Rows:
-        """A batch for each index along the last axis: the next one, or that of the same index."""
+        """A batch for each index along the last axis: the next one, or the same for the same."""
         if index.shape[-1:] != (self.batch_size,):
             raise ValueError(
                 f"{self.name} has batches of {self.batch_size} rows, and the index has shape"

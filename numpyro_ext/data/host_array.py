@@ -37,19 +37,19 @@ class HostArray(HostRows):
 
      - a NumPy array, or ``np.memmap`` (``np.load(file, mmap_mode="r")``);
      - what has ``shape`` and ``dtype`` and takes a sorted array of integers: Zarr, h5py;
-     - a column of a pandas or polars frame, or a whole frame, whose rows are then dicts of columns;
+     - a column of a pandas or polars frame, or a whole frame; its rows are then dicts of columns;
      - a column or a table of Arrow, memory-mapped (``pa.ipc.open_file(pa.memory_map(file))``).
        Parquet is not made for single rows; convert it once, by
        ``np.save("x.npy", pq.read_table(file, columns=["x"])["x"].to_numpy())`` or, for larger
        files, by writing its batches as an Arrow file;
      - a data set with ``len(source)`` and ``source[k]``, as PyTorch, Grain and Hugging Face have,
-       whose items are numbers, arrays, or dicts or tuples of them;
+       of numbers, arrays, or dicts or tuples of them;
      - a dict or tuple of these with the same number of rows, which are read together.
 
     Nothing is copied or hashed. Two objects are equal if their sources are the same memory, file or
     object and their transforms the same function, so that a new one does not compile anew; a
-    source whose numbers change between two calls of a program is read as it is at each. Inside a
-    loop the compiler may read rows whose numbers do not depend on the step once for all steps.
+    source that changes between two calls of a program is read as it is at each. Inside a loop the
+    compiler may read the same rows once for all steps.
 
     Numbers have the dtypes of JAX, in the order of the bytes of the machine: 64 bits become 32
     without ``jax_enable_x64``, with an error for a number that does not fit. A read that fails, a
@@ -171,7 +171,7 @@ class HostArray(HostRows):
         return super().__getitem__(index)
 
     def read(self, index: np.ndarray) -> Rows:
-        """Contiguous rows that follow those before are a pass, whose next piece is read ahead."""
+        """Contiguous rows that follow the last ones are a pass: the next piece is read ahead."""
         flat, size = index.reshape(-1), index.size
         low, high = (int(flat.min()), int(flat.max())) if size else (0, 0)
         if low < -self._length or high >= self._length:
@@ -243,7 +243,7 @@ class HostArray(HostRows):
 
 
 def _by_names(source: Any) -> Any:
-    """A source whose tables are dicts of columns."""
+    """A source with its tables as dicts of columns."""
     if isinstance(source, dict):
         return {str(name): _by_names(x) for name, x in source.items()}
     if type(source) is tuple:

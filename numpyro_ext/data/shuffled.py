@@ -47,7 +47,7 @@ def shuffled_copy(source: Any, path: str | Path, *, seed: int = 0, memory: int =
             " make HostArray(copy, sharding=...) of the copy."
         )
     folder, size = Path(path), len(rows)
-    folder.mkdir(parents=True)  # an error if there is one, whose files might be in use
+    folder.mkdir(parents=True)  # an error if there is one: its files might be in use
     shapes, tree = jax.tree.flatten(rows.row)
     record = np.dtype([(f"f{k}", x.dtype, x.shape) for k, x in enumerate(shapes)])
     piece = max(1, memory // (4 * record.itemsize))

@@ -128,10 +128,10 @@ class EPEngine(Engine):
         2,048 points for rows with several coordinates of local sites.
     :param int max_rank: the largest number of directions, at most 3; 0 takes every factor in all
         coordinates.
-    :param str data_plate: the plate whose rows are the factors, if observed sites are in several.
+    :param str data_plate: the plate of the factors, if observed sites are in several.
     :param str prefix: prefix of the names of the guide's parameters.
     :param tuple prior: yesterday's fit, ``(engine, result)``, ``(svi, result)`` or ``(guide,
-        params)`` of a normal guide, whose posterior replaces the priors of its sites by
+        params)`` of a normal guide; its posterior replaces the priors of its sites by
         :func:`~numpyro_ext.guides.posterior_as_prior`.
     :param float forgetting_factor: the power in (0, 1] of yesterday's posterior.
     """
@@ -273,8 +273,8 @@ class EPEngine(Engine):
     def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
         r"""The estimate of log p(y) with the sites of a state, for these arguments of the model.
 
-        Its derivative by these, with the sites held fixed, is at a fixed point that of EP's
-        evidence, which is stationary in the sites:
+        At a fixed point EP's evidence is stationary in the sites, so that its derivative by the
+        arguments is the one with the sites held fixed:
 
         .. math:: \nabla_\theta \log Z = \mathrm E_q \nabla_\theta \log f_0 + \sum_n
             \mathrm E_{\hat p_n} \nabla_\theta l_n

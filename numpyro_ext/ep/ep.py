@@ -58,7 +58,7 @@ class EP(EPEngine):
 
     where proj is the normal distribution with the same mean and covariance, and powers act on
     natural parameters. ``power=1`` is EP, and ``power=0`` its limit, Gaussian variational
-    inference, whose loss is minus the ELBO. The factors of the prior always have power 1.
+    inference, with minus the ELBO as the loss. The factors of the prior always have power 1.
 
     The loss is minus the estimate of the log evidence,
 

@@ -213,8 +213,7 @@ def product_of(A: Array, site: Site) -> Site:
 
 
 def site_of_mean(q: Moments, A: Array, sites: Site, share: Array, power: float) -> Site:
-    """The site whose tilted distribution has the mean, of weights ``share``, of the moments that n
-    sites give."""
+    """The site that gives the mean, of weights ``share``, of the moments that n sites give."""
     m, V = q
     if V.ndim == 1:
         s, t = power * sites.shift, power * sites.precision

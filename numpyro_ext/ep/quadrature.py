@@ -34,7 +34,7 @@ AGREEMENT = 3e-3  # the largest difference of two forms of the covariance, over 
 
 @dataclass(eq=False)
 class Quadrature(Projection):
-    r"""Moments by a trapezoid rule whose nodes are dense where the factor is sharpest.
+    r"""Moments by a trapezoid rule with nodes that are dense where the factor is sharpest.
 
     .. math:: \hat S = I + K, \quad K = \operatorname{Cov}[e, \alpha \nabla l]
         \qquad\text{or}\qquad \hat S = \operatorname{Cov}[e]

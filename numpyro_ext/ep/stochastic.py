@@ -30,14 +30,14 @@ from numpyro_ext.ep.state import EPState, is_positive
 
 _LOOKED_AT = 256  # rows from which the rank of all is read
 _CHUNK = 256  # steps of one compiled call
-_PARTS = 16  # parts of the averaged steps, whose means tell the noise of all
+_PARTS = 16  # parts of the averaged steps; the scatter of their means tells the noise
 _NOISY = 0.1  # the standard error above which a result is said to be noisy
 _STEP = 0.1  # the rate of a step with a proxy
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RandomRowsEngine(SharedSitesEngine):
-    """The base of engines whose steps take random rows; ``run`` gives the mean over its last half,
+    """The base of engines that draw rows at each step; ``run`` gives the mean over its last half,
     and warns if the ``noise`` of this in ``state.report`` is above 0.1 standard deviations."""
 
     def update(
@@ -170,8 +170,8 @@ class StochasticEP(RandomRowsEngine):
     takes all rows without drawing them, which is averaged EP. At ``power=0`` it is stochastic
     variational inference by natural gradients of rate :math:`\epsilon`.
 
-    **Bias.** The fixed point is that of averaged EP, near that of :class:`EP` where rows are alike
-    and many. A constant :math:`\epsilon` leaves noise of order :math:`\epsilon` in
+    **Bias.** The fixed point is the one of averaged EP, near the one of :class:`EP` where rows are
+    alike and many. A constant :math:`\epsilon` leaves noise of order :math:`\epsilon` in
     :math:`\lambda`, so that ``run`` returns the mean over its last half. A ``step`` that decreases,
     such as ``lambda i: 20 / (i + 200)``, takes the noise away.
 
@@ -305,7 +305,7 @@ def _many(
     averaged: Array,
     n: Array,
 ) -> tuple[EPState, _Sums, Array]:
-    """``n`` steps, their losses, and the sums over those of the ``averaged`` after ``first``."""
+    """``n`` steps, their losses, and the sums over the ``averaged`` steps after ``first``."""
 
     def body(k: Array, carry: Any) -> Any:
         state, sums, losses = carry

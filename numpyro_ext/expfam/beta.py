@@ -41,8 +41,8 @@ class Beta(ExponentialFamily[BetaNatural, BetaMean, BetaStandard]):
         t(p) = (\log p,\; \log(1 - p)), \qquad
         A = \log\Gamma(a + 1) + \log\Gamma(b + 1) - \log\Gamma(a + b + 2).
 
-    **The natural parameters are not the concentrations**, which are a + 1 and b + 1. The limits of
-    float32 are those of :class:`Dirichlet`.
+    **The natural parameters are not the concentrations**, which are a + 1 and b + 1. Float32 has
+    the limits that it has for :class:`Dirichlet`.
 
     References: Minka, *Estimating a Dirichlet distribution* (2000), equations 13 to 18.
 

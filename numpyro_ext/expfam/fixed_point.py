@@ -1,4 +1,4 @@
-"""Fixed points whose derivative is taken at the solution, not through the iterations."""
+"""Fixed points, differentiated at the solution and not through the iterations."""
 
 from collections.abc import Callable
 from functools import partial, reduce
@@ -36,7 +36,7 @@ def fixed_point(
 
     .. math:: \max |f(x) - x| \le tol\, (1 + \max |x|).
 
-    The cotangent v of the solution gives that of ``args`` by the transposed equation,
+    The transposed equation maps the cotangent v of the solution to the one of ``args``,
 
     .. math:: u = v + (\partial f / \partial x)^\top u, \qquad
         \bar{args} = (\partial f / \partial args)^\top u,

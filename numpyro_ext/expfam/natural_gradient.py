@@ -14,15 +14,15 @@ Family = type[ExponentialFamily]
 
 
 def straight_through_mean(family: Family, natural: Any) -> Any:
-    r"""The mean of a family, whose gradient in the natural parameters is the natural gradient.
+    r"""The mean of a family, with the natural gradient as its gradient in the natural parameters.
 
     For a function :math:`g(n) = f(\mu(n))` of the mean,
 
     .. math:: [\nabla^2 A(n)]^{-1} \nabla g(n) = \nabla f(\mu),
 
-    so that the cotangent of the mean is passed on unchanged as that of n, its symmetric part where
-    the leaf is symmetric. In an overcomplete family a step along it is a natural-gradient step of
-    every minimal representation.
+    so that n is given the cotangent of the mean unchanged, its symmetric part where the leaf is
+    symmetric. In an overcomplete family a step along it is a natural-gradient step of every minimal
+    representation.
 
     **When it fails.** Everything that depends on n must do so through this mean, once: a function
     of n itself adds an ordinary gradient, in other units. Forward mode raises JAX's own error.
@@ -55,7 +55,7 @@ _mean.defvjp(_mean_fwd, _mean_bwd)
 
 
 def straight_through_kl(family: Family, q: Any, p: Any, mean: Any) -> Array:
-    r"""KL(q || p), whose gradient in q is the natural gradient, through the mean of q.
+    r"""KL(q || p), with the natural gradient as its gradient in q, through the mean of q.
 
     .. math:: \langle sg(q) - p, mean \rangle - A(sg(q)) + A(p),
 

@@ -47,7 +47,7 @@ class WishartStandard(NamedTuple):
 
 
 class Wishart(ExponentialFamily[WishartNatural, WishartMean, WishartStandard]):
-    r"""Wishart: the conjugate prior of the precision P of a normal whose mean is known.
+    r"""Wishart: the conjugate prior of the precision P of a normal with a known mean.
 
     .. math::
         p(P) &\propto |P|^{(\nu - d - 1)/2} e^{-tr(S P)/2}, \qquad

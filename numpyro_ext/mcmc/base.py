@@ -95,7 +95,7 @@ def kernel_state(name: str, module: str, /, **own: str) -> Any:
 
 
 def documented_tuple(name: str, module: str, fields: dict[str, str]) -> Any:
-    """A named tuple whose docstring describes its fields."""
+    """A named tuple with a docstring that describes its fields."""
     text = "\n".join(f" - **{field}** - {meaning}" for field, meaning in fields.items())
     state: Any = namedtuple(name, fields, module=module)
     state.__doc__ = f"State of one chain:\n\n{text}\n"
@@ -392,8 +392,8 @@ _FOUND_IN_RUNS = (
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ModelKernel(ResumableKernel):
-    """Base of the kernels whose chains move on the flat latent vector of a model; its fields hold
-    the arguments that were given, and :meth:`in_use` what is found for the others."""
+    """Base of the kernels on the flat latent vector of a model; its fields hold the arguments that
+    were given, and :meth:`in_use` what is found for the others."""
 
     __signature__ = OwnArgumentsFirst()
 

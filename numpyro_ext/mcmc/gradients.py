@@ -86,8 +86,8 @@ class ControlVariate:
 
 
 class SVRG:
-    r""":class:`ControlVariate` whose center follows the chain: :math:`c \leftarrow z` when ``i %
-    refresh_every == 0``.
+    r""":class:`ControlVariate` with a center that follows the chain: :math:`c \leftarrow z` when
+    ``i % refresh_every == 0``.
 
     No mode is needed beforehand, and the chain may travel. Unbiased given c. A step costs two
     minibatch gradients, and :math:`N/` ``refresh_every`` rows on average (algorithm 2).

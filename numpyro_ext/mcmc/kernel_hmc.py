@@ -31,8 +31,7 @@ KernelHMCState = documented_tuple(
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class KernelHMC(ModelKernel):
-    r"""Hamiltonian Monte Carlo whose trajectories follow a surrogate score f instead of
-    :math:`-\nabla U`.
+    r"""Hamiltonian Monte Carlo along a surrogate score f instead of :math:`-\nabla U`.
 
     .. math::
         r \sim N(0, I), \quad \text{leapfrog: } r \leftarrow r + \tfrac{\epsilon}{2} f(z), \;
@@ -153,7 +152,7 @@ class KernelHMC(ModelKernel):
 
 
 class HMCChain(Chain):
-    """The chain of :class:`KernelHMC`, whose proposals are accepted or not."""
+    """The chain of :class:`KernelHMC`, in which proposals are accepted or not."""
 
     def start(
         self, rng_key: Array, key_plates: Array, key_start: Array, z: Sites

@@ -139,8 +139,8 @@ def _batches(potential: Potential) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search, whose step is for the ``num_modes`` heaviest modes; its data are
-    known by the rows of a minibatch and by whitened ``gradients`` of all rows, ``(4, n)``."""
+    """The result of a search, with a step for the ``num_modes`` heaviest modes; its data are known
+    by the rows of a minibatch and by whitened ``gradients`` of all rows, ``(4, n)``."""
 
     settings: Settings
     modes: Modes

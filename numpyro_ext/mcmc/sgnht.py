@@ -55,8 +55,8 @@ class SGNHT(SGMCMCKernel):
     :math:`\epsilon C + \epsilon^2 s^2 / (2T) \ge 2 - \epsilon^2 h/2` no friction is enough and
     :math:`\xi` runs away: ``thermostat`` shows it, and at last ``diverging``.
 
-    :math:`\xi` settles within about :math:`\mu \xi / (n_g T \epsilon)` steps. For latents whose
-    standard deviations are all near a :math:`\sigma` far below 1, take ``thermal_mass``
+    :math:`\xi` settles within about :math:`\mu \xi / (n_g T \epsilon)` steps. For latents with
+    standard deviations all near a :math:`\sigma` far below 1, take ``thermal_mass``
     :math:`= \sigma^2 \max(n_g, 10)`, or warm up longer.
 
     :param step_size: positive float or schedule, in units of time; None has it found, with the

@@ -22,7 +22,7 @@ from numpyro_ext.mcmc.sgld import SGLDState, implied_variance_ratio
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SGRLD(SGMCMCKernel):
-    r"""Riemannian SGLD: Langevin dynamics whose step and noise follow a metric G(z).
+    r"""Riemannian SGLD: Langevin dynamics with a step and noise that follow a metric G(z).
 
     .. math::
         z' = z - \epsilon (A g - T\, \Gamma) + \sqrt{2 \epsilon T}\, A^{1/2} \zeta, \qquad

@@ -88,7 +88,7 @@ class ParticleField(ELBO, ABC):
     So ``optax.sgd(eps)`` moves each particle of an ``AutoParticles`` guide by ``eps`` times its
     velocity, any guide with ``sample_latent(rng_key, params, num_samples)`` is trained along the
     field (amortised inference), and a ``numpyro.param`` of the model gets the gradient of the mean.
-    The log density is that of unconstrained space, Jacobian included, in the order in which the
+    The log density is taken in unconstrained space, Jacobian included, in the order in which the
     model samples its sites.
 
     **Bias.** The value is a mean negative log joint density: it is not a bound, and models cannot
@@ -124,7 +124,7 @@ class ParticleField(ELBO, ABC):
     :param str precondition: ``"covariance"`` for coordinates in which particles have unit spread,
         which takes at least two particles, or None.
     :param proxy: the result of :func:`~numpyro_ext.objectives.taylor_proxy` for this model and its
-        arguments, of whose rows a minibatch then corrects the expansion; or None.
+        arguments, an expansion that a minibatch of rows then corrects; or None.
 
     >>> class Ascent(ParticleField):
     ...     def resolved_velocity(self, kernel, x, grad_log_p):
@@ -183,8 +183,8 @@ class ParticleField(ELBO, ABC):
 
     @abstractmethod
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
-        """The formula: ``(m, d)`` velocities of the particles x, ``(m, d)``, given a kernel whose
-        bandwidth is a number, and the ``(m, d)`` gradients of the log density."""
+        """The formula: ``(m, d)`` velocities of the particles x, ``(m, d)``, given a kernel with a
+        number as its bandwidth, and the ``(m, d)`` gradients of the log density."""
 
     def velocity(self, x: ArrayLike, grad_log_p: ArrayLike) -> Float[Array, "m d"]:
         """The velocities of all particles, without temperature and annealing."""
@@ -218,8 +218,9 @@ class ParticleField(ELBO, ABC):
         """:meth:`velocity`, and its bandwidth, NaN for a kernel that has none.
 
         :param bandwidth: the last step's, from which the rule ``"he"`` continues its search.
-        :param groups: ``(m, K)``, 1 for the one of K modes at which a particle began, whose
-            particles a preconditioned field moves by themselves, in their part of the posterior.
+        :param groups: ``(m, K)``, 1 for the one of K modes at which a particle began; a
+            preconditioned field moves the particles of each by themselves, in their part of the
+            posterior.
         """
         x, g = self.check_arrays(x, grad_log_p)
         units = None if self.precondition is None else self._units(x, groups)
@@ -371,7 +372,7 @@ class ParticleField(ELBO, ABC):
 
 
 def read_for_particles(model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
-    """The static facts of a model whose latent sites are global; an error for another model."""
+    """The static facts of a model with global latent sites; an error for another model."""
     because = "a particle holds one value of it while the rows change at every step"
     info = read_global(refuse_mutable(model), args, kwargs, because=because, sums=True)
     refuse_scaled(set(info.scaled) - set(info.summed), "a particle")

@@ -12,7 +12,7 @@ from numpyro_ext.scores._points import weighted_differences
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Blob(ParticleField):
-    r"""Gradient flow of KL(q || p) whose density is smoothed inside the logarithm.
+    r"""Gradient flow of KL(q || p), with the density smoothed inside the logarithm.
 
     .. math::
         V_i = g_i - \sum_j \left(\frac{1}{\rho_i} + \frac{1}{\rho_j}\right)

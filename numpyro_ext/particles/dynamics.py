@@ -1,4 +1,4 @@
-"""Hamiltonian dynamics whose noise is replaced by a velocity field."""
+"""Hamiltonian dynamics with a velocity field in place of the noise."""
 
 import copy
 from typing import Any
@@ -32,9 +32,9 @@ class PSGHMC:
     comes to rest. It is given to :class:`ParVI` in place of an optimiser, with :class:`Blob` as the
     default field.
 
-    **Bias.** As for the field, whose smoothing makes both x and r too narrow in many dimensions,
-    and the step size. Fields that smooth the gradient as well (``SVGD`` and those made of it) are
-    refused, because the identities behind the dynamics do not hold for them.
+    **Bias.** As for the field, which by its smoothing makes both x and r too narrow in many
+    dimensions, and the step size. Fields that smooth the gradient as well (``SVGD`` and the like)
+    are refused, because the identities behind the dynamics do not hold for them.
 
     :param float step_size: :math:`\epsilon`, positive.
     :param str flow: ``"det"`` or ``"fgh"``.

@@ -85,10 +85,9 @@ class ParVI(BeginsAtModes, MCMCKernel):
     summary.
 
     **Bias.** As for the dynamics or the field. Draws by :class:`EnsembleLangevin` have an R-hat and
-    an effective sample size; along a field those of one chain are the path of an optimisation, for
-    which these mean nothing. ``diagnose`` judges both. Lost particles are those of
-    :class:`ParticleField`; ``diverging`` shows them, and all of them after a step that is not
-    finite itself.
+    an effective sample size, which mean nothing along a field, where a chain is the path of an
+    optimisation. ``diagnose`` judges both. ``diverging`` shows particles that are lost, as in
+    :class:`ParticleField`, and all of them after a step that is not finite itself.
 
     :param model: a NumPyro model with continuous latents. For a potential energy write one that
         samples from ``dist.ImproperUniform`` and adds ``numpyro.factor("U", -potential_fn(z))``.
@@ -103,9 +102,9 @@ class ParVI(BeginsAtModes, MCMCKernel):
     :param init_strategy: one of NumPyro's strategies for another start, used with a key for each
         particle.
     :param int steps_per_sample: steps in one iteration of ``MCMC``.
-    :param sharding: a ``NamedSharding`` of one axis, over whose devices the particles and their
-        gradients are spread, such as ``NamedSharding(mesh, PartitionSpec("particles"))``; m must be
-        a multiple of their number.
+    :param sharding: a ``NamedSharding`` of one axis, such as ``NamedSharding(mesh,
+        PartitionSpec("particles"))``, over the devices of which the particles and their gradients
+        are spread; m must be a multiple of their number.
 
     >>> def model():
     ...     numpyro.sample("w", dist.Normal(3.0, 2.0))

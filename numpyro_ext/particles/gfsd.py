@@ -25,8 +25,8 @@ class GFSD(ParticleField):
     and more so in more dimensions. Use it for d up to about 5, and :class:`RegularizedSVGD`
     otherwise.
 
-    **Conventions.** The field has no factor 1/m, so its steps are 10 to 100 times smaller than
-    those of :class:`SVGD`. The RBF is :math:`\exp(-|r|^2 / (2 l^2))`; the paper's h is :math:`l^2`.
+    **Conventions.** The field has no factor 1/m, so its steps are 10 to 100 times smaller than for
+    :class:`SVGD`. The RBF is :math:`\exp(-|r|^2 / (2 l^2))`; the paper's h is :math:`l^2`.
 
     Cost of a step: m gradients of the model and O(m^2 d).
 

@@ -1,4 +1,4 @@
-"""The guide whose parameters are the particles themselves."""
+"""The guide with the particles themselves as its parameters."""
 
 from collections.abc import Callable, Sequence
 import math
@@ -261,7 +261,7 @@ class AutoParticles(BeginsAtModes, CircularGuide):
     ) -> Sites:
         """Particles in random order, repeated: n draws hold each floor(n/m) or ceil(n/m) times.
 
-        :param args: the model's arguments, for deterministic sites; by default those of the start.
+        :param args: the model's arguments, for deterministic sites; by default as at the start.
         """
         n = math.prod(sample_shape)
         index = random.permutation(rng_key, self.num_particles)[:n]

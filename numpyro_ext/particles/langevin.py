@@ -51,7 +51,7 @@ class EnsembleLangevin:
     r"""Underdamped Langevin dynamics of particles, each half in units of the other's covariance.
 
     The particles have noise in place of a repulsion. They are two halves, A and B. With the
-    covariance :math:`L L^\top` of B, the momenta r of A, whose law is N(0, I), friction
+    covariance :math:`L L^\top` of B, the momenta r of A, of law N(0, I), friction
     :math:`\gamma`, :math:`c = e^{-\gamma \epsilon}` and standard normal :math:`\xi`, one step of
     each particle of A is
 
@@ -63,8 +63,8 @@ class EnsembleLangevin:
         r \leftarrow r + \tfrac{\epsilon}{2} L^\top g(x),
         \qquad g = \nabla \log p / T,
 
-    the splitting BAOAB. Then B moves by the covariance of the new A. The gradients at the new
-    places are those of the next step, so that a step takes one for each particle.
+    the splitting BAOAB. Then B moves by the covariance of the new A. The next step begins
+    with the gradients at the new places, so that a step takes one for each particle.
 
     **Stationary law.** While A moves, B is fixed, and so is L: given B, the step of A is a Langevin
     step with a constant matrix, which needs no derivative of L. At a small step it leaves the

@@ -19,7 +19,7 @@ class _WithMetric:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RiemannianSVGD(ParticleField, _WithMetric):
-    r"""SVGD whose vector fields are gradients with respect to a metric that varies in space.
+    r"""SVGD by vector fields that are gradients with respect to a metric that varies in space.
 
     With the metric G(x), its inverse :math:`(g^{ab})` and p the density of the unconstrained
     coordinates, Jacobian included,

@@ -19,8 +19,8 @@ from numpyro_ext.scores._points import matmul, weighted_differences
 class SteinNewton(ParticleField):
     r"""Newton's method for :class:`SVGD`, with one linear system for each particle.
 
-    With :math:`N_j = -\nabla^2 \log p(x_j)`, whose eigenvalues are at least ``damping``, their
-    mean A and :math:`r_{ij} = x_i - x_j`,
+    With :math:`N_j = -\nabla^2 \log p(x_j)`, their eigenvalues raised to ``damping``, the mean A
+    of these and :math:`r_{ij} = x_i - x_j`,
 
     .. math::
         k_{ij} = \exp(-r_{ij}^\top A\, r_{ij} / (2 d)), \qquad

@@ -28,8 +28,8 @@ class SVGD(ParticleField):
     particles as the posterior's for d > m / 10; with the wider default, not for d > m / 2.
 
     **Conventions.** Because of the 1/m, steps are 10 to 100 times larger than for fields of the
-    Wasserstein geometry. The RBF is :math:`\exp(-|r|^2 / (2 h^2))`; Liu and Wang write
-    :math:`\exp(-|r|^2 / h)`, whose h is :math:`2 h^2` here. The temperature T targets
+    Wasserstein geometry. The RBF is :math:`\exp(-|r|^2 / (2 h^2))`; the h of Liu and Wang, who
+    write :math:`\exp(-|r|^2 / h)`, is :math:`2 h^2` here. The temperature T targets
     :math:`p^{1/T}`.
 
     Cost of a step: m gradients of the model and O(m^2 d).

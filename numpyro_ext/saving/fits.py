@@ -102,9 +102,9 @@ def load(path: Any, method: Any, /, *args: Any, **kwargs: Any) -> Any:
     :param path: the file.
     :param method: an ``SVI``, an ``MCMC``, an engine, a guide or a kernel that has not run, with
         the model, the guide and the optimiser of the one that was saved.
-    :param args: arguments of the model: those of the fit, to go on with it, or others on which its
-        latent sites have the same shapes, as the rows of another day. What ``sample_posterior``
-        computes from the arguments of the fit, where it is given none, it computes from these.
+    :param args: arguments of the model: as in the fit, to go on with it, or others on which its
+        latent sites have the same shapes, as the rows of another day. ``sample_posterior`` takes
+        these in place of the arguments of the fit, where it is given none.
     :param kwargs: keyword arguments of the model, likewise.
     :return: what was saved as ``result``; of an ``MCMC``, itself with its draws.
 
@@ -176,7 +176,7 @@ def _name_of(method: Any) -> str:
 
 
 def _guides_of(method: Any) -> list[AutoGuide]:
-    """The auto guides of a method, each that of all parts of a list, and inside wrappers."""
+    """The auto guides of a method, all parts of a list among them, and inside wrappers."""
 
     def inside(guide: Any) -> Iterator[AutoGuide]:
         while not isinstance(guide, AutoGuide) and hasattr(guide, "fn"):
@@ -209,7 +209,7 @@ def _start(guide: AutoGuide) -> dict[str, Any] | None:
 def _check_start(
     guide: AutoGuide, start: dict[str, Any] | None, args: tuple, kwargs: dict[str, Any]
 ) -> None:
-    """An error unless the latent sites are those of the fit; its observed ones may be predicted."""
+    """An error unless the fit had these latent sites; its observed ones may be predicted."""
     if start is None or guide.prototype_trace is not None or guide.model is None:
         return
     trace = shape_trace(seed(first_rows(guide.model), random.key(0)), args, kwargs)

@@ -22,8 +22,8 @@ from numpyro_ext.scores.kernels import IMQ, RBF, BaseKernel, as_kernel
 def stein_kernel_matrix(
     x: ArrayLike, score: ArrayLike | Callable[[Array], Array], kernel: Any
 ) -> Float[Array, "k k"]:
-    r"""Stein kernel :math:`k_0(x_i, x_j)` of all pairs (Liu, Lee and Jordan, ICML 2016), whose mean
-    under the target is 0.
+    r"""Stein kernel :math:`k_0(x_i, x_j)` of all pairs (Liu, Lee and Jordan, ICML 2016), of mean 0
+    under the target.
 
     .. math::
         k_0(x, y) = k\, s(x)^\top s(y) + s(x)^\top \nabla_y k + s(y)^\top \nabla_x k
@@ -119,7 +119,7 @@ def _with_score(x: Any, score: Any) -> tuple[Array, Array]:
 def _mean_over_pairs(
     rows: Callable[[Array], Array], n: int, m: int, statistic: str, block_size: int | None
 ) -> Array:
-    """Mean of an (n, m) matrix, given by ``rows(i)``, whose diagonal the U-statistic leaves out."""
+    """Mean of an (n, m) matrix, given by ``rows(i)``; the U-statistic leaves its diagonal out."""
     if statistic == "u" and n < 2:
         raise ValueError(f"statistic is 'u' with {n} sample; give at least 2 or use statistic='v'.")
     block_size = check_count("block_size", n if block_size is None else block_size)

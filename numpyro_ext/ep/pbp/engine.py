@@ -28,7 +28,7 @@ from numpyro_ext.ep.pbp.network import PRIOR, SCALING, Network, NetworkGuide, ne
 from numpyro_ext.ep.state import EPRunResult
 
 PBPRunResult = EPRunResult
-"""The result of a run of :class:`PBP`, whose state is a :class:`PBPState`."""
+"""The result of a run of :class:`PBP`; its state is a :class:`PBPState`."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
