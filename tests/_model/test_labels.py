@@ -37,6 +37,7 @@ def labels():
     return Labels.of_trace(shapes_of(model, (), {}))
 
 
+@pytest.mark.slow
 def test_numbers_are_called_as_by_arviz():
     mcmc = MCMC(NUTS(model), num_warmup=5, num_samples=5, progress_bar=False)
     mcmc.run(random.key(0))

@@ -29,6 +29,10 @@ def model(x, y, batch=BATCH):
         numpyro.sample("y", dist.Bernoulli(logits=x[i] @ w), obs=y[i])
 
 
+def each_slow(*values):
+    return [pytest.param(x, marks=pytest.mark.slow) for x in values]
+
+
 HOST, ARRAYS = (HostArray(X), HostArray(Y)), (jnp.asarray(X), jnp.asarray(Y))
 
 
@@ -52,13 +56,14 @@ KERNELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_draws(name):
     host, arrays = (chains(KERNELS[name](), args, "sequential", 1) for args in (HOST, ARRAYS))
     np.testing.assert_allclose(host, arrays, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["sequential", "vectorized", "parallel"])
+@pytest.mark.parametrize("method", [*each_slow("sequential", "parallel"), "vectorized"])
 def test_draws_of_two_chains(method):
     host, arrays = (chains(KERNELS["given"](), args, method, 2) for args in (HOST, ARRAYS))
     np.testing.assert_allclose(host, arrays, rtol=1e-4, atol=1e-5)
