@@ -59,8 +59,7 @@ class HostArray(HostRows):
     :param source: where the rows are.
     :param transform: a function of the rows that were read, in NumPy (the array, dict or tuple),
         which returns as many rows: to standardise, to decode. Its output's shapes are found once.
-    :param bool allow_nan: whether NaN is a value of the data, as where the model masks what is
-        missing.
+    :param bool allow_nan: whether NaN is a value of the data, as where the model masks it.
     :param sharding: a ``NamedSharding`` of one axis, ``P("rows")``, over the devices of all
         processes (``jax.distributed``), of which each gives a source with the rows of its own:
         process 0 has the first, and ``len(x)`` counts all. A row is read by the process that has

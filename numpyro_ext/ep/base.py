@@ -126,8 +126,7 @@ class EPEngine(Engine):
     :param projection: how the tilted moments are found; None for ``Quadrature()`` where a factor
         depends on at most ``max_rank`` directions, and ``ImportanceSampling()`` otherwise, with
         2,048 points for rows with several coordinates of local sites.
-    :param int max_rank: the largest number of directions, at most 3; 0 takes every factor in all
-        coordinates.
+    :param int max_rank: the largest number of directions, at most 3; with 0 all coordinates.
     :param str data_plate: the plate of the factors, if observed sites are in several.
     :param str prefix: prefix of the names of the guide's parameters.
     :param tuple prior: yesterday's fit, ``(engine, result)``, ``(svi, result)`` or ``(guide,

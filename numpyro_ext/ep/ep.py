@@ -88,8 +88,7 @@ class EP(EPEngine):
         what rounding leaves of a mean far from 0.
 
     References: Minka, *Expectation propagation for approximate Bayesian inference* (UAI 2001),
-    section 3; Minka, *Power EP* (2004), section 4; Li, *Approximate inference: new visions* (2018),
-    equation 2.35.
+    section 3; Minka, *Power EP* (2004), section 4; Li, *Approximate inference: new visions* (2018).
 
     >>> from numpyro_ext.ep import EP
     >>> ep = EP(normal_mean)
@@ -229,8 +228,7 @@ class ADF(EPEngine):
     pass counts the data **again**, so that the precision grows with every pass; the estimate of the
     evidence is from the first pass. Factors of the prior are updated as in EP, after the data.
 
-    References: Minka, *Expectation propagation for approximate Bayesian inference* (UAI 2001),
-    section 2.
+    Reference: Minka (UAI 2001), section 2, as of :class:`EP`.
 
     >>> from numpyro_ext.ep import ADF
     >>> adf = ADF(normal_mean)

@@ -184,8 +184,14 @@ def find_table(
     factors, center, D = reading.factors, Center(*prior.center), len(prior.center.mean)
     floats = max(D, num_points(factors))  # that one point of a factor needs
     local = factors.local_size if factors.local_size > 1 else 0
-    if local:
-        _check_local(factors, power, projection, rows.size > len(rows))
+    takes_local = projection is None or projection.takes_local
+    if local and (not takes_local or power != 1 or rows.size > len(rows)):
+        raise ValueError(
+            f"a row has {factors.local_size} coordinates of the local latent sites"
+            f" {sorted(factors.local)}, which takes power=1, a factor for each row, and"
+            " ImportanceSampling() or NUTSProjection(); use these, or move the sites out of the"
+            f" plate '{factors.plate}'."
+        )
     specs, groups = [], []
 
     def add(spec: FactorGroupSpec, index: Array, share: float) -> None:
@@ -225,20 +231,6 @@ def find_table(
 def _size(floats: int) -> int:
     """The number of factors of so many numbers that are computed at a time."""
     return max(1, _LARGEST // floats)
-
-
-def _check_local(
-    factors: Factors, power: float, projection: Projection | None, several: bool
-) -> None:
-    """An error if the local coordinates of a row, which are several, cannot be integrated out."""
-    takes_local = projection is None or projection.takes_local
-    if not takes_local or power != 1 or several:
-        raise ValueError(
-            f"a row has {factors.local_size} coordinates of the local latent sites"
-            f" {sorted(factors.local)}, which takes power=1, a factor for each row, and"
-            " ImportanceSampling() or NUTSProjection(); use these, or move the sites out of the"
-            f" plate '{factors.plate}'."
-        )
 
 
 def _warn_of_ranks(names: Any, rank: np.ndarray, max_rank: int) -> None:

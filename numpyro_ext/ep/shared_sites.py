@@ -3,8 +3,8 @@ r"""Expectation propagation with sites that several factors share.
 .. math:: \lambda_q = \lambda_0 + \sum_s W_s \lambda_s, \qquad
     \lambda_s \leftarrow \lambda_s + \epsilon \sum_{n} (F_n - c \lambda_s), \qquad
     F_n = \frac 1 \alpha \left( \lambda_{\mathrm{proj}[q^{\setminus s} f_n^\alpha]}
-    - \lambda_{q^{\setminus s}} \right), \qquad \lambda_{q^{\setminus s}} = \lambda_q - \alpha c
-    \lambda_s
+    - \lambda_{q^{\setminus s}} \right), \quad
+    \lambda_{q^{\setminus s}} = \lambda_q - \alpha c \lambda_s
 
 where the site s, which has all coordinates, stands W times in q, and c times in place of a factor.
 

@@ -177,9 +177,8 @@ class StochasticEP(RandomRowsEngine):
 
     **Many rows.** In standard deviations of the posterior, the noise of a step is
     :math:`\sqrt{N / M}` times :math:`\sqrt{\epsilon / 2}`: without a proxy, a mean within 0.1 of
-    them takes a hundred passes over the rows, whatever M is. A proxy has the sites
-    :math:`\tau_n = (g_n - H_n c, -H_n)` of the Taylor expansion of all rows at their mode c, and a
-    step takes
+    them takes a hundred passes over the rows, whatever M is. A proxy has the sites :math:`\tau_n =
+    (g_n - H_n c, -H_n)` of the Taylor expansion of all rows at their mode c, and a step takes
 
     .. math::
 

@@ -24,8 +24,7 @@ from numpyro_ext.expfam.linalg import (
 
 
 class WishartNatural(NamedTuple):
-    """Natural parameters of :class:`Wishart`, to which the sum of x x^T and the number of data are
-    added."""
+    """Natural parameters of :class:`Wishart`; data add the sum of x x^T, and their number."""
 
     S: Annotated[Array, "d d symmetric"]
     nu: Annotated[Array, ""]

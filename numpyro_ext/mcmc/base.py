@@ -775,8 +775,7 @@ class SGMCMCKernel(ModelKernel):
     :param gradient: an estimator: :class:`MinibatchGradient` by default, :class:`ControlVariate`,
         :class:`SVRG` or any object with their methods ``init`` and ``estimate``.
     :param str minibatch: ``"replace"`` draws rows with replacement, ``"epoch"`` each row once per
-        pass, ``"block"`` contiguous rows from a random one on, which a disk reads faster, for rows
-        in random order.
+        pass, ``"block"`` contiguous ones, which a disk reads faster, of rows in random order.
     :param int steps_per_sample: transitions per draw, all in one dispatch.
     :param sharding: a ``NamedSharding`` over the mesh axis (of type ``Auto``) along which the rows
         of the model's arguments are sharded; every device then takes its share of the batch. Use

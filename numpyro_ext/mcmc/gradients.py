@@ -12,8 +12,7 @@ from numpyro_ext._typing import Sites
 
 
 class MinibatchGradient:
-    r"""The plain estimate :math:`g = \nabla U_S(z)`: prior plus :math:`N/B` times the rows in the
-    batch S.
+    r"""The plain estimate :math:`g = \nabla U_S(z)`: prior plus :math:`N/B` times B rows S.
 
     Unbiased. Its variance per coordinate is
     :math:`\frac{N^2}{B}\operatorname{Var}_n(\nabla \log p(y_n \mid z))` for

@@ -203,8 +203,7 @@ def _find(
     modes: Modes | None,
     num_chains: int,
 ) -> Found:
-    """Settings of a kernel with ``step_size=None``, from a search that begins at ``start``, or from
-    known modes."""
+    """Settings of a kernel with ``step_size=None``, from a search from ``start``, or from modes."""
     leaves = jax.tree.leaves(potential.arguments)
     if any(isinstance(x, Tracer) for x in leaves):
         raise ValueError(

@@ -27,8 +27,7 @@ SGNHTState = kernel_state(
 @dataclass(kw_only=True, eq=False, repr=False)
 class SGNHT(SGMCMCKernel):
     r"""
-    Stochastic gradient Nose-Hoover thermostat: a friction that adapts until the temperature is
-    right.
+    Stochastic gradient Nose-Hoover thermostat: a friction adapts until the temperature is right.
 
     .. math::
         dz = r\, dt, \quad dr = -\nabla U\, dt - \xi r\, dt + \sqrt{2 C T}\, dW, \quad

@@ -18,8 +18,7 @@ class SphereReparam(Reparam):
     r"""A latent site on a sphere, or of Dirichlet probabilities, as a point x of a sphere in
     :math:`R^d`, on which :class:`GeodesicSGHMC` and :class:`GeodesicSGNHT` move.
 
-    NumPyro has no map from unconstrained space to the sphere. Here it is :math:`u = x / |x|`,
-    with the density
+    NumPyro has no map from unconstrained space to the sphere. Here it is :math:`u = x / |x|`, with
 
     .. math:: p(x) = p(u)\, |S^{d-1}|\, N(x; 0, I_d),
 
@@ -37,9 +36,7 @@ class SphereReparam(Reparam):
       gradient has a pole at 0. Chains at mirror images agree about p; for s,
       :func:`~numpyro_ext.diagnostics.diagnose` takes R-hat of the absolute value.
 
-    **References:** *Geodesic Monte Carlo on embedded manifolds*, Byrne and Girolami (Scandinavian
-    Journal of Statistics 2013); Liu, Zhu and Song, *Stochastic gradient geodesic MCMC
-    methods* (NIPS 2016)
+    **References:** as of :class:`GeodesicSGHMC`
 
     >>> from numpyro.handlers import reparam
     >>> from numpyro_ext.mcmc import GeodesicSGHMC, SphereReparam

@@ -295,10 +295,8 @@ class ParticleField(ELBO, ABC):
             return self._loss(rng_key, step, param_map, model, guide, args, kwargs), {}
 
         loss, _ = finite_step(loss_and_state, param_map)
-        return {
-            "loss": loss,
-            "mutable_state": {counter: step + 1} if counter in param_map else None,
-        }
+        mutable_state = {counter: step + 1} if counter in param_map else None
+        return {"loss": loss, "mutable_state": mutable_state}
 
     def _loss(
         self,

@@ -81,8 +81,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
     particles, ``steps_per_sample=10``, ``num_warmup=100`` and ``num_samples=50`` to start with:
     ``get_samples()`` are the particles at 50 times. Along a field the warmup steps are ordinary
     steps, so put all of them into ``num_warmup`` (500 to start with) and take ``num_samples=1``: at
-    the default step the particles are at rest after the warmup. :func:`print_particles` prints a
-    summary.
+    the default step the particles are at rest then. :func:`print_particles` prints a summary.
 
     **Bias.** As for the dynamics or the field. Draws by :class:`EnsembleLangevin` have an R-hat and
     an effective sample size, which mean nothing along a field, where a chain is the path of an
@@ -97,10 +96,8 @@ class ParVI(BeginsAtModes, MCMCKernel):
         an optax transformation, of parameters of shape ``(m, d)``, by default
         :func:`particle_step` over all warmup steps. Momenta are kept in ``optim_state``. Only
         functions such as ``functools.partial(optax.adam, 0.1)`` can be pickled.
-    :param init_from: as for :class:`AutoParticles`. There is no search where ``init_strategy`` is
-        given.
-    :param init_strategy: one of NumPyro's strategies for another start, used with a key for each
-        particle.
+    :param init_from: as for :class:`AutoParticles`, without ``init_strategy``.
+    :param init_strategy: one of NumPyro's strategies for another start, with a key per particle.
     :param int steps_per_sample: steps in one iteration of ``MCMC``.
     :param sharding: a ``NamedSharding`` of one axis, such as ``NamedSharding(mesh,
         PartitionSpec("particles"))``, over the devices of which the particles and their gradients
@@ -258,18 +255,14 @@ class ParVI(BeginsAtModes, MCMCKernel):
         lost, seen = find_lost(state.potential_energy, state.z_grad)
         new_x, optim_state, bandwidth = self._advance(x, state, lost, seen)
         fine = jnp.all(jnp.isfinite(new_x))
-        x, optim_state, bandwidth = jax.tree.map(
-            lambda new, old: jnp.where(fine, new, old),
-            (new_x, optim_state, bandwidth),
-            (x, state.optim_state, state.bandwidth[0]),
-        )
+        old, new = (x, state.optim_state, state.bandwidth[0]), (new_x, optim_state, bandwidth)
+        x, optim_state, bandwidth = jax.tree.map(partial(jnp.where, fine), new, old)
         x = self._spread(x)
         energy, grad, _ = _evaluate(potential, key_minibatch, x)
         now_lost = report_lost(find_lost(energy, grad)[0])
-        return ParVIState(
+        return state._replace(
             i=state.i + 1,
             z=jax.vmap(potential.info.unravel)(x),
-            modes=state.modes,
             optim_state=optim_state,
             potential_energy=energy,
             z_grad=-grad,
@@ -287,9 +280,8 @@ class ParVI(BeginsAtModes, MCMCKernel):
         if isinstance(self.optim, PSGHMC):
             return self.optim.init(rng_key, x)
         if isinstance(self.optim, EnsembleLangevin):
-            return self.optim.init(
-                rng_key, x, self.start_modes if groups is not None else None, groups
-            )
+            modes = None if groups is None else self.start_modes
+            return self.optim.init(rng_key, x, modes, groups)
         state: Any = self._transformation().init(x)
         if groups is not None and isinstance(state, ParticleStepState):
             return state._replace(start_sds=start_sds(x))

@@ -51,8 +51,7 @@ class AutoParticles(BeginsAtModes, CircularGuide):
 
     Its parameter ``{prefix}_particles`` has the shape ``(m, d)``, where d is the number of
     unconstrained latent numbers of the model, in the order in which the model samples its sites.
-    Called as a guide it picks one particle uniformly. It has no density, and losses that need one
-    (``Trace_ELBO``) raise an error.
+    Called as a guide it picks one particle uniformly. Losses that need a density raise an error.
 
     **Start.** At ``svi.init`` the guide searches for the modes of the posterior, by
     :func:`~numpyro_ext.optim.find_modes`, and the particles begin at draws of the normals there.

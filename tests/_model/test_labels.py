@@ -124,6 +124,7 @@ def test_modes_and_centerings_print_labels():
         find_centering(effects, coords={"town": ["Leeds"]})
 
 
+@pytest.mark.slow
 def test_a_model_keeps_its_own_arguments_of_these_names():
     def own(dims=1):
         numpyro.sample("z", dist.Normal(jnp.arange(dims), 1.0).to_event(1))

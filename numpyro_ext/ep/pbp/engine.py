@@ -136,10 +136,6 @@ class PBP(Engine):
             places = unpack(jnp.arange(self.guide.latent_dim))
         return [np.asarray(places[name]) for name in self.model.shapes]
 
-    @property
-    def _known_noise(self) -> Array | None:
-        return None if self.noise_precision is None else jnp.asarray(self.noise_precision, float)
-
     def init(self, rng_key: Array, X: Any, y: Any) -> PBPState:
         """The state before the first epoch on X ``(N, inputs)`` and y ``(N,)``: each weight is
         N(m, E[1 / precision]), with m from N(0, 1 / fan-in)."""
@@ -170,7 +166,8 @@ class PBP(Engine):
             raise ValueError(
                 f"X has {len(X)} rows, and the state has sites of {rows}; use the same data."
             )
-        return epoch(self.method, self._known_noise, state, X, y)
+        noise = None if self.noise_precision is None else jnp.asarray(self.noise_precision, float)
+        return epoch(self.method, noise, state, X, y)
 
     def begin(
         self, rng_key: Array, init_state: PBPState | None, args: tuple, kwargs: dict[str, Any]
