@@ -111,11 +111,8 @@ class HostArray(HostRows):
         self._leaves: list[_Column] = columns
         lengths = sorted({column.shape[0] for column in columns})
         if len(lengths) != 1:
-            raise ValueError(
-                f"the columns of the source have {lengths} rows; all must have the same number."
-                if lengths
-                else "the source has no column."
-            )
+            words = f"the columns of the source have {lengths} rows; all must have the same number."
+            raise ValueError(words if lengths else "the source has no column.")
         self._length = lengths[0]
         if not self._length:
             raise ValueError(f"{columns[0].name} has no row.")
@@ -146,14 +143,11 @@ class HostArray(HostRows):
 
     @functools.cached_property
     def row(self) -> Any:
-        if self.transform is None:
-            return jax.tree.map(
-                lambda c: jax.ShapeDtypeStruct(c.shape[1:], c.dtype),
-                self._columns,
-                is_leaf=_is_column,
-            )
-        rows = self._take(np.arange(min(2, self._length)))
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
+        rows = self._columns
+        if self.transform is not None:
+            rows = self._take(np.arange(min(2, self._length)))
+        shape = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)  # noqa: E731
+        return jax.tree.map(shape, rows, is_leaf=_is_column)
 
     def __getitem__(self, index: Any) -> Any:
         """The rows ``index``: integers of any shape, a slice, or ``...``; ``x[i, j]`` is
@@ -391,18 +385,12 @@ def _of_items(source: Any) -> Any:
     first = items.stacked(np.zeros(1, int))
     leaves, tree = jax.tree.flatten(first)
     name = f"the data set {type(source).__name__} of {len(source)} rows"
-    columns = [
-        _Column(
-            items,
-            (len(source), *x.shape[1:]),
-            x.dtype,
-            name,
-            functools.partial(_take_items, k=k),
-            (Same(source), k),
-        )
-        for k, x in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(tree, columns)
+
+    def column(k: int, x: np.ndarray) -> _Column:
+        shape, take = (len(source), *x.shape[1:]), functools.partial(_take_items, k=k)
+        return _Column(items, shape, x.dtype, name, take, (Same(source), k))
+
+    return jax.tree.unflatten(tree, [column(k, x) for k, x in enumerate(leaves)])
 
 
 class _Items:

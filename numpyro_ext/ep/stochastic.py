@@ -59,12 +59,8 @@ class RandomRowsEngine(SharedSitesEngine):
         averaged = max(1, round(num_steps / 2))
         first = state.i + num_steps - averaged
         zeros = jax.tree.map(jnp.zeros_like, (state.total, state.sites))
-        sums = _Sums(
-            *(zeros, zeros),
-            jnp.zeros((_PARTS, 2, *state.total.shift.shape)),
-            jnp.zeros(_PARTS),
-            jnp.zeros(()),
-        )
+        shapes = (_PARTS, 2, *state.total.shift.shape), _PARTS, ()
+        sums = _Sums(zeros, zeros, *map(jnp.zeros, shapes))
         for done in range(0, num_steps, _CHUNK):
             n = min(_CHUNK, num_steps - done)
             counted = sums, first, jnp.asarray(averaged), n
@@ -84,9 +80,8 @@ class RandomRowsEngine(SharedSitesEngine):
         return _many(plan, config, state, arrays, parts, *counted)
 
     def _is_random(self, plan: EPPlan) -> bool:
-        size = plan.size
-        draws = np.any(self.parts(size).number > self.config(size).batch_size)
-        return bool(draws) or any(plan.needs_key)
+        draws = self.parts(plan.size).number > self.config(plan.size).batch_size
+        return bool(np.any(draws)) or any(plan.needs_key)
 
     def convergence(self, state: EPState) -> dict[str, float]:
         return {**super().convergence(state), "noise": float(state.report.noise)}
@@ -196,8 +191,7 @@ class StochasticEP(RandomRowsEngine):
         arguments of the run, which are compared with it; None for plain minibatches.
 
     **References:** Li, Hernandez-Lobato, Turner, *Stochastic expectation propagation* (NeurIPS
-    2015), algorithm 1 and section 4; Dehaene, Barthelme, *Expectation propagation in the large-data
-    limit* (JRSS B 2018), for averaged EP.
+    2015), algorithm 1 and section 4; for averaged EP :class:`DAEP`.
 
     >>> from numpyro_ext.ep import StochasticEP
     >>> from numpyro_ext.objectives import taylor_proxy

@@ -908,11 +908,7 @@ def first_states(
             z = draw(key_model, which[0]) if single else jax.vmap(draw)(key_model, which)
         elif z is None:
             z, drawn, _ = draw_start(
-                key_model,
-                kernel.model,
-                info,
-                args,
-                kwargs,
+                *(key_model, kernel.model, info, args, kwargs),
                 init_strategy=kernel.init_strategy,
                 forward_mode=kernel.forward_mode_differentiation,
                 validate_grad=kernel.takes_gradients,

@@ -143,11 +143,8 @@ class GeodesicSGHMC(GeodesicKernel):
         narrowest posterior standard deviation, in radians on spheres; it is not found.
     :param float friction: the rate C.
 
-    **References:**
-
-    1. *Stochastic gradient geodesic MCMC methods*, Chang Liu, Jun Zhu, Yang Song (NIPS 2016)
-    2. *Geodesic Monte Carlo on embedded manifolds*, Simon Byrne, Mark Girolami (Scandinavian
-       Journal of Statistics 2013)
+    **References:** Liu, Zhu and Song, *Stochastic gradient geodesic MCMC methods* (NIPS 2016);
+    Byrne and Girolami, *Geodesic Monte Carlo on embedded manifolds* (Scand. J. Statist. 2013)
 
     >>> from numpyro.handlers import reparam
     >>> from numpyro_ext.mcmc import GeodesicSGHMC, SphereReparam

@@ -94,9 +94,8 @@ class SVRG:
     :param int refresh_every: transitions between two gradients of all rows.
     :param int chunk_size: as for :class:`ControlVariate`.
 
-    **Reference:** *Variance Reduction in Stochastic Gradient Langevin Dynamics*, Avinava Dubey,
-    Sashank J. Reddi, Barnabas Poczos, Alexander J. Smola, Eric P. Xing, Sinead A. Williamson
-    (NeurIPS 2016)
+    **Reference:** Dubey et al., *Variance reduction in stochastic gradient Langevin dynamics* (NIPS
+    2016)
 
     >>> from numpyro_ext.mcmc import SGLD
     >>> kernel = SGLD(lambda: None, 1e-3, gradient=SVRG(100))

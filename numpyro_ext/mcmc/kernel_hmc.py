@@ -59,10 +59,9 @@ class KernelHMC(ModelKernel):
 
     **References:**
 
-    1. *Gradient-free Hamiltonian Monte Carlo with Efficient Kernel Exponential Families*, Heiko
-       Strathmann, Dino Sejdinovic, Samuel Livingstone, Zoltan Szabo, Arthur Gretton (NeurIPS 2015),
-       algorithm 1
-    2. *Gradient Estimators for Implicit Models*, Yingzhen Li, Richard E. Turner (ICLR 2018), sec. 5
+    1. Strathmann et al., *Gradient-free Hamiltonian Monte Carlo with efficient kernel exponential
+       families* (NIPS 2015), algorithm 1
+    2. Li and Turner, *Gradient estimators for implicit models* (ICLR 2018), section 5
 
     >>> def model():
     ...     numpyro.sample("z", dist.StudentT(5.0, 1.0, 2.0))

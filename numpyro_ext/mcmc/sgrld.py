@@ -48,9 +48,8 @@ class SGRLD(SGMCMCKernel):
     **References:**
 
     1. Patterson and Teh (NeurIPS 2013), eq. 8, as of :class:`ExpandedMean`
-    2. *Langevin Diffusions and the Metropolis-Adjusted Langevin Algorithm*, Tatiana Xifara, Chris
-       Sherlock, Samuel Livingstone, Simon Byrne, Mark Girolami (Statistics & Probability Letters,
-       2014), on the correction
+    2. Xifara et al., *Langevin diffusions and the Metropolis-adjusted Langevin algorithm*
+       (Statistics & Probability Letters, 2014), on the correction
 
     >>> kernel = SGRLD(normal_mean, 0.1, metric=lambda z: jnp.full(1, 100.0))
     """

@@ -152,11 +152,7 @@ class AutoParticles(BeginsAtModes, CircularGuide):
         def draw(rng_key: Array) -> tuple[Array, Sites, Any]:
             _, key_init, key_noise = random.split(rng_key, 3)
             z, potential, params = draw_start(
-                random.split(key_init, m),
-                self.model,
-                info,
-                args,
-                kwargs,
+                *(random.split(key_init, m), self.model, info, args, kwargs),
                 init_strategy=self.init_loc_fn,
                 validate_grad=True,
             )

@@ -106,14 +106,11 @@ class EnsembleLangevin:
     :param float temperature: T, positive.
     :param proxy: as for :class:`ParticleField`.
 
-    **References:**
-
-    1. Leimkuhler, Matthews and Weare, *Ensemble preconditioning for Markov chain Monte Carlo
-       simulation* (Statistics and Computing 2018), sections 2 and 3.
-    2. Garbuno-Inigo, Nuesken and Reich, *Affine invariant interacting Langevin dynamics for
-       Bayesian inference* (SIAM Journal on Applied Dynamical Systems 2020).
-    3. Leimkuhler and Matthews, *Rational construction of stochastic numerical methods for molecular
-       sampling* (Applied Mathematics Research eXpress 2013), for the splitting.
+    **References:** Leimkuhler, Matthews and Weare, *Ensemble preconditioning for Markov chain Monte
+    Carlo simulation* (Statistics and Computing 2018), sections 2 and 3; Garbuno-Inigo, Nuesken and
+    Reich, *Affine invariant interacting Langevin dynamics for Bayesian inference* (SIADS 2020);
+    Leimkuhler and Matthews, *Rational construction of stochastic numerical methods for molecular
+    sampling* (AMRX 2013), for the splitting.
 
     >>> from numpyro_ext.particles import EnsembleLangevin, ParVI
     >>> def model():

@@ -45,12 +45,7 @@ class RegularizedSVGD(ParticleField):
     :param kernel: a positive definite kernel; defaults to ``RBF("median_distance")``.
     :param eta: :math:`\eta`, positive; or None for the rule above.
 
-    **References:**
-
-    1. Liu and Wang, *Stein variational gradient descent: a general purpose Bayesian inference
-       algorithm* (NIPS 2016), eq. 8.
-    2. He, Balasubramanian, Sriperumbudur and Lu, *Regularized Stein variational gradient flow*
-       (2022), section 3.
+    **Reference:** He et al., *Regularized Stein variational gradient flow* (2022), section 3.
 
     >>> from numpyro_ext.particles import AutoParticles, particle_step
     >>> def model():

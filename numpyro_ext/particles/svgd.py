@@ -30,12 +30,9 @@ class SVGD(ParticleField):
     Wasserstein geometry. The RBF is :math:`\exp(-|r|^2 / (2 h^2))`; the h of Liu and Wang, who
     write :math:`\exp(-|r|^2 / h)`, is :math:`2 h^2` here. The cost is as for :class:`GFSD`.
 
-    **References:**
-
-    1. Liu and Wang, *Stein variational gradient descent: a general purpose Bayesian inference
-       algorithm* (NIPS 2016), algorithm 1 and eq. 8.
-    2. Ba, Erdogdu, Ghassemi, Sun, Suzuki, Wu and Zhang, *Understanding the variance collapse of
-       SVGD in high dimensions* (ICLR 2022).
+    **References:** Liu and Wang, *Stein variational gradient descent: a general purpose Bayesian
+    inference algorithm* (NIPS 2016), algorithm 1 and eq. 8; Ba et al., *Understanding the variance
+    collapse of SVGD in high dimensions* (ICLR 2022).
 
     >>> from numpyro_ext.particles import AutoParticles
     >>> def model():

@@ -39,8 +39,7 @@ class KernelRatio:
     :param kernel: as in :class:`SteinScore`; a rule is resolved on the samples of the denominator.
 
     **References:** *A least-squares approach to direct importance estimation*, Kanamori, Hido and
-    Sugiyama (JMLR 2009); *Kernel implicit variational inference*, Shi, Sun and Zhu (ICLR 2018),
-    with the *reverse* ratio
+    Sugiyama (JMLR 2009); *Kernel implicit variational inference*, Shi, Sun and Zhu (ICLR 2018)
 
     >>> e = jax.random.normal(jax.random.key(0), (500, 1))
     >>> ratio = KernelRatio(1e-3).fit(0.5 + e, e)
