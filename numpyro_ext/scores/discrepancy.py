@@ -4,7 +4,7 @@ They are public in ``numpyro_ext.diagnostics``, with their references; here is t
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from typing import Any
 
 import jax
@@ -57,6 +57,7 @@ def squared_ksd(
     return _compiled(_ksd, kernel)(kernel, x, s, statistic, block_size)
 
 
+@partial(jax.jit, static_argnums=(3, 4))
 def _ksd(
     kernel: BaseKernel, x: Array, s: Array, statistic: str, block_size: int | None
 ) -> Float[Array, ""]:
@@ -82,6 +83,7 @@ def squared_mmd(
     return _compiled(_mmd, kernel)(kernel, x, y, statistic, block_size)
 
 
+@partial(jax.jit, static_argnums=(3, 4))
 def _mmd(
     kernel: BaseKernel, x: Array, y: Array, statistic: str, block_size: int | None
 ) -> Float[Array, ""]:
@@ -94,14 +96,9 @@ def _mmd(
     return _nan_unless_finite(value, x, y)
 
 
-@cache
-def _jitted(fn: Callable[..., Array]) -> Callable[..., Array]:
-    return jax.jit(fn, static_argnums=(3, 4))
-
-
-def _compiled(fn: Callable[..., Array], kernel: BaseKernel) -> Callable[..., Array]:
+def _compiled(fn: Any, kernel: BaseKernel) -> Callable[..., Array]:
     """One program per shape for a kernel that is a pytree; a user's own kernel runs eagerly."""
-    return _jitted(fn) if is_pytree(kernel) else fn
+    return fn if is_pytree(kernel) else fn.__wrapped__
 
 
 def _with_score(x: Any, score: Any) -> tuple[Array, Array]:
