@@ -11,23 +11,6 @@ from numpyro_ext._checks import check_count, check_nonnegative, check_positive, 
 
 
 @dataclass(frozen=True)
-class ConstantSchedule:
-    """The same ``value`` at every transition, as a plain float has it.
-
-    >>> ConstantSchedule(0.1)(7)
-    0.1
-    """
-
-    value: float
-
-    def __post_init__(self) -> None:
-        check_nonnegative("value", self.value)
-
-    def __call__(self, i: ArrayLike) -> float:
-        return self.value
-
-
-@dataclass(frozen=True)
 class PolynomialSchedule:
     r"""Polynomial decay :math:`\epsilon_i = a (b + i)^{-\gamma}`.
 
