@@ -123,9 +123,8 @@ def kinds(y, s=1.0, of_data=1.0, batch=None, by_hand=False):
             numpyro.sample("y", dist.Normal(loc + 2.5 * k, 1.0), obs=y[i])
 
 
-@pytest.mark.parametrize(
-    "s", [pytest.param(3.0, marks=pytest.mark.slow), jnp.array([1.0, 2.0, 1.0, 4.0, 1.0, 1.0])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("s", [3.0, jnp.array([1.0, 2.0, 1.0, 4.0, 1.0, 1.0])])
 def test_a_scale_around_whole_rows_is_outside_of_their_sums(s, tol):
     pytest.importorskip("funsor")
     z, idx = {"loc": jnp.array(0.4)}, jnp.array([4, 1, 3])
@@ -137,8 +136,7 @@ def test_a_scale_around_whole_rows_is_outside_of_their_sums(s, tol):
         ours = Potential(kinds, read_model(kinds, (Y,), kwargs, sums=True), {}, (Y,), kwargs)
         by_hand = {**kwargs, "by_hand": True}
         theirs = Potential(kinds, read_model(kinds, (Y,), by_hand), {}, (Y,), by_hand)
-        ours, theirs = jax.jit(lambda z, a=ours, b=theirs, r=rows: (a(z, r), b(z, r)))(z)
-        np.testing.assert_allclose(ours, theirs, rtol=tol(1e-5, 1e-12))
+        np.testing.assert_allclose(ours(z, rows), theirs(z, rows), rtol=tol(1e-5, 1e-12))
     mixed = {"s": 3.0, "of_data": 2.0}
     ours = Potential(kinds, read_model(kinds, (Y,), mixed, sums=True), {}, (Y,), mixed)
     with pytest.raises(ValueError, match="latent site 'k' is under a"):

@@ -117,6 +117,7 @@ def initial(guide, model=correlated_model):
     return svi.get_params(svi.init(random.key(0)))
 
 
+@pytest.mark.slow
 def test_an_auto_guide_has_the_same_mean_gradient():
     """One joint latent and Delta sites, which dreg must follow and not replace."""
     guide = AutoMultivariateNormal(correlated_model)
