@@ -25,13 +25,11 @@ class Batches(HostRows):
     Each new index that a plate draws gets the loader's next batch, whatever its numbers are; the
     same index gets the same batch again, so that the model and a guide, and all particles of a
     step, see the same rows. With M chains in ``jax.vmap`` each has batches of its own. The loader
-    begins anew when it ends, and the next batch is fetched by a thread while one is used. The
-    plate's scale N / B is right if the loader goes through all N rows, or draws them uniformly.
-
-    A batch of another size, as the last one of a pass, is filled up by rows of the next batch.
-
-    The search for a mode or for settings reads the first batch, scaled to N rows: units are right,
-    and the mode is about :math:`\sqrt{N / B}` standard deviations away.
+    begins anew when it ends, the next batch is fetched by a thread while one is used, and a batch
+    of another size, as the last one of a pass, is filled up by rows of the next one. The plate's
+    scale N / B is right if the loader goes through all N rows, or draws them uniformly. The search
+    for a mode or for settings reads the first batch, scaled to N rows: units are right, and the
+    mode is about :math:`\sqrt{N / B}` standard deviations away.
 
     :param loader: a ``DataLoader`` of PyTorch or Grain, a data set of TensorFlow in NumPy, a list,
         or whatever can be iterated again; or a function that returns an iterator. A batch is an

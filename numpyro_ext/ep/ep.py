@@ -75,10 +75,9 @@ class EP(EPEngine):
     mean moves by more than 3 standard deviations and no standard deviation changes by more than a
     factor of 5. Serial sweeps settle more often. A posterior with several modes is covered by one
     normal distribution. With a power above 1, a factor that holds more than 1 / power of the
-    precision of q has an improper cavity, and the loss is NaN.
-
-    **Memory.** The state has :math:`r D + r^2 + r + 1` numbers for each row, which depends on r
-    directions of D coordinates. For too many rows there is :class:`StochasticEP`.
+    precision of q has an improper cavity, and the loss is NaN. **Memory.** The state has
+    :math:`r D + r^2 + r + 1` numbers for each row, which depends on r directions of D coordinates;
+    for too many rows there is :class:`StochasticEP`.
 
     :param float power: alpha, at least 0.
     :param str schedule: ``"serial"``, one factor after the other, the prior's last; or

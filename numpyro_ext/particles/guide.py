@@ -49,9 +49,8 @@ class _OneOfThem(Implicit):
 class AutoParticles(BeginsAtModes, CircularGuide):
     r"""m equally weighted points in unconstrained space, moved by a loss like ``RegularizedSVGD``.
 
-    Its parameter ``{prefix}_particles`` has the shape ``(m, d)``, where d is the number of
-    unconstrained latent numbers of the model, in the order in which the model samples its sites.
-    Called as a guide it picks one particle uniformly. Losses that need a density raise an error.
+    Its parameter ``{prefix}_particles`` ``(m, d)`` has the d unconstrained latent numbers in the
+    order in which the model samples its sites. Called as a guide it picks one particle uniformly.
 
     **Start.** At ``svi.init`` the guide searches for the modes of the posterior, by
     :func:`~numpyro_ext.optim.find_modes`, and the particles begin at draws of the normals there.
@@ -66,9 +65,9 @@ class AutoParticles(BeginsAtModes, CircularGuide):
     normal noise, if one of these is given or ``init_from`` is None; for models of more than 512
     latent dimensions or with networks; and, with a warning, where the search fails or cannot run.
 
-    The latent sites of the model must be continuous and outside every subsampled plate. With funsor
-    installed discrete sites of few values are summed out. For d > m / 2 the spread is smaller than
-    the posterior's, of which a warning is given.
+    The latent sites must be continuous and outside every subsampled plate; with funsor installed
+    discrete sites of few values are summed out. For d > m / 2 the spread is smaller than the
+    posterior's, with a warning.
 
     :param model: a NumPyro model.
     :param int num_particles: m.

@@ -68,12 +68,11 @@ class EnsembleLangevin:
     the splitting BAOAB. Then B moves by the covariance of the new A. The next step begins
     with the gradients at the new places, so that a step takes one for each particle.
 
-    **Stationary law.** While A moves, B is fixed, and so is L: given B, the step of A is a Langevin
-    step with a constant matrix, which needs no derivative of L. At a small step it leaves the
-    posterior as it is, whatever B is, and so does the step of B. So the law of the ensemble is the
-    product of m posteriors for every m and d: the particles are draws that are independent but for
-    L, their errors are the Monte Carlo errors of m draws, and d may be larger than m. With few
-    particles L is a poor preconditioner, which costs steps and changes no law.
+    **Stationary law.** While A moves, B is fixed, and so is L: the step of A is a Langevin step with
+    a constant matrix, which needs no derivative of L and at a small step leaves the posterior as it
+    is; and so does the step of B. So the law of the ensemble is the product of m posteriors for
+    every m and d, and errors are the Monte Carlo errors of m draws. With few particles L is a poor
+    preconditioner, which costs steps and changes no law.
 
     **The matrix.** L is as in :class:`ParticleField`, with the covariance of B shrunk towards its
     diagonal by :math:`\lambda = d / (d + m/2)`, in the coordinates of the normal at the heaviest
@@ -87,8 +86,7 @@ class EnsembleLangevin:
     known covariance. A kick :math:`\epsilon |L^\top g|` of more than 1.5 root mean square is
     shortened to 1.5, because it would not be stable. That happens where the posterior is less than
     :math:`\epsilon / 1.5` times as wide as L says, as deep in the neck of a funnel, of which
-    particles then see too little; ``optim_state.shortened`` counts such steps after the warmup, and
-    ``diagnose`` says so if they are many. While it happens to more than a fifth of the particles
+    particles then see too little; ``diagnose`` says so if such steps are many. While it happens to more than a fifth of the particles
     before the step falls, :math:`\epsilon_0` becomes smaller by 3 % a step, and no coordinate of L
     is wider than five times its start. All particles share a minibatch, and its noise adds to the
     variance of each of them, and to the error of their mean: give a ``proxy``.
