@@ -68,9 +68,9 @@ class EnsembleLangevin:
     the splitting BAOAB. Then B moves by the covariance of the new A. The next step begins
     with the gradients at the new places, so that a step takes one for each particle.
 
-    **Stationary law.** While A moves, B is fixed, and so is L: the step of A is a Langevin step with
-    a constant matrix, which needs no derivative of L and at a small step leaves the posterior as it
-    is; and so does the step of B. So the law of the ensemble is the product of m posteriors for
+    **Stationary law.** While A moves, B is fixed, and so is L: its step is a Langevin step with a
+    constant matrix, which needs no derivative of L and, if small, leaves the posterior as it is;
+    and so does the step of B. So the law of the ensemble is the product of m posteriors for
     every m and d, and errors are the Monte Carlo errors of m draws. With few particles L is a poor
     preconditioner, which costs steps and changes no law.
 
@@ -86,10 +86,11 @@ class EnsembleLangevin:
     known covariance. A kick :math:`\epsilon |L^\top g|` of more than 1.5 root mean square is
     shortened to 1.5, because it would not be stable. That happens where the posterior is less than
     :math:`\epsilon / 1.5` times as wide as L says, as deep in the neck of a funnel, of which
-    particles then see too little; ``diagnose`` says so if such steps are many. While it happens to more than a fifth of the particles
-    before the step falls, :math:`\epsilon_0` becomes smaller by 3 % a step, and no coordinate of L
-    is wider than five times its start. All particles share a minibatch, and its noise adds to the
-    variance of each of them, and to the error of their mean: give a ``proxy``.
+    particles then see too little; ``diagnose`` says so if such steps are many. While it happens to
+    more than a fifth of the particles before the step falls, :math:`\epsilon_0` becomes smaller by
+    3 % a step, and no coordinate of L is wider than five times its start. All particles share a
+    minibatch, and its noise adds to the variance of each of them, and to the error of their mean:
+    give a ``proxy``.
 
     It is given to :class:`ParVI` in place of an optimiser. The step is :math:`\epsilon_0` for the
     first six tenths of the warmup, falls geometrically to :math:`\epsilon_0 / 4` until its end, and
