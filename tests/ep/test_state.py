@@ -72,6 +72,7 @@ def test_a_run_does_not_go_on_with_rows_in_other_directions(rows):
     ep.init(random.key(0), X, Y, SCALES, 0.6)
 
 
+@pytest.mark.slow
 def test_a_compiled_step_has_the_prior_of_its_arguments():
     ep, result = fitted()
     step = jax.jit(lambda state, scales: ep.update(state, X, Y, scales, 0.6))

@@ -92,6 +92,7 @@ ROWS = jnp.stack([jnp.sin(3.0 * jnp.arange(32)), jnp.ones(32)], -1)
 LABELS = (jnp.cos(7.0 * jnp.arange(32) ** 2) + ROWS[:, 0] > 0).astype(int)
 
 
+@pytest.mark.slow
 def test_a_noisy_result_warns_and_one_of_all_rows_does_not():
     engine = StochasticEP(logistic)
     with pytest.warns(InferenceWarning, match="the result of 320 steps is noisy: its standard"):
