@@ -128,6 +128,7 @@ def test_check_passes_the_model_that_the_guide_stands_for(name):
     guide_of(RULES[name]).check(model, random.key(0), y)
 
 
+@pytest.mark.slow
 def test_check_names_a_transition_the_wrong_way_round():
     with pytest.raises(ValueError, match=r"log density of 'x' changes by .* and with LDS by"):
         guide_of(LDS()).check(partial(lds, turned=True), random.key(0), Y_SERIES)
