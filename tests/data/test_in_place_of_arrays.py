@@ -70,7 +70,7 @@ def test_draws_of_two_chains(method):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of so few steps
-@pytest.mark.parametrize("loss", [Trace_ELBO(2), VRELBO(0.5, 3)])
+@pytest.mark.parametrize("loss", [Trace_ELBO(2), *each_slow(VRELBO(0.5, 3))])
 def test_fits(loss):
     fits = []
     for args in (HOST, ARRAYS):
@@ -82,6 +82,7 @@ def test_fits(loss):
         np.testing.assert_allclose(of_host[name], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_flow_starts_at_the_same_normal():
     fits = []
     for args in (HOST, ARRAYS):
@@ -106,6 +107,7 @@ def test_a_chain_and_a_fit_of_a_loader():
     assert abs(draws.mean() - rows.mean()) < 0.2 * N**-0.5 and 0.5 < draws.std() * N**0.5 < 1.5
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_draw_and_of_a_step_are_read_in_one_call():
     """Whatever reads them: a corrected gradient, particles, the model and its proxy."""
     calls = []
@@ -135,6 +137,7 @@ def test_the_rows_of_a_draw_and_of_a_step_are_read_in_one_call():
         assert calls == [BATCH]
 
 
+@pytest.mark.slow
 def test_no_more_than_a_piece_is_read_at_once():
     """By the check of the data, the search for a mode, the settings and the chain."""
     rows = []
