@@ -12,8 +12,7 @@ import numpy as np
 
 
 class Parts:
-    """Which rows are read by which device along the axis of a mesh, process after process, of
-    which this one has ``length``."""
+    """Which device along the axis of a mesh reads which rows; this process has ``length``."""
 
     def __init__(self, sharding: NamedSharding, length: int) -> None:
         spec = sharding.spec

@@ -87,8 +87,7 @@ class Engine(ABC):
     def get_params(self, state: Any) -> Params: ...
 
     def restore(self, saved: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Set up the guide and the plan on these arguments, without a step, as for
-        :func:`numpyro_ext.saving.load`."""
+        """Set up guide and plan without a step, as for :func:`numpyro_ext.saving.load`."""
         self.begin(random.key(0), None, args, kwargs)
 
     def saved(self) -> dict[str, Any]:
@@ -206,8 +205,7 @@ class EPEngine(Engine):
         return find_table(reading, arrays, prior, self.rows_of(reading.factors), *how)
 
     def init(self, rng_key: Array, *args: Any, **kwargs: Any) -> EPState:
-        """The state before the first step on these arguments of the model: q is the prior, or a
-        normal one of its moments."""
+        """The state before the first step: q is the prior, or a normal one of its moments."""
         key_prior, key_state = random.split(rng_key)
         reading, arrays = self._reader.read(args, kwargs)
         prior = read_prior(reading, arrays, key_prior, self.family == "diagonal")
@@ -263,8 +261,7 @@ class EPEngine(Engine):
                 return
 
     def get_params(self, state: EPState) -> Params:
-        """The parameters of the guide: ``{prefix}_loc``, and ``{prefix}_scale_tril`` or
-        ``{prefix}_scale``."""
+        """Of the guide: ``{prefix}_loc``, ``{prefix}_scale_tril`` or ``{prefix}_scale``."""
         mean, root = _mean_and_root(state.total)
         kind = "scale" if self.family == "diagonal" else "scale_tril"
         return {f"{self.prefix}_loc": mean, f"{self.prefix}_{kind}": root}

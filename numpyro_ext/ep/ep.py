@@ -240,8 +240,7 @@ class ADF(EPEngine):
         return filtering_pass(plan, state, arrays)
 
     def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
-        """The estimate of log p(y) that the first pass has collected; with arguments of the model,
-        of a first pass on these."""
+        """The estimate of log p(y) by the first pass; with arguments, by a first pass on these."""
         if not args and not kwargs:
             return state.log_evidence
         fresh = self.init(state.rng_key, *args, **kwargs)

@@ -47,8 +47,7 @@ _POINTS = 2**14  # places of rows at which a row is evaluated at a time, for one
 
 
 class _NormalOfEngine(OnSupports):
-    """A guide of the sites outside the plate of the data, which draws those inside given the others
-    and the data of their row."""
+    """A guide of the sites outside the plate of the data, which draws the others by their row."""
 
     locs: Sites | None = None  # the start, in the order in which the model samples its sites
     factors: Factors | None = None  # of the last fit
@@ -79,8 +78,7 @@ class _NormalOfEngine(OnSupports):
         self.arguments = self.arguments if traced else (args, kwargs)
 
     def start_without_rows(self, locs: Sites, local: list[str], shapes: tuple) -> None:
-        """Set up the guide where no rows are, on NaN in their shapes; it then draws the latent
-        sites outside of their plate alone."""
+        """Set up the guide on NaN in the shapes of rows; it then draws the sites outside alone."""
 
         def stand_in(x: Any) -> Any:
             if not isinstance(x, jax.ShapeDtypeStruct):

@@ -62,8 +62,7 @@ def variances(q: Moments) -> Array:
 
 
 def distance(q: Moments, new: Moments, change: Site | None = None) -> Array:
-    """The largest change of a mean, in standard deviations, or of a variance, relative to it; inf
-    if the new q is no distribution."""
+    """The largest change of a mean, in sds, or relative one of a variance; inf if q is improper."""
     V, V_new = variances(q), variances(new)
     if change is None:
         moved = new.mean - q.mean

@@ -13,8 +13,7 @@ from numpyro_ext.expfam.dirichlet import Dirichlet, DirichletMean, DirichletNatu
 
 
 class BetaNatural(NamedTuple):
-    """Natural parameters of :class:`Beta`: the concentrations minus 1, to which counts of ones and
-    of zeros are added."""
+    """Natural parameters of :class:`Beta`: concentrations minus 1; data add their counts."""
 
     a: Annotated[Array, ""]
     b: Annotated[Array, ""]

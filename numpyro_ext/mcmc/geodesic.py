@@ -24,8 +24,7 @@ GeodesicSGNHTState = kernel_state(
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GeodesicKernel(SGMCMCKernel):
-    """Base of the kernels that move sites of :class:`SphereReparam` along great circles, and all
-    other coordinates along lines."""
+    """Base of the kernels that move sites of :class:`SphereReparam` along great circles."""
 
     momentum = "r"
     finds_whitening = False

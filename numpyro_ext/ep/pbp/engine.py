@@ -207,8 +207,7 @@ class PBP(Engine):
         """Nothing: the guide follows from the layers."""
 
     def convergence(self, state: PBPState) -> dict[str, float]:
-        """For :func:`~numpyro_ext.diagnostics.diagnose`: rows left out, and no residual, because
-        ADF has no fixed point."""
+        """For :func:`~numpyro_ext.diagnostics.diagnose`: rows left out; ADF has no residual."""
         return {"residual": 0.0, "limit": 0.0, "skipped": int(state.skipped), "inaccurate": 0}
 
     def predict(self, params: Params, X: Any) -> tuple[Array, Array]:
