@@ -18,7 +18,7 @@ from numpyro_ext._model.circles import sites_at_pi
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.operations import on_numbers
 from numpyro_ext._model.posterior_as_prior import posterior_as_prior
-from numpyro_ext._typing import Model, Params
+from numpyro_ext._typing import Kwargs, Model, Params
 from numpyro_ext.ep.factors import EPPlan, FactorTable, find_table
 from numpyro_ext.ep.guide import guide_of, has_sites, start_guide
 from numpyro_ext.ep.normal import Site, moments_of, plus, variances
@@ -73,7 +73,7 @@ class Engine(ABC):
 
     @abstractmethod
     def begin(
-        self, rng_key: Array, init_state: Any, args: tuple, kwargs: dict[str, Any]
+        self, rng_key: Array, init_state: Any, args: tuple, kwargs: Kwargs
     ) -> tuple[Any, Any, list[Array]]:
         """The plan, the state with which a run begins, and the arrays among the arguments."""
 
@@ -86,7 +86,7 @@ class Engine(ABC):
     @abstractmethod
     def get_params(self, state: Any) -> Params: ...
 
-    def restore(self, saved: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    def restore(self, saved: Any, args: tuple, kwargs: Kwargs) -> None:
         """Set up guide and plan without a step, as for :func:`numpyro_ext.saving.load`."""
         self.begin(random.key(0), None, args, kwargs)
 
@@ -174,7 +174,7 @@ class EPEngine(Engine):
     def saved(self) -> dict[str, Any]:
         return {"needs_rows": self.guide.needs_rows, "locs": self.guide.locs}
 
-    def restore(self, saved: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
+    def restore(self, saved: dict[str, Any], args: tuple, kwargs: Kwargs) -> None:
         if saved["needs_rows"] or saved["locs"] is None:
             super().restore(saved, args, kwargs)
             return
@@ -233,7 +233,7 @@ class EPEngine(Engine):
             )
         return self._plan
 
-    def arrays_of(self, args: tuple, kwargs: dict[str, Any] | None = None) -> list[Array]:
+    def arrays_of(self, args: tuple, kwargs: Kwargs | None = None) -> list[Array]:
         """The arrays among arguments of the model, with which a step computes."""
         return self._reader.split(args, kwargs or {})[1]
 
@@ -313,7 +313,7 @@ class EPEngine(Engine):
         }
 
     def begin(
-        self, rng_key: Array, init_state: EPState | None, args: tuple, kwargs: dict[str, Any]
+        self, rng_key: Array, init_state: EPState | None, args: tuple, kwargs: Kwargs
     ) -> tuple[EPPlan, EPState, list[Array]]:
         state = self.init(rng_key, *args, **kwargs)
         if init_state is not None:
@@ -321,7 +321,7 @@ class EPEngine(Engine):
         return self.plan, state, self.arrays_of(args, kwargs)
 
     def _for_call(
-        self, state: EPState, args: tuple, kwargs: dict[str, Any]
+        self, state: EPState, args: tuple, kwargs: Kwargs
     ) -> tuple[EPPlan, EPState, list[Array]]:
         """The plan, the state with the prior of a call, and the arrays among its arguments."""
         if self._plan is None and self._is_restored:

@@ -13,6 +13,7 @@ import numpy as np
 
 from numpyro_ext._checks import check_choice, check_count, check_positive, if_given
 from numpyro_ext._model.factors import Factors
+from numpyro_ext._typing import Kwargs
 from numpyro_ext.ep.elsewhere import Description, Elsewhere, update_part
 from numpyro_ext.ep.ep import EP, step_by_updates
 from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorTable
@@ -81,12 +82,7 @@ class _InParts(_EPEngine):
 
     @abstractmethod
     def visit(
-        self,
-        plan: EPPlan,
-        arrays: list[Array],
-        table: FactorTable,
-        total: Site,
-        *asked: Any,
+        self, plan: EPPlan, arrays: list[Array], table: FactorTable, total: Site, *asked: Any
     ) -> Any:
         """A worker's answer, on the part of :meth:`of_part`; the last argument is its key."""
 
@@ -113,21 +109,19 @@ class _InParts(_EPEngine):
         self.guide.start_without_rows(first.locs, first.local, first.arguments)
         return state._replace(rng_key=random.split(rng_key)[1])
 
-    def restore(self, saved: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
+    def restore(self, saved: dict[str, Any], args: tuple, kwargs: Kwargs) -> None:
         if self.executor is None:
             super().restore(saved, args, kwargs)
         else:
             self.begin(random.key(0), None, args, kwargs)
 
-    def begin(
-        self, rng_key: Array, init_state: EPState | None, args: tuple, kwargs: dict[str, Any]
-    ) -> Any:
+    def begin(self, rng_key: Array, init_state: EPState | None, args: tuple, kwargs: Kwargs) -> Any:
         if self.executor is None:
             return super().begin(rng_key, init_state, args, kwargs)
         state = self.init(rng_key, *args, **kwargs)
         return self._for_call(state if init_state is None else init_state, (), {})
 
-    def _for_call(self, state: EPState, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _for_call(self, state: EPState, args: tuple, kwargs: Kwargs) -> Any:
         if self.executor is None:
             return super()._for_call(state, args, kwargs)
         parts: Any = self.plan

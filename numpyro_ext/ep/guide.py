@@ -37,7 +37,7 @@ from numpyro_ext._model.read import (
 )
 from numpyro_ext._model.same import is_same
 from numpyro_ext._numpyro import OnSupports, StartGiven, constrain_latent, site_of_log_det
-from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext._typing import Kwargs, Model, Params, Sites
 from numpyro_ext.ep import integral
 from numpyro_ext.ep.factors import marginal, num_points
 from numpyro_ext.ep.projection import Projection
@@ -57,7 +57,7 @@ class _NormalOfEngine(OnSupports):
     several: bool = False  # whether there were fits to other arguments before
     without_rows: bool = False  # whether the arguments were elsewhere
 
-    def supports_at(self, z: Sites, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def supports_at(self, z: Sites, args: tuple, kwargs: Kwargs) -> dict[str, Any]:
         return supports_of(self, args, kwargs, z)
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
@@ -69,7 +69,7 @@ class _NormalOfEngine(OnSupports):
         projection: Projection | None,
         leading: tuple,
         args: tuple,
-        kwargs: dict[str, Any],
+        kwargs: Kwargs,
     ) -> None:
         traced = is_traced((args, kwargs))
         if self.factors is not None:
@@ -162,7 +162,7 @@ class _NormalOfEngine(OnSupports):
         return {name: x.reshape(sample_shape + x.shape[1:]) for name, x in draws.items()}
 
     def _drawn(
-        self, x: Array, rng_key: Array, args: tuple, kwargs: dict[str, Any]
+        self, x: Array, rng_key: Array, args: tuple, kwargs: Kwargs
     ) -> tuple[dict[str, Site], Array | None]:
         """Latent and deterministic sites given the global ones at ``x``, and the log density of the
         local ones of each row; None without observations, which leave their prior."""
@@ -233,9 +233,7 @@ def has_sites(guide: Any, locs: Sites) -> bool:
     return {n: x.shape for n, x in before.items()} == {n: x.shape for n, x in locs.items()}
 
 
-def start_guide(
-    guide: Any, locs: Sites, local: list[str], args: tuple, kwargs: dict[str, Any]
-) -> None:
+def start_guide(guide: Any, locs: Sites, local: list[str], args: tuple, kwargs: Kwargs) -> None:
     if guide.prototype_trace is not None:
         return
     guide.locs = locs
@@ -244,7 +242,7 @@ def start_guide(
     guide.set_up(*indexed(args), **indexed(kwargs))
 
 
-def _on_rows_of(factors: Factors, args: tuple, kwargs: dict[str, Any]) -> Factors | None:
+def _on_rows_of(factors: Factors, args: tuple, kwargs: Kwargs) -> Factors | None:
     """The factors of other arguments, without predictions; None if nothing is observed in a row."""
     there = factors.on(args, kwargs)
     fn = seed(factors.program.model, random.key(0))

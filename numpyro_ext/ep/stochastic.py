@@ -16,6 +16,7 @@ from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
+from numpyro_ext._typing import Kwargs
 from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorTable
 from numpyro_ext.ep.normal import Site, choose, moments_of, plus, variances
 from numpyro_ext.ep.reading import ModelReading, Prior
@@ -239,7 +240,7 @@ class StochasticEP(RandomRowsEngine):
         self._check_data(args, kwargs)
         return super().update(state, *args, indices=indices, **kwargs)
 
-    def _check_data(self, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _check_data(self, args: tuple, kwargs: Kwargs) -> None:
         if self.proxy is not None and not self.proxy.check_data(
             self.model, args, kwargs, once=True
         ):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._typing import Sites
+from numpyro_ext._typing import Kwargs, Sites
 from numpyro_ext.mcmc.base import Chain, ModelKernel, Schedule, documented_tuple
 from numpyro_ext.mcmc.geometry import VectorFn, check_values
 
@@ -140,7 +140,7 @@ class KernelHMC(ModelKernel):
         z, r, _ = lax.fori_loop(0, self.num_leapfrog, leapfrog, (z, r, f(z)))
         return z, r
 
-    def refresh(self, state: Any, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
+    def refresh(self, state: Any, model_args: tuple, model_kwargs: Kwargs | None) -> Any:
         U = self.potential(model_args, model_kwargs)(state.z, {})
         return state._replace(potential_energy=U.astype(state.potential_energy.dtype))
 

@@ -197,11 +197,7 @@ def settings_for(
 
 
 def _find(
-    kernel: Any,
-    potential: Potential,
-    start: Sites | None,
-    modes: Modes | None,
-    num_chains: int,
+    kernel: Any, potential: Potential, start: Sites | None, modes: Modes | None, num_chains: int
 ) -> Found:
     """Settings of a kernel with ``step_size=None``, from a search from ``start``, or from modes."""
     leaves = jax.tree.leaves(potential.arguments)

@@ -35,7 +35,7 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, refuse_scaled
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._numpyro import unpacking_of
-from numpyro_ext._typing import Float, Model, Params, Sites
+from numpyro_ext._typing import Float, Kwargs, Model, Params, Sites
 from numpyro_ext.particles._whitening import CovarianceWhitening, PerModeWhitening
 from numpyro_ext.scores import RBF, Linear, MatrixRBF, as_kernel
 from numpyro_ext.scores._points import by_rows
@@ -263,13 +263,7 @@ class ParticleField(ELBO, ABC):
         return by_rows(fn, self.rows_at_a_time(len(arrays[0])), *arrays)
 
     def with_proxy(
-        self,
-        potential: Potential,
-        model: Model,
-        args: tuple,
-        kwargs: dict[str, Any],
-        *,
-        fresh: bool = True,
+        self, potential: Potential, model: Model, args: tuple, kwargs: Kwargs, *, fresh: bool = True
     ) -> Potential:
         """The potential, by the proxy where there is one; a ``fresh`` program compares all rows."""
         if self.proxy is None or not potential.takes_minibatches:
@@ -305,7 +299,7 @@ class ParticleField(ELBO, ABC):
         model: Model,
         guide: Any,
         args: tuple,
-        kwargs: dict[str, Any],
+        kwargs: Kwargs,
     ) -> Array:
         key_minibatch, key_guide = random.split(rng_key)
         num_particles = self.num_particles or getattr(guide, "num_particles", 100)
@@ -368,7 +362,7 @@ class ParticleField(ELBO, ABC):
         return -mean + (surrogate - lax.stop_gradient(surrogate))
 
 
-def read_for_particles(model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
+def read_for_particles(model: Model, args: tuple, kwargs: Kwargs) -> ModelInfo:
     """The static facts of a model with global latent sites; an error for another model."""
     because = "a particle holds one value of it while the rows change at every step"
     info = read_global(refuse_mutable(model), args, kwargs, because=because, sums=True)

@@ -23,7 +23,7 @@ from numpyro_ext._model.modes import SEARCH, InitFrom
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import SiteTable, check_site_table
 from numpyro_ext._model.start import draw_params, draw_start
-from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext._typing import Kwargs, Model, Params, Sites
 from numpyro_ext.particles._start import (
     BeginsAtModes,
     check_distinct,
@@ -38,8 +38,7 @@ from numpyro_ext.particles.regularized_svgd import RegularizedSVGD
 from numpyro_ext.particles.step import ParticleStepState, particle_step, start_sds
 
 ParVIState = namedtuple(
-    "ParVIState",
-    "i z modes optim_state potential_energy z_grad bandwidth diverging rng_key",
+    "ParVIState", "i z modes optim_state potential_energy z_grad bandwidth diverging rng_key"
 )
 """
 A :func:`~collections.namedtuple` with these entries, m being the number of particles:
@@ -182,7 +181,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
         return f"{self.method}, {state.diverging.size} particles"
 
     def postprocess_fn(
-        self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
+        self, model_args: tuple[Any, ...], model_kwargs: Kwargs | None
     ) -> Callable[..., Any]:
         return self._potential(model_args, model_kwargs or {}).postprocess()
 
@@ -190,7 +189,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
         """What the kernel has found in its runs, for :func:`numpyro_ext.saving.save`."""
         return {name: vars(self)[name] for name in _FOUND_IN_RUNS}
 
-    def restore(self, saved: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
+    def restore(self, saved: dict[str, Any], args: tuple, kwargs: Kwargs) -> None:
         """Take what :meth:`saved` gave, of another kernel that was made alike."""
         vars(self).update({name: saved[name] for name in _FOUND_IN_RUNS})
         self.sites = self._potential(args, kwargs).info.site_table
@@ -202,7 +201,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
         num_warmup: int,
         init_params: Any = None,
         model_args: tuple[Any, ...] = (),
-        model_kwargs: dict[str, Any] | None = None,
+        model_kwargs: Kwargs | None = None,
     ) -> ParVIState:
         if is_prng_key(rng_key) or rng_key.shape[0] < 2:
             raise ValueError(
@@ -240,7 +239,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
         )
 
     def sample(
-        self, state: ParVIState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
+        self, state: ParVIState, model_args: tuple[Any, ...], model_kwargs: Kwargs | None
     ) -> ParVIState:
         potential = self._by_proxy(model_args, model_kwargs or {})
         return lax.fori_loop(
@@ -342,12 +341,12 @@ class ParVI(BeginsAtModes, MCMCKernel):
         z, *_ = draw_start(keys, self.model, info, args, kwargs, **how, validate_grad=True)
         return z, None
 
-    def _potential(self, args: tuple, kwargs: dict[str, Any]) -> Potential:
+    def _potential(self, args: tuple, kwargs: Kwargs) -> Potential:
         info = read_for_particles(substitute(self.model, data=self.params), args, kwargs)
         info = with_circles(info, self.circles)
         return Potential(self.model, info, self.params, args, kwargs)
 
-    def _by_proxy(self, args: tuple, kwargs: dict[str, Any]) -> Potential:
+    def _by_proxy(self, args: tuple, kwargs: Kwargs) -> Potential:
         return self.field.with_proxy(self._potential(args, kwargs), self.model, args, kwargs)
 
     def _transformation(self) -> optax.GradientTransformation:

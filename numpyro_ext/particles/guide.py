@@ -23,7 +23,7 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.same import is_same
 from numpyro_ext._model.start import draw_params, draw_start
-from numpyro_ext._typing import Float, Model, Params, Sites, Trace
+from numpyro_ext._typing import Float, Kwargs, Model, Params, Sites, Trace
 from numpyro_ext.particles._start import (
     BeginsAtModes,
     check_distinct,
@@ -169,7 +169,7 @@ class AutoParticles(BeginsAtModes, CircularGuide):
             )
         return x, None, first
 
-    def info_on(self, model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo | None:
+    def info_on(self, model: Model, args: tuple, kwargs: Kwargs) -> ModelInfo | None:
         """What :meth:`prepare` has read, if in this model on these very arguments."""
         if self.seen is None or model is not self.model:
             return None

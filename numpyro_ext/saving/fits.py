@@ -19,7 +19,7 @@ from numpyro_ext._model.read import (
     sites_in_trace,
 )
 from numpyro_ext._numpyro import draws_of_mcmc, mcmc_of_draws, set_up_at, start_of
-from numpyro_ext._typing import Restorable
+from numpyro_ext._typing import Kwargs, Restorable
 from numpyro_ext.saving.container import Unknown, fit_to, read, write
 
 _UNITS = ("_center", "_root", "_modes", "_particles")
@@ -207,7 +207,7 @@ def _start(guide: AutoGuide) -> dict[str, Any] | None:
 
 
 def _check_start(
-    guide: AutoGuide, start: dict[str, Any] | None, args: tuple, kwargs: dict[str, Any]
+    guide: AutoGuide, start: dict[str, Any] | None, args: tuple, kwargs: Kwargs
 ) -> None:
     """An error unless the fit had these latent sites; its observed ones may be predicted."""
     if start is None or guide.prototype_trace is not None or guide.model is None:
@@ -220,7 +220,7 @@ def _check_start(
 
 
 def _take_start(
-    guide: AutoGuide, start: dict[str, Any] | None, args: tuple, kwargs: dict[str, Any]
+    guide: AutoGuide, start: dict[str, Any] | None, args: tuple, kwargs: Kwargs
 ) -> None:
     if start is None:
         return
@@ -245,9 +245,7 @@ def _params_of(svi: SVI, result: Any) -> Any:
     return getattr(fit, "params", fit)
 
 
-def _of_svi(
-    svi: SVI, result: Any, units: dict[str, Any], args: tuple, kwargs: dict[str, Any]
-) -> Any:
+def _of_svi(svi: SVI, result: Any, units: dict[str, Any], args: tuple, kwargs: Kwargs) -> Any:
     """A tree with results and states, or parameters, in the classes that this SVI has for them."""
     first = svi.init(random.key(0), *args, init_params=units, **kwargs)
     params = svi.get_params(first)

@@ -20,7 +20,7 @@ from numpyro_ext._checks import (
 )
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._numpyro import unpacking_of
-from numpyro_ext._typing import Params
+from numpyro_ext._typing import Kwargs, Params
 from numpyro_ext.ep.base import Engine
 from numpyro_ext.ep.pbp.epochs import Belief, Gamma, PBPState, PriorSites, epoch, start_sites
 from numpyro_ext.ep.pbp.moments import forward_moments
@@ -169,7 +169,7 @@ class PBP(Engine):
         return epoch(self.method, noise, state, X, y)
 
     def begin(
-        self, rng_key: Array, init_state: PBPState | None, args: tuple, kwargs: dict[str, Any]
+        self, rng_key: Array, init_state: PBPState | None, args: tuple, kwargs: Kwargs
     ) -> tuple[Any, PBPState, list[Array]]:
         state = self.init(rng_key, *args, **kwargs) if init_state is None else init_state
         return None, state, list(self._data(*args, **kwargs))
@@ -203,7 +203,7 @@ class PBP(Engine):
                 params |= {f"{name}_concentration": gamma.shape, f"{name}_rate": gamma.rate}
         return {f"auto_{name}": x for name, x in (params | state.scaling).items()}
 
-    def restore(self, saved: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    def restore(self, saved: Any, args: tuple, kwargs: Kwargs) -> None:
         """Nothing: the guide follows from the layers."""
 
     def convergence(self, state: PBPState) -> dict[str, float]:
