@@ -40,7 +40,7 @@ EVERY = {
     "LDS": LDS(),
     "SLDSMeanField": SLDSMeanField(),
 }
-# Most of the time is that of compiling these.
+# Most of the time goes into compiling these.
 LARGE = "SLDSMeanField", "HMMEP", "HMMMeanField", "CycleMeanField"
 every_rule = pytest.mark.parametrize(
     "name", [pytest.param(x, marks=pytest.mark.slow) if x in LARGE else x for x in EVERY]
