@@ -62,7 +62,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["obs_mask", pytest.param("ragged", marks=pytest.mark.slow), "scan"]
+)
 @pytest.mark.x64
 def test_entries_that_nothing_reads_are_standard_normal(case, tol):
     """NumPyro's potential is flat there, in constrained space; ours has z^2 / 2 more, and in the
@@ -158,6 +160,7 @@ def test_a_flow_at_the_mode_has_the_evidence_with_every_loss(loss):
     assert float(tree["sample_stats"]["log_weight"].std()) < 2e-3
 
 
+@pytest.mark.slow
 def test_a_guide_that_masks_the_same_entries_keeps_the_mask():
     log_z, m, sd = exact()
 
