@@ -9,7 +9,7 @@ from numpyro_ext._model.bend import Bend
 
 BEND = Bend(
     of=jnp.array([6, 1]),
-    slopes=jnp.zeros((7, 2)).at[jnp.array([0, 2, 3, 4])].set(0.3),
+    slopes=jnp.array([[0.3 if i in (0, 2, 3, 4) else 0.0] * 2 for i in range(7)]),
     rows=jnp.array([3, 4, 4]),  # the numbers 2, 3 and 4 are one effect
     columns=jnp.array([2, 2, 3]),
     shears=jnp.array([[0.5, -0.2], [0.1, 0.4], [-0.7, 0.3]]),

@@ -32,7 +32,8 @@ def arrow() -> Arrow:
 
 def of_points(m: int) -> Normal:
     """With a dense root of correlations for m >= d, and of low rank for fewer."""
-    return CovarianceWhitening.from_particles(jnp.asarray(SCALES * RNG.normal(size=(m, N))))
+    made = jax.jit(CovarianceWhitening.from_particles)
+    return made(jnp.asarray(SCALES * RNG.normal(size=(m, N))))
 
 
 NORMALS = {

@@ -18,7 +18,7 @@ X = np.column_stack([np.sin(3.0 * np.arange(30)), np.cos(2.0 * np.arange(30)), n
 Y = jnp.asarray(1.3 * X[:, 0] + 0.3 * X[:, 2] + 0.5 * np.sin(7.0 * np.arange(30) ** 2), float)
 X = jnp.asarray(X, float)
 SCALES = jnp.array([0.7, 1.0, 2.0])
-OTHER = X[:, jnp.array([2, 0, 1])] + 0.3, jnp.cos(5.0 * jnp.arange(30))
+OTHER = jax.jit(lambda: (X[:, jnp.array([2, 0, 1])] + 0.3, jnp.cos(5.0 * jnp.arange(30))))()
 
 
 def regression(X, y, scales, noise):
