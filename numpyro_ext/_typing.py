@@ -27,6 +27,8 @@ type Shape = tuple[int, ...]
 """The shape of an array."""
 type Model = Callable[..., Any]
 """A callable with NumPyro primitives, model or guide."""
+type Kwargs = dict[str, Any]
+"""Keyword arguments of a program."""
 type Params = dict[str, Any]
 """Values of ``numpyro.param`` sites, constrained, by name."""
 type Sites = dict[str, Array]

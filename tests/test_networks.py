@@ -140,9 +140,14 @@ def test_recipe_of_a_last_layer_normal():
 
 
 # One table with 40 rows to learn from and 13 to predict.
-ALL_X = random.normal(random.key(7), (53, 2)) * jnp.array([1.0, 0.5])
-ALL_Y = ALL_X[:, 0] - 2 * ALL_X[:, 1] + 0.2 * random.normal(random.key(8), (53,))
-TRAIN, TEST = (ALL_X[:40], ALL_Y[:40]), (ALL_X[40:], ALL_Y[40:])
+@jax.jit
+def table():
+    x = random.normal(random.key(7), (53, 2)) * jnp.array([1.0, 0.5])
+    y = x[:, 0] - 2 * x[:, 1] + 0.2 * random.normal(random.key(8), (53,))
+    return (x[:40], y[:40]), (x[40:], y[40:])
+
+
+TRAIN, TEST = table()
 STEPS, START = 400, init_to_fan_in()
 
 

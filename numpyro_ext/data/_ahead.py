@@ -14,8 +14,7 @@ _MOST_BYTES = 2**28
 
 @jax.tree_util.register_static
 class _ReadRows(HostRows):
-    """Rows in the place of the object of which they were read, as ``x[index]``, for whoever takes
-    the very array that is the index."""
+    """Rows that were read as ``x[index]``, in the place of x, for whoever takes this very index."""
 
     def __init__(self, source: Any, index: Array, rows: Rows) -> None:
         super().__init__((Same(index), source))

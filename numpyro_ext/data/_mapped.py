@@ -1,4 +1,4 @@
-"""Rows of a memory-mapped file, whose pages the system is told of before they are touched."""
+"""Rows of a memory-mapped file; the system is told of their pages before they are touched."""
 
 import mmap
 import os

@@ -12,8 +12,7 @@ import numpy as np
 
 
 class Parts:
-    """Which rows are read by which device along the axis of a mesh, process after process, of
-    which this one has ``length``."""
+    """Which device along the axis of a mesh reads which rows; this process has ``length``."""
 
     def __init__(self, sharding: NamedSharding, length: int) -> None:
         spec = sharding.spec
@@ -79,5 +78,5 @@ class Parts:
 
 
 def read_shapes(row: Any, index: Any) -> Any:
-    """The shapes of the rows ``index``, from that of a row."""
+    """The shapes of the rows ``index``, from the shape of a row."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*index.shape, *x.shape), x.dtype), row)

@@ -13,25 +13,23 @@ import numpy as np
 from numpyro_ext.data._rows import HostRows, Rows, Same
 
 _KEPT = 64
-"""Batches that are kept for whoever asks for them again: those of this many chains."""
+"""Batches that are kept for whoever asks for them again: as many as there may be chains."""
 
 
 @jax.tree_util.register_static
 class Batches(HostRows):
     r"""
-    The batches of a loader, in the place of an array whose rows a plate takes:
+    The batches of a loader, in the place of an array of which a plate takes rows:
     ``with numpyro.plate("rows", len(b), subsample_size=b.batch_size) as i: x, y = b[i]``.
 
     Each new index that a plate draws gets the loader's next batch, whatever its numbers are; the
     same index gets the same batch again, so that the model and a guide, and all particles of a
     step, see the same rows. With M chains in ``jax.vmap`` each has batches of its own. The loader
-    begins anew when it ends, and the next batch is fetched by a thread while one is used. The
-    plate's scale N / B is right if the loader goes through all N rows, or draws them uniformly.
-
-    A batch of another size, as the last one of a pass, is filled up by rows of the next batch.
-
-    The search for a mode or for settings reads the first batch, scaled to N rows: units are right,
-    and the mode is about :math:`\sqrt{N / B}` standard deviations away.
+    begins anew when it ends, the next batch is fetched by a thread while one is used, and a batch
+    of another size, as the last one of a pass, is filled up by rows of the next one. The plate's
+    scale N / B is right if the loader goes through all N rows, or draws them uniformly. The search
+    for a mode or for settings reads the first batch, scaled to N rows: units are right, and the
+    mode is about :math:`\sqrt{N / B}` standard deviations away.
 
     :param loader: a ``DataLoader`` of PyTorch or Grain, a data set of TensorFlow in NumPy, a list,
         or whatever can be iterated again; or a function that returns an iterator. A batch is an
@@ -127,7 +125,7 @@ class Batches(HostRows):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self._first)
 
     def read(self, index: np.ndarray) -> Rows:
-        """A batch for each index along the last axis: the next one, or that of the same index."""
+        """A batch for each index along the last axis: the next one, or the same for the same."""
         if index.shape[-1:] != (self.batch_size,):
             raise ValueError(
                 f"{self.name} has batches of {self.batch_size} rows, and the index has shape"

@@ -37,19 +37,19 @@ class HostArray(HostRows):
 
      - a NumPy array, or ``np.memmap`` (``np.load(file, mmap_mode="r")``);
      - what has ``shape`` and ``dtype`` and takes a sorted array of integers: Zarr, h5py;
-     - a column of a pandas or polars frame, or a whole frame, whose rows are then dicts of columns;
+     - a column of a pandas or polars frame, or a whole frame; its rows are then dicts of columns;
      - a column or a table of Arrow, memory-mapped (``pa.ipc.open_file(pa.memory_map(file))``).
        Parquet is not made for single rows; convert it once, by
        ``np.save("x.npy", pq.read_table(file, columns=["x"])["x"].to_numpy())`` or, for larger
        files, by writing its batches as an Arrow file;
      - a data set with ``len(source)`` and ``source[k]``, as PyTorch, Grain and Hugging Face have,
-       whose items are numbers, arrays, or dicts or tuples of them;
+       of numbers, arrays, or dicts or tuples of them;
      - a dict or tuple of these with the same number of rows, which are read together.
 
     Nothing is copied or hashed. Two objects are equal if their sources are the same memory, file or
     object and their transforms the same function, so that a new one does not compile anew; a
-    source whose numbers change between two calls of a program is read as it is at each. Inside a
-    loop the compiler may read rows whose numbers do not depend on the step once for all steps.
+    source that changes between two calls of a program is read as it is at each. Inside a loop the
+    compiler may read the same rows once for all steps.
 
     Numbers have the dtypes of JAX, in the order of the bytes of the machine: 64 bits become 32
     without ``jax_enable_x64``, with an error for a number that does not fit. A read that fails, a
@@ -59,8 +59,7 @@ class HostArray(HostRows):
     :param source: where the rows are.
     :param transform: a function of the rows that were read, in NumPy (the array, dict or tuple),
         which returns as many rows: to standardise, to decode. Its output's shapes are found once.
-    :param bool allow_nan: whether NaN is a value of the data, as where the model masks what is
-        missing.
+    :param bool allow_nan: whether NaN is a value of the data, as where the model masks it.
     :param sharding: a ``NamedSharding`` of one axis, ``P("rows")``, over the devices of all
         processes (``jax.distributed``), of which each gives a source with the rows of its own:
         process 0 has the first, and ``len(x)`` counts all. A row is read by the process that has
@@ -112,11 +111,8 @@ class HostArray(HostRows):
         self._leaves: list[_Column] = columns
         lengths = sorted({column.shape[0] for column in columns})
         if len(lengths) != 1:
-            raise ValueError(
-                f"the columns of the source have {lengths} rows; all must have the same number."
-                if lengths
-                else "the source has no column."
-            )
+            words = f"the columns of the source have {lengths} rows; all must have the same number."
+            raise ValueError(words if lengths else "the source has no column.")
         self._length = lengths[0]
         if not self._length:
             raise ValueError(f"{columns[0].name} has no row.")
@@ -147,14 +143,11 @@ class HostArray(HostRows):
 
     @functools.cached_property
     def row(self) -> Any:
-        if self.transform is None:
-            return jax.tree.map(
-                lambda c: jax.ShapeDtypeStruct(c.shape[1:], c.dtype),
-                self._columns,
-                is_leaf=_is_column,
-            )
-        rows = self._take(np.arange(min(2, self._length)))
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
+        rows = self._columns
+        if self.transform is not None:
+            rows = self._take(np.arange(min(2, self._length)))
+        shape = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)  # noqa: E731
+        return jax.tree.map(shape, rows, is_leaf=_is_column)
 
     def __getitem__(self, index: Any) -> Any:
         """The rows ``index``: integers of any shape, a slice, or ``...``; ``x[i, j]`` is
@@ -171,7 +164,7 @@ class HostArray(HostRows):
         return super().__getitem__(index)
 
     def read(self, index: np.ndarray) -> Rows:
-        """Contiguous rows that follow those before are a pass, whose next piece is read ahead."""
+        """Contiguous rows that follow the last ones are a pass: the next piece is read ahead."""
         flat, size = index.reshape(-1), index.size
         low, high = (int(flat.min()), int(flat.max())) if size else (0, 0)
         if low < -self._length or high >= self._length:
@@ -243,7 +236,7 @@ class HostArray(HostRows):
 
 
 def _by_names(source: Any) -> Any:
-    """A source whose tables are dicts of columns."""
+    """A source with its tables as dicts of columns."""
     if isinstance(source, dict):
         return {str(name): _by_names(x) for name, x in source.items()}
     if type(source) is tuple:
@@ -392,18 +385,12 @@ def _of_items(source: Any) -> Any:
     first = items.stacked(np.zeros(1, int))
     leaves, tree = jax.tree.flatten(first)
     name = f"the data set {type(source).__name__} of {len(source)} rows"
-    columns = [
-        _Column(
-            items,
-            (len(source), *x.shape[1:]),
-            x.dtype,
-            name,
-            functools.partial(_take_items, k=k),
-            (Same(source), k),
-        )
-        for k, x in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(tree, columns)
+
+    def column(k: int, x: np.ndarray) -> _Column:
+        shape, take = (len(source), *x.shape[1:]), functools.partial(_take_items, k=k)
+        return _Column(items, shape, x.dtype, name, take, (Same(source), k))
+
+    return jax.tree.unflatten(tree, [column(k, x) for k, x in enumerate(leaves)])
 
 
 class _Items:

@@ -21,13 +21,11 @@ def shuffled_copy(source: Any, path: str | Path, *, seed: int = 0, memory: int =
     once, into several files that are then shuffled in memory. All orders are equally likely. The
     disk needs room for two copies until the end.
 
-    :param source: what :class:`HostArray` takes, or such an object; several columns of one source
-        stay together.
+    :param source: what :class:`HostArray` takes, or one; its columns stay together.
     :param path: a folder that is made, with a file ``0.npy``, ``1.npy`` and so on for each column.
     :param int seed: another one is another order.
     :param int memory: the bytes of rows that are in memory together.
-    :return: the columns as ``np.memmap``, in the dict or tuple of the source, for
-        :class:`HostArray`.
+    :return: the columns as ``np.memmap``, in the dict or tuple of the source.
 
     .. doctest::
 
@@ -47,7 +45,7 @@ def shuffled_copy(source: Any, path: str | Path, *, seed: int = 0, memory: int =
             " make HostArray(copy, sharding=...) of the copy."
         )
     folder, size = Path(path), len(rows)
-    folder.mkdir(parents=True)  # an error if there is one, whose files might be in use
+    folder.mkdir(parents=True)  # an error if there is one: its files might be in use
     shapes, tree = jax.tree.flatten(rows.row)
     record = np.dtype([(f"f{k}", x.dtype, x.shape) for k, x in enumerate(shapes)])
     piece = max(1, memory // (4 * record.itemsize))

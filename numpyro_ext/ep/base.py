@@ -18,7 +18,7 @@ from numpyro_ext._model.circles import sites_at_pi
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.operations import on_numbers
 from numpyro_ext._model.posterior_as_prior import posterior_as_prior
-from numpyro_ext._typing import Model, Params
+from numpyro_ext._typing import Kwargs, Model, Params
 from numpyro_ext.ep.factors import EPPlan, FactorTable, find_table
 from numpyro_ext.ep.guide import guide_of, has_sites, start_guide
 from numpyro_ext.ep.normal import Site, moments_of, plus, variances
@@ -73,7 +73,7 @@ class Engine(ABC):
 
     @abstractmethod
     def begin(
-        self, rng_key: Array, init_state: Any, args: tuple, kwargs: dict[str, Any]
+        self, rng_key: Array, init_state: Any, args: tuple, kwargs: Kwargs
     ) -> tuple[Any, Any, list[Array]]:
         """The plan, the state with which a run begins, and the arrays among the arguments."""
 
@@ -86,9 +86,8 @@ class Engine(ABC):
     @abstractmethod
     def get_params(self, state: Any) -> Params: ...
 
-    def restore(self, saved: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Set up the guide and the plan on these arguments, without a step, as for
-        :func:`numpyro_ext.saving.load`."""
+    def restore(self, saved: Any, args: tuple, kwargs: Kwargs) -> None:
+        """Set up guide and plan without a step, as for :func:`numpyro_ext.saving.load`."""
         self.begin(random.key(0), None, args, kwargs)
 
     def saved(self) -> dict[str, Any]:
@@ -126,12 +125,11 @@ class EPEngine(Engine):
     :param projection: how the tilted moments are found; None for ``Quadrature()`` where a factor
         depends on at most ``max_rank`` directions, and ``ImportanceSampling()`` otherwise, with
         2,048 points for rows with several coordinates of local sites.
-    :param int max_rank: the largest number of directions, at most 3; 0 takes every factor in all
-        coordinates.
-    :param str data_plate: the plate whose rows are the factors, if observed sites are in several.
+    :param int max_rank: the largest number of directions, at most 3; with 0 all coordinates.
+    :param str data_plate: the plate of the factors, if observed sites are in several.
     :param str prefix: prefix of the names of the guide's parameters.
     :param tuple prior: yesterday's fit, ``(engine, result)``, ``(svi, result)`` or ``(guide,
-        params)`` of a normal guide, whose posterior replaces the priors of its sites by
+        params)`` of a normal guide; its posterior replaces the priors of its sites by
         :func:`~numpyro_ext.guides.posterior_as_prior`.
     :param float forgetting_factor: the power in (0, 1] of yesterday's posterior.
     """
@@ -176,7 +174,7 @@ class EPEngine(Engine):
     def saved(self) -> dict[str, Any]:
         return {"needs_rows": self.guide.needs_rows, "locs": self.guide.locs}
 
-    def restore(self, saved: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
+    def restore(self, saved: dict[str, Any], args: tuple, kwargs: Kwargs) -> None:
         if saved["needs_rows"] or saved["locs"] is None:
             super().restore(saved, args, kwargs)
             return
@@ -207,8 +205,7 @@ class EPEngine(Engine):
         return find_table(reading, arrays, prior, self.rows_of(reading.factors), *how)
 
     def init(self, rng_key: Array, *args: Any, **kwargs: Any) -> EPState:
-        """The state before the first step on these arguments of the model: q is the prior, or a
-        normal one of its moments."""
+        """The state before the first step: q is the prior, or a normal one of its moments."""
         key_prior, key_state = random.split(rng_key)
         reading, arrays = self._reader.read(args, kwargs)
         prior = read_prior(reading, arrays, key_prior, self.family == "diagonal")
@@ -236,7 +233,7 @@ class EPEngine(Engine):
             )
         return self._plan
 
-    def arrays_of(self, args: tuple, kwargs: dict[str, Any] | None = None) -> list[Array]:
+    def arrays_of(self, args: tuple, kwargs: Kwargs | None = None) -> list[Array]:
         """The arrays among arguments of the model, with which a step computes."""
         return self._reader.split(args, kwargs or {})[1]
 
@@ -264,8 +261,7 @@ class EPEngine(Engine):
                 return
 
     def get_params(self, state: EPState) -> Params:
-        """The parameters of the guide: ``{prefix}_loc``, and ``{prefix}_scale_tril`` or
-        ``{prefix}_scale``."""
+        """Of the guide: ``{prefix}_loc``, ``{prefix}_scale_tril`` or ``{prefix}_scale``."""
         mean, root = _mean_and_root(state.total)
         kind = "scale" if self.family == "diagonal" else "scale_tril"
         return {f"{self.prefix}_loc": mean, f"{self.prefix}_{kind}": root}
@@ -273,8 +269,8 @@ class EPEngine(Engine):
     def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
         r"""The estimate of log p(y) with the sites of a state, for these arguments of the model.
 
-        Its derivative by these, with the sites held fixed, is at a fixed point that of EP's
-        evidence, which is stationary in the sites:
+        At a fixed point EP's evidence is stationary in the sites, so that its derivative by the
+        arguments is the one with the sites held fixed:
 
         .. math:: \nabla_\theta \log Z = \mathrm E_q \nabla_\theta \log f_0 + \sum_n
             \mathrm E_{\hat p_n} \nabla_\theta l_n
@@ -317,7 +313,7 @@ class EPEngine(Engine):
         }
 
     def begin(
-        self, rng_key: Array, init_state: EPState | None, args: tuple, kwargs: dict[str, Any]
+        self, rng_key: Array, init_state: EPState | None, args: tuple, kwargs: Kwargs
     ) -> tuple[EPPlan, EPState, list[Array]]:
         state = self.init(rng_key, *args, **kwargs)
         if init_state is not None:
@@ -325,7 +321,7 @@ class EPEngine(Engine):
         return self.plan, state, self.arrays_of(args, kwargs)
 
     def _for_call(
-        self, state: EPState, args: tuple, kwargs: dict[str, Any]
+        self, state: EPState, args: tuple, kwargs: Kwargs
     ) -> tuple[EPPlan, EPState, list[Array]]:
         """The plan, the state with the prior of a call, and the arrays among its arguments."""
         if self._plan is None and self._is_restored:

@@ -13,6 +13,7 @@ import numpy as np
 
 from numpyro_ext._checks import check_choice, check_count, check_positive, if_given
 from numpyro_ext._model.factors import Factors
+from numpyro_ext._typing import Kwargs
 from numpyro_ext.ep.elsewhere import Description, Elsewhere, update_part
 from numpyro_ext.ep.ep import EP, step_by_updates
 from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorTable
@@ -31,7 +32,7 @@ from numpyro_ext.ep.shared_sites import (
 from numpyro_ext.ep.state import EPState, Update, outcome_of, zeros_of
 from numpyro_ext.ep.stochastic import RandomRowsEngine, added
 
-_EPEngine: Any = object  # beside which it stands, whose fields are not to come twice
+_EPEngine: Any = object  # it stands beside one, and the fields are not to come twice
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -47,8 +48,8 @@ class _InParts(_EPEngine):
         with the label 0, ..., J - 1 of each row. With an ``executor`` a list of functions without
         arguments, one for each part, that return the model's arguments there.
     :param executor: any ``concurrent.futures.Executor``, as a ``ProcessPoolExecutor``,
-        ``Client.get_executor()`` of ``dask.distributed``, or those of MPI and Ray; a list of them
-        has the parts in turn, so that each part stays with the workers of one.
+        ``Client.get_executor()`` of ``dask.distributed``, or one of MPI or Ray; a list of them has
+        the parts in turn, so that each part stays with the workers of one.
     :param float patience: seconds after which a step goes on with the parts that have answered; the
         site of a part that is late changes in the step in which it answers. None waits for all.
     :param str lost: ``"raise"``, by which a part that fails ends the run, with its number, or
@@ -81,12 +82,7 @@ class _InParts(_EPEngine):
 
     @abstractmethod
     def visit(
-        self,
-        plan: EPPlan,
-        arrays: list[Array],
-        table: FactorTable,
-        total: Site,
-        *asked: Any,
+        self, plan: EPPlan, arrays: list[Array], table: FactorTable, total: Site, *asked: Any
     ) -> Any:
         """A worker's answer, on the part of :meth:`of_part`; the last argument is its key."""
 
@@ -113,21 +109,19 @@ class _InParts(_EPEngine):
         self.guide.start_without_rows(first.locs, first.local, first.arguments)
         return state._replace(rng_key=random.split(rng_key)[1])
 
-    def restore(self, saved: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
+    def restore(self, saved: dict[str, Any], args: tuple, kwargs: Kwargs) -> None:
         if self.executor is None:
             super().restore(saved, args, kwargs)
         else:
             self.begin(random.key(0), None, args, kwargs)
 
-    def begin(
-        self, rng_key: Array, init_state: EPState | None, args: tuple, kwargs: dict[str, Any]
-    ) -> Any:
+    def begin(self, rng_key: Array, init_state: EPState | None, args: tuple, kwargs: Kwargs) -> Any:
         if self.executor is None:
             return super().begin(rng_key, init_state, args, kwargs)
         state = self.init(rng_key, *args, **kwargs)
         return self._for_call(state if init_state is None else init_state, (), {})
 
-    def _for_call(self, state: EPState, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _for_call(self, state: EPState, args: tuple, kwargs: Kwargs) -> Any:
         if self.executor is None:
             return super()._for_call(state, args, kwargs)
         parts: Any = self.plan
@@ -168,7 +162,7 @@ class _InParts(_EPEngine):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class DistributedEP(_InParts, EP):
-    r"""Expectation propagation whose factors are parts of the data.
+    r"""Expectation propagation by factors that are parts of the data.
 
     .. math:: f_j(x) = \exp \sum_{n \in \text{part } j} l_n(x), \qquad q(x) = f_0(x) \prod_j
         \tilde f_j(x)
@@ -178,11 +172,9 @@ class DistributedEP(_InParts, EP):
     have ``ImportanceSampling()``, or ``projection=NUTSProjection()``, which has no evidence and
     leaves noise in the sites, so that the residual stays above ``tol``.
 
-    :param str schedule: ``"parallel"``, all parts from one q, or ``"serial"``, which takes no
-        executor.
+    :param str schedule: ``"parallel"``, or ``"serial"``, which takes no executor.
 
-    **Reference:** Gelman et al., *Expectation propagation as a way of life* (JMLR 2020), algorithm
-    1.
+    **Reference:** Gelman et al., *Expectation propagation as a way of life* (JMLR 2020), alg. 1.
 
     >>> from numpyro_ext.ep import DistributedEP
     >>> ep = DistributedEP(normal_mean, 2)
@@ -268,7 +260,7 @@ def _cut(site: Site, rank: int) -> Site:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class _SharedInParts(_InParts, SharedSitesEngine):
-    """The base of engines whose parts, or the rows of each, share a site."""
+    """The base of engines in which parts, or the rows of each, share a site."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -365,8 +357,8 @@ class StochasticDistributedEP(_SharedInParts):
     other (SDEP), or from one q for all parts (ADEP). One ``update`` is a pass over all parts.
 
     **Bias.** Where parts differ, q is further from the posterior than by :class:`DistributedEP`.
-    With few parts and the default step SDEP leans towards the last part, whose share in the site
-    is :math:`N_j \epsilon`; with small steps it moves around the fixed point of ADEP.
+    With few parts and the default step SDEP leans towards the last part, which has the share
+    :math:`N_j \epsilon` in the site; with small steps it moves around the fixed point of ADEP.
 
     :param str schedule: ``"serial"`` for SDEP, ``"parallel"`` for ADEP.
     :param step: epsilon in (0, 1], or a function of the number of the update; None for 1 / N.
@@ -467,9 +459,9 @@ class DAEP(_SitePerPart):
     .. math:: \lambda_q = \lambda_0 + \sum_j N_j \lambda_j, \qquad \lambda_j \leftarrow \frac
         1{N_j} \sum_{n \in \text{part } j} \lambda_n
 
-    from one q for all rows, with :math:`\lambda_n` as in :class:`DSEP`, whose limit for small steps
-    it is. One ``update`` is a pass over all rows. With a single part it is averaged EP, with one
-    row to a part :class:`EP`.
+    from one q for all rows, with :math:`\lambda_n` as in :class:`DSEP`; it is the limit of this
+    for small steps. One ``update`` is a pass over all rows. With a single part it is averaged EP,
+    with one row to a part :class:`EP`.
 
     **Distributed black-box alpha** is ``mean="moments"``: the new site of a part has the mean of
     the *moments* of its tilted distributions, in place of the mean of their sites. Its fixed points

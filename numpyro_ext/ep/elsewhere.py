@@ -21,7 +21,7 @@ from numpyro_ext.ep.state import EPState, Update, site_update, update_group
 
 
 class Opened(NamedTuple):
-    """A part whose rows this process has read."""
+    """A part with rows that this process has read."""
 
     plan: EPPlan
     state: EPState
@@ -177,7 +177,7 @@ class Elsewhere:
         of_part = self.run, number, self.engine, self.sources[number], self.key
         try:
             return executor.submit(task, *of_part, *rest)
-        except Exception as error:  # an executor whose process has died takes no tasks
+        except Exception as error:  # an executor takes no tasks once its process has died
             future: Future = Future()
             future.set_exception(error)
             return future

@@ -44,7 +44,7 @@ class Subspace(NamedTuple):
 class FactorGroupSpec:
     """The static part of a group of factors, of which ``batch_size`` are computed at a time."""
 
-    names: tuple[str, ...] | None  # sites whose batch elements they are; None for rows of the data
+    names: tuple[str, ...] | None  # of the sites with these batch elements; None for rows
     power: float
     projection: Projection
     batch_size: int
@@ -104,7 +104,7 @@ class EPPlan:
 
     reading: ModelReading
     specs: tuple[FactorGroupSpec, ...]
-    normal: tuple[str, ...]  # sites whose terms of the prior are normal
+    normal: tuple[str, ...]  # sites with normal terms in the prior
 
     @property
     def size(self) -> int:
@@ -178,18 +178,24 @@ def find_table(
     max_rank: int,
     largest_share: float,
 ) -> tuple[EPPlan, FactorTable]:
-    """The factors, each with its projection; those of the data are these ``rows``."""
-    # Those of a low rank all have the largest one, since further directions change nothing. The
-    # others have all coordinates; all rows do if more than ``largest_share`` are such.
+    """The factors, each with its projection; the data have these ``rows``."""
+    # All of a low rank have the largest one, since further directions change nothing. The others
+    # have all coordinates; all rows do if more than ``largest_share`` are such.
     factors, center, D = reading.factors, Center(*prior.center), len(prior.center.mean)
     floats = max(D, num_points(factors))  # that one point of a factor needs
     local = factors.local_size if factors.local_size > 1 else 0
-    if local:
-        _check_local(factors, power, projection, rows.size > len(rows))
+    takes_local = projection is None or projection.takes_local
+    if local and (not takes_local or power != 1 or rows.size > len(rows)):
+        raise ValueError(
+            f"a row has {factors.local_size} coordinates of the local latent sites"
+            f" {sorted(factors.local)}, which takes power=1, a factor for each row, and"
+            " ImportanceSampling() or NUTSProjection(); use these, or move the sites out of the"
+            f" plate '{factors.plate}'."
+        )
     specs, groups = [], []
 
     def add(spec: FactorGroupSpec, index: Array, share: float) -> None:
-        """The groups of these factors; ``spec`` has the projection for those of a low rank."""
+        """The groups of these factors; ``spec`` has the projection for a low rank."""
         rank, directions = np.full(len(index), -1), jnp.zeros((len(index), 0, D))
         chosen = spec.projection
         if max_rank > 0 and not spec.local and not chosen.whole:
@@ -225,20 +231,6 @@ def find_table(
 def _size(floats: int) -> int:
     """The number of factors of so many numbers that are computed at a time."""
     return max(1, _LARGEST // floats)
-
-
-def _check_local(
-    factors: Factors, power: float, projection: Projection | None, several: bool
-) -> None:
-    """An error if the local coordinates of a row, which are several, cannot be integrated out."""
-    takes_local = projection is None or projection.takes_local
-    if not takes_local or power != 1 or several:
-        raise ValueError(
-            f"a row has {factors.local_size} coordinates of the local latent sites"
-            f" {sorted(factors.local)}, which takes power=1, a factor for each row, and"
-            " ImportanceSampling() or NUTSProjection(); use these, or move the sites out of the"
-            f" plate '{factors.plate}'."
-        )
 
 
 def _warn_of_ranks(names: Any, rank: np.ndarray, max_rank: int) -> None:
@@ -279,7 +271,7 @@ def find_subspace(
     g = jax.vmap(gradient(whitened))(points)
     largest = jnp.max(jnp.abs(g), 1, keepdims=True)
     finite = jnp.all(jnp.isfinite(g), 1, keepdims=True) & (largest > 0)
-    # Not the norm itself, whose squares overflow.
+    # Not the norm itself: its squares overflow.
     g = jnp.where(finite, g / jnp.where(finite, largest, 1), 0)
     length = jnp.linalg.norm(g, axis=1, keepdims=True)
     size = jnp.where(finite, largest, 0) * length
@@ -315,8 +307,8 @@ def basis_of(directions: Array, sd: Array) -> Array:
     """``(r, D)`` orthonormal rows A, with l a function of ``A x``, of directions of z."""
     if len(directions) == len(sd):  # a rotation would mix coordinates of any unit
         return jnp.eye(len(sd), dtype=directions.dtype)
-    # By Gram and Schmidt, twice, and not by reflections, whose errors are relative to the
-    # largest entry: an entry in large units is small.
+    # By Gram and Schmidt, twice: errors of reflections are relative to the largest entry, and an
+    # entry in large units is small.
     basis: list[Array] = []
     for row in directions / sd:
         for _ in range(2):

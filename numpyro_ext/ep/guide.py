@@ -37,7 +37,7 @@ from numpyro_ext._model.read import (
 )
 from numpyro_ext._model.same import is_same
 from numpyro_ext._numpyro import OnSupports, StartGiven, constrain_latent, site_of_log_det
-from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext._typing import Kwargs, Model, Params, Sites
 from numpyro_ext.ep import integral
 from numpyro_ext.ep.factors import marginal, num_points
 from numpyro_ext.ep.projection import Projection
@@ -47,8 +47,7 @@ _POINTS = 2**14  # places of rows at which a row is evaluated at a time, for one
 
 
 class _NormalOfEngine(OnSupports):
-    """A guide of the sites outside the plate of the data, which draws those inside given the others
-    and the data of their row."""
+    """A guide of the sites outside the plate of the data, which draws the others by their row."""
 
     locs: Sites | None = None  # the start, in the order in which the model samples its sites
     factors: Factors | None = None  # of the last fit
@@ -58,7 +57,7 @@ class _NormalOfEngine(OnSupports):
     several: bool = False  # whether there were fits to other arguments before
     without_rows: bool = False  # whether the arguments were elsewhere
 
-    def supports_at(self, z: Sites, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def supports_at(self, z: Sites, args: tuple, kwargs: Kwargs) -> dict[str, Any]:
         return supports_of(self, args, kwargs, z)
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
@@ -70,7 +69,7 @@ class _NormalOfEngine(OnSupports):
         projection: Projection | None,
         leading: tuple,
         args: tuple,
-        kwargs: dict[str, Any],
+        kwargs: Kwargs,
     ) -> None:
         traced = is_traced((args, kwargs))
         if self.factors is not None:
@@ -79,8 +78,7 @@ class _NormalOfEngine(OnSupports):
         self.arguments = self.arguments if traced else (args, kwargs)
 
     def start_without_rows(self, locs: Sites, local: list[str], shapes: tuple) -> None:
-        """Set up the guide where no rows are, on NaN in their shapes; it then draws the latent
-        sites outside of their plate alone."""
+        """Set up the guide on NaN in the shapes of rows; it then draws the sites outside alone."""
 
         def stand_in(x: Any) -> Any:
             if not isinstance(x, jax.ShapeDtypeStruct):
@@ -164,7 +162,7 @@ class _NormalOfEngine(OnSupports):
         return {name: x.reshape(sample_shape + x.shape[1:]) for name, x in draws.items()}
 
     def _drawn(
-        self, x: Array, rng_key: Array, args: tuple, kwargs: dict[str, Any]
+        self, x: Array, rng_key: Array, args: tuple, kwargs: Kwargs
     ) -> tuple[dict[str, Site], Array | None]:
         """Latent and deterministic sites given the global ones at ``x``, and the log density of the
         local ones of each row; None without observations, which leave their prior."""
@@ -235,9 +233,7 @@ def has_sites(guide: Any, locs: Sites) -> bool:
     return {n: x.shape for n, x in before.items()} == {n: x.shape for n, x in locs.items()}
 
 
-def start_guide(
-    guide: Any, locs: Sites, local: list[str], args: tuple, kwargs: dict[str, Any]
-) -> None:
+def start_guide(guide: Any, locs: Sites, local: list[str], args: tuple, kwargs: Kwargs) -> None:
     if guide.prototype_trace is not None:
         return
     guide.locs = locs
@@ -246,7 +242,7 @@ def start_guide(
     guide.set_up(*indexed(args), **indexed(kwargs))
 
 
-def _on_rows_of(factors: Factors, args: tuple, kwargs: dict[str, Any]) -> Factors | None:
+def _on_rows_of(factors: Factors, args: tuple, kwargs: Kwargs) -> Factors | None:
     """The factors of other arguments, without predictions; None if nothing is observed in a row."""
     there = factors.on(args, kwargs)
     fn = seed(factors.program.model, random.key(0))

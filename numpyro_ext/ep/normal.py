@@ -62,8 +62,7 @@ def variances(q: Moments) -> Array:
 
 
 def distance(q: Moments, new: Moments, change: Site | None = None) -> Array:
-    """The largest change of a mean, in standard deviations, or of a variance, relative to it; inf
-    if the new q is no distribution."""
+    """The largest change of a mean, in sds, or relative one of a variance; inf if q is improper."""
     V, V_new = variances(q), variances(new)
     if change is None:
         moved = new.mean - q.mean
@@ -213,8 +212,7 @@ def product_of(A: Array, site: Site) -> Site:
 
 
 def site_of_mean(q: Moments, A: Array, sites: Site, share: Array, power: float) -> Site:
-    """The site whose tilted distribution has the mean, of weights ``share``, of the moments that n
-    sites give."""
+    """The site that gives the mean, of weights ``share``, of the moments that n sites give."""
     m, V = q
     if V.ndim == 1:
         s, t = power * sites.shift, power * sites.precision

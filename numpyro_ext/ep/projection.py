@@ -71,8 +71,8 @@ class Projection(ABC):
         )
 
     def draw(self, log_density: LogFactor, size: int, rng_key: Array) -> tuple[Array, Array]:
-        """A draw of ``size`` local coordinates, and the logarithm of the integral over them, or an
-        estimate whose exponential has no bias; NaN without a normaliser."""
+        """A draw of ``size`` local coordinates, and the logarithm of the integral over them or of
+        an estimate without bias; NaN without a normaliser."""
         raise NotImplementedError(f"{type(self).__name__} draws no local sites.")
 
     def project(

@@ -20,7 +20,7 @@ from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.operations import gradient, hessian, jacobian
 from numpyro_ext._model.posterior_as_prior import PosteriorAsPrior
 from numpyro_ext._model.same import fingerprint, mark_of
-from numpyro_ext._typing import Model
+from numpyro_ext._typing import Kwargs, Model
 from numpyro_ext.ep.normal import Site
 
 ONCE = {"xla_backend_optimization_level": 0}
@@ -55,7 +55,7 @@ class Reader:
         self._holds = False  # whether programs hold the data, because the model looks at them
         self._last: tuple[Any, str] = None, ""  # a mark of the model, and its fingerprint there
 
-    def split(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Arguments, list[Array]]:
+    def split(self, args: tuple, kwargs: Kwargs) -> tuple[Arguments, list[Array]]:
         """The static part of the arguments, and their arrays, with the floats among them."""
 
         def is_float(x: Any) -> bool:
@@ -65,7 +65,7 @@ class Reader:
         both = jax.tree.map(lambda x: jnp.asarray(x) if is_float(x) else x, whole)
         return split_arguments(*both, hold=self._holds)
 
-    def read(self, args: tuple, kwargs: dict[str, Any]) -> tuple[ModelReading, list[Array]]:
+    def read(self, args: tuple, kwargs: Kwargs) -> tuple[ModelReading, list[Array]]:
         """The model on these arguments, after checks of their numbers, and the arrays in them."""
         arguments, arrays = self.split(args, kwargs)
         whole = (*self.leading, *args), kwargs

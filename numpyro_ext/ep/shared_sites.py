@@ -3,8 +3,8 @@ r"""Expectation propagation with sites that several factors share.
 .. math:: \lambda_q = \lambda_0 + \sum_s W_s \lambda_s, \qquad
     \lambda_s \leftarrow \lambda_s + \epsilon \sum_{n} (F_n - c \lambda_s), \qquad
     F_n = \frac 1 \alpha \left( \lambda_{\mathrm{proj}[q^{\setminus s} f_n^\alpha]}
-    - \lambda_{q^{\setminus s}} \right), \qquad \lambda_{q^{\setminus s}} = \lambda_q - \alpha c
-    \lambda_s
+    - \lambda_{q^{\setminus s}} \right), \quad
+    \lambda_{q^{\setminus s}} = \lambda_q - \alpha c \lambda_s
 
 where the site s, which has all coordinates, stands W times in q, and c times in place of a factor.
 
@@ -155,7 +155,7 @@ def site_of_row(factors: Factors, spec: Any, n: Array, A: Array, taylor: TaylorS
 
 
 def _taylor(A: Array, center: Array, g: Array, H: Array, diagonal: bool) -> Site:
-    """The site whose log density has these derivatives at u = A c."""
+    """The site by the derivatives of its log density at u = A c."""
     if diagonal:
         t = -jnp.sum((symmetric(H) @ A) * A, 0)
         return Site(t * center + g @ A, t)
@@ -164,9 +164,7 @@ def _taylor(A: Array, center: Array, g: Array, H: Array, diagonal: bool) -> Site
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SharedSitesEngine(EPEngine):
-    r"""The base of engines whose factors share sites.
-
-    The loss of a step is a monitor, and no estimate of the evidence.
+    r"""The base of engines in which factors share sites; the loss estimates no evidence.
 
     :param float power: alpha, at least 0.
     :param step: epsilon in (0, 1], or a function of the number of the step; None for the inverse of
@@ -312,7 +310,7 @@ def after_visits(
     visited: Array,
     of_prior: list[Update],
 ) -> tuple[EPState, Array]:
-    """The state and the loss with new shared sites, whose q is ``after``, and updates of the
+    """The state and the loss with new shared sites, by which q is ``after``, and updates of the
     factors of the prior from ``base``."""
     table, sites, log_z = state.table, [shared], jnp.sum(weight * visits.log_z)
     for group, site, update in zip(table.groups[1:], state.sites[1:], of_prior, strict=True):

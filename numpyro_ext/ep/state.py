@@ -77,9 +77,9 @@ class EPState(NamedTuple):
 
     - **total** - natural parameters of q in the flat order: ``precision`` ``(D, D)``, or ``(D,)``
       if diagonal, and ``shift`` ``(D,)``, which is ``precision @ mean``.
-    - **sites** - those of the sites, by groups of factors, the rows of the data first: ``(n, r)``
-      and ``(n, r, r)`` in the r coordinates ``basis @ x`` of each factor, or ``(n, D)`` in x.
-    - **prior** - those of the normal terms of the prior.
+    - **sites** - the same of the sites, by groups of factors, the rows of the data first: ``(n,
+      r)`` and ``(n, r, r)`` in the r coordinates ``basis @ x`` of a factor, or ``(n, D)`` in x.
+    - **prior** - the same of the normal terms of the prior.
     - **report** - a :class:`Report`.
     - **log_evidence** - the estimate of the last step.
     - **damping** - the d of the next step.

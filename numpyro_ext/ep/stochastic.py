@@ -16,6 +16,7 @@ from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
+from numpyro_ext._typing import Kwargs
 from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorTable
 from numpyro_ext.ep.normal import Site, choose, moments_of, plus, variances
 from numpyro_ext.ep.reading import ModelReading, Prior
@@ -30,14 +31,14 @@ from numpyro_ext.ep.state import EPState, is_positive
 
 _LOOKED_AT = 256  # rows from which the rank of all is read
 _CHUNK = 256  # steps of one compiled call
-_PARTS = 16  # parts of the averaged steps, whose means tell the noise of all
+_PARTS = 16  # parts of the averaged steps; the scatter of their means tells the noise
 _NOISY = 0.1  # the standard error above which a result is said to be noisy
 _STEP = 0.1  # the rate of a step with a proxy
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RandomRowsEngine(SharedSitesEngine):
-    """The base of engines whose steps take random rows; ``run`` gives the mean over its last half,
+    """The base of engines that draw rows at each step; ``run`` gives the mean over its last half,
     and warns if the ``noise`` of this in ``state.report`` is above 0.1 standard deviations."""
 
     def update(
@@ -59,12 +60,8 @@ class RandomRowsEngine(SharedSitesEngine):
         averaged = max(1, round(num_steps / 2))
         first = state.i + num_steps - averaged
         zeros = jax.tree.map(jnp.zeros_like, (state.total, state.sites))
-        sums = _Sums(
-            *(zeros, zeros),
-            jnp.zeros((_PARTS, 2, *state.total.shift.shape)),
-            jnp.zeros(_PARTS),
-            jnp.zeros(()),
-        )
+        shapes = (_PARTS, 2, *state.total.shift.shape), _PARTS, ()
+        sums = _Sums(zeros, zeros, *map(jnp.zeros, shapes))
         for done in range(0, num_steps, _CHUNK):
             n = min(_CHUNK, num_steps - done)
             counted = sums, first, jnp.asarray(averaged), n
@@ -84,9 +81,8 @@ class RandomRowsEngine(SharedSitesEngine):
         return _many(plan, config, state, arrays, parts, *counted)
 
     def _is_random(self, plan: EPPlan) -> bool:
-        size = plan.size
-        draws = np.any(self.parts(size).number > self.config(size).batch_size)
-        return bool(draws) or any(plan.needs_key)
+        draws = self.parts(plan.size).number > self.config(plan.size).batch_size
+        return bool(np.any(draws)) or any(plan.needs_key)
 
     def convergence(self, state: EPState) -> dict[str, float]:
         return {**super().convergence(state), "noise": float(state.report.noise)}
@@ -170,16 +166,15 @@ class StochasticEP(RandomRowsEngine):
     takes all rows without drawing them, which is averaged EP. At ``power=0`` it is stochastic
     variational inference by natural gradients of rate :math:`\epsilon`.
 
-    **Bias.** The fixed point is that of averaged EP, near that of :class:`EP` where rows are alike
-    and many. A constant :math:`\epsilon` leaves noise of order :math:`\epsilon` in
+    **Bias.** The fixed point is the one of averaged EP, near the one of :class:`EP` where rows are
+    alike and many. A constant :math:`\epsilon` leaves noise of order :math:`\epsilon` in
     :math:`\lambda`, so that ``run`` returns the mean over its last half. A ``step`` that decreases,
     such as ``lambda i: 20 / (i + 200)``, takes the noise away.
 
     **Many rows.** In standard deviations of the posterior, the noise of a step is
     :math:`\sqrt{N / M}` times :math:`\sqrt{\epsilon / 2}`: without a proxy, a mean within 0.1 of
-    them takes a hundred passes over the rows, whatever M is. A proxy has the sites
-    :math:`\tau_n = (g_n - H_n c, -H_n)` of the Taylor expansion of all rows at their mode c, and a
-    step takes
+    them takes a hundred passes over the rows, whatever M is. A proxy has the sites :math:`\tau_n =
+    (g_n - H_n c, -H_n)` of the Taylor expansion of all rows at their mode c, and a step takes
 
     .. math::
 
@@ -197,8 +192,7 @@ class StochasticEP(RandomRowsEngine):
         arguments of the run, which are compared with it; None for plain minibatches.
 
     **References:** Li, Hernandez-Lobato, Turner, *Stochastic expectation propagation* (NeurIPS
-    2015), algorithm 1 and section 4; Dehaene, Barthelme, *Expectation propagation in the large-data
-    limit* (JRSS B 2018), for averaged EP.
+    2015), algorithm 1 and section 4; for averaged EP :class:`DAEP`.
 
     >>> from numpyro_ext.ep import StochasticEP
     >>> from numpyro_ext.objectives import taylor_proxy
@@ -246,7 +240,7 @@ class StochasticEP(RandomRowsEngine):
         self._check_data(args, kwargs)
         return super().update(state, *args, indices=indices, **kwargs)
 
-    def _check_data(self, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _check_data(self, args: tuple, kwargs: Kwargs) -> None:
         if self.proxy is not None and not self.proxy.check_data(
             self.model, args, kwargs, once=True
         ):
@@ -305,7 +299,7 @@ def _many(
     averaged: Array,
     n: Array,
 ) -> tuple[EPState, _Sums, Array]:
-    """``n`` steps, their losses, and the sums over those of the ``averaged`` after ``first``."""
+    """``n`` steps, their losses, and the sums over the ``averaged`` steps after ``first``."""
 
     def body(k: Array, carry: Any) -> Any:
         state, sums, losses = carry

@@ -13,7 +13,7 @@ from numpyro_ext.expfam.leaves import canonical, event_sum, leaves_of
 
 
 class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
-    r"""Base of the families: a class without state, all of whose methods are called on the class.
+    r"""Base of the families: a class without state, with methods that are called on the class.
 
     .. math::
         p(v \mid n) = h(v) \exp\{\langle n, t(v) \rangle - A(n)\}, \qquad
@@ -23,14 +23,13 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
     shapes in the same order, so that the product pairs them leaf by leaf. Batch dimensions lead,
     and the batch shapes of the leaves broadcast. Matrices are full, and only the symmetric part of
     a symmetric one counts: the representation is overcomplete, and gradients are symmetric.
-    Parameters outside the domain give NaN, never another number; :meth:`in_domain` tells
-    beforehand.
+    Parameters outside the domain give NaN; :meth:`in_domain` tells beforehand.
 
     **A family of your own.** Subclass ``ExponentialFamily[Natural, Mean, Standard]``, with three
-    tuples whose annotations ``Annotated[Array, "d d symmetric"]`` carry the shapes of the leaves;
-    say in ``domain`` what the standard parameters must satisfy; and write :meth:`statistics` and
-    the methods with an underscore. Those are given arrays of one floating type and of one batch
-    shape, with symmetric matrices.
+    tuples that carry the shapes of their leaves by ``Annotated[Array, "d d symmetric"]``; say in
+    ``domain`` what the standard parameters must satisfy; and write :meth:`statistics` and the
+    methods with an underscore, which are given arrays of one floating type and of one batch shape,
+    with symmetric matrices.
 
     **Limits of float32.** :meth:`kl` is a difference of numbers as large as the counts in n, so
     that it needs double precision where these are above about 1e4.
@@ -116,7 +115,7 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
 
     @classmethod
     def log_prob(cls, natural: N, value: Any) -> Float[Array, "*batch"]:
-        """The normalised log density at ``value``, whose batch shape broadcasts with n's."""
+        """The normalised log density at ``value``, of a batch shape that broadcasts with n's."""
         t = cls.statistics(value)
         return cls.inner(natural, t) - cls.log_partition(natural) + cls._log_base_measure(t)
 
@@ -207,8 +206,8 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
 
 
 class LocationFamily[N: tuple, M: tuple, S: tuple](ExponentialFamily[N, M, S]):
-    """A normal family with the linear parameter ``h``, whose densities are taken at its mean, so
-    that float32 is enough wherever the mean is."""
+    """A normal family with the linear parameter ``h``; its densities are taken at its mean, so that
+    float32 is enough wherever the mean is."""
 
     @classmethod
     @abstractmethod

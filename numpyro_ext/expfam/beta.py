@@ -13,8 +13,7 @@ from numpyro_ext.expfam.dirichlet import Dirichlet, DirichletMean, DirichletNatu
 
 
 class BetaNatural(NamedTuple):
-    """Natural parameters of :class:`Beta`: the concentrations minus 1, to which counts of ones and
-    of zeros are added."""
+    """Natural parameters of :class:`Beta`: concentrations minus 1; data add their counts."""
 
     a: Annotated[Array, ""]
     b: Annotated[Array, ""]
@@ -41,8 +40,8 @@ class Beta(ExponentialFamily[BetaNatural, BetaMean, BetaStandard]):
         t(p) = (\log p,\; \log(1 - p)), \qquad
         A = \log\Gamma(a + 1) + \log\Gamma(b + 1) - \log\Gamma(a + b + 2).
 
-    **The natural parameters are not the concentrations**, which are a + 1 and b + 1. The limits of
-    float32 are those of :class:`Dirichlet`.
+    **The natural parameters are not the concentrations**, which are a + 1 and b + 1. Float32 has
+    the limits that it has for :class:`Dirichlet`.
 
     References: Minka, *Estimating a Dirichlet distribution* (2000), equations 13 to 18.
 

@@ -1,4 +1,4 @@
-"""What families of chains share: their distributions, whose events are whole sequences."""
+"""What families of chains share: distributions of whole sequences."""
 
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from numpyro_ext.expfam.leaves import leaves_of
 
 
 class ChainFamily[N: tuple, M: tuple, S: tuple](ExponentialFamily[N, M, S]):
-    """A family of sequences of T steps, whose sums over states run step by step."""
+    """A family of sequences of T steps; its sums over states run step by step."""
 
     discrete: ClassVar[bool]  # whether the steps are integers
 
@@ -31,7 +31,7 @@ class ChainFamily[N: tuple, M: tuple, S: tuple](ExponentialFamily[N, M, S]):
 
 
 class ChainDistribution(dist.Distribution):
-    """A chain as a distribution of NumPyro, whose event is the whole sequence."""
+    """A chain as a distribution of NumPyro; the event is the whole sequence."""
 
     arg_constraints = {}  # noqa: RUF012 - NumPyro's own way to say that nothing is checked
     pytree_data_fields = ("natural",)

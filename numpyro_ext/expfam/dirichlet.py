@@ -103,7 +103,7 @@ def _mean_log(alpha: Array) -> Array:
 
 @jax.custom_jvp
 def _concentration(log_prob: Array) -> Array:
-    """The concentration whose E log pi is ``log_prob``."""
+    """The concentration with ``log_prob`` as E log pi."""
     # For large concentrations; K - 1 over twice what is missing to 1 in the sum of exp(E log pi).
     missing = -jnp.expm1(logsumexp(log_prob, axis=-1, keepdims=True))
     total = (log_prob.shape[-1] - 1) / (2 * missing)

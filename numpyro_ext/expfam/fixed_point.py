@@ -1,4 +1,4 @@
-"""Fixed points whose derivative is taken at the solution, not through the iterations."""
+"""Fixed points, differentiated at the solution and not through the iterations."""
 
 from collections.abc import Callable
 from functools import partial, reduce
@@ -13,8 +13,7 @@ from numpyro_ext._checks import check_count, check_nonnegative
 
 class FixedPointResult(NamedTuple):
     """Result of :func:`fixed_point`: the last finite iterate, the number of evaluations of f, the
-    largest change in the last of them, infinite if it was not finite, and whether it was within the
-    tolerance."""
+    largest change in the last one, or infinity, and whether it was within the tolerance."""
 
     value: Any
     num_iter: Array
@@ -36,7 +35,7 @@ def fixed_point(
 
     .. math:: \max |f(x) - x| \le tol\, (1 + \max |x|).
 
-    The cotangent v of the solution gives that of ``args`` by the transposed equation,
+    The transposed equation maps the cotangent v of the solution to the one of ``args``,
 
     .. math:: u = v + (\partial f / \partial x)^\top u, \qquad
         \bar{args} = (\partial f / \partial args)^\top u,

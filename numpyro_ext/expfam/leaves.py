@@ -1,4 +1,4 @@
-"""Parameters of exponential families: trees whose leaves declare their shapes."""
+"""Parameters of exponential families: trees with leaves that declare their shapes."""
 
 from functools import cache
 from typing import Any, NamedTuple, get_type_hints
@@ -19,7 +19,7 @@ class Leaf(NamedTuple):
 
 @cache
 def leaves_of(kind: type) -> tuple[Leaf, ...]:
-    """The fields of a class whose annotations are ``Annotated[Array, "d d symmetric"]``."""
+    """The fields of a class with annotations as ``Annotated[Array, "d d symmetric"]``."""
     leaves = []
     for name, hint in get_type_hints(kind, include_extras=True).items():
         dims, symmetric = hint.__metadata__[0].split(), False

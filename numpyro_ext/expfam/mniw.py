@@ -25,8 +25,7 @@ from numpyro_ext.expfam.wishart import Wishart, WishartMean, WishartNatural, bar
 
 
 class MNIWNatural(NamedTuple):
-    """Natural parameters of :class:`MNIW`, to which the sums of x x^T, x u^T and u u^T, and the
-    number of data are added."""
+    """Natural parameters of :class:`MNIW`; data add sums of x x^T, x u^T, u u^T, and 1."""
 
     A: Annotated[Array, "d d symmetric"]
     B: Annotated[Array, "d p"]

@@ -14,21 +14,19 @@ Family = type[ExponentialFamily]
 
 
 def straight_through_mean(family: Family, natural: Any) -> Any:
-    r"""The mean of a family, whose gradient in the natural parameters is the natural gradient.
+    r"""The mean of a family, with the natural gradient as its gradient in the natural parameters.
 
     For a function :math:`g(n) = f(\mu(n))` of the mean,
 
     .. math:: [\nabla^2 A(n)]^{-1} \nabla g(n) = \nabla f(\mu),
 
-    so that the cotangent of the mean is passed on unchanged as that of n, its symmetric part where
-    the leaf is symmetric. In an overcomplete family a step along it is a natural-gradient step of
-    every minimal representation.
+    so that n is given the cotangent of the mean unchanged, its symmetric part where the leaf is
+    symmetric. It is a natural-gradient step in every minimal representation of the family too.
 
     **When it fails.** Everything that depends on n must do so through this mean, once: a function
     of n itself adds an ordinary gradient, in other units. Forward mode raises JAX's own error.
 
-    References: Hoffman, Blei, Wang and Paisley, *Stochastic variational inference* (JMLR 2013),
-    section 2.2.
+    Reference: Hoffman, Blei, Wang, Paisley, *Stochastic variational inference* (JMLR 2013), sec. 2.
 
     >>> from numpyro_ext.expfam import Bernoulli, BernoulliNatural, straight_through_mean
     >>> loss = lambda n: straight_through_mean(Bernoulli, n).prob ** 2
@@ -55,15 +53,14 @@ _mean.defvjp(_mean_fwd, _mean_bwd)
 
 
 def straight_through_kl(family: Family, q: Any, p: Any, mean: Any) -> Array:
-    r"""KL(q || p), whose gradient in q is the natural gradient, through the mean of q.
+    r"""KL(q || p), with the natural gradient as its gradient in q, through the mean of q.
 
     .. math:: \langle sg(q) - p, mean \rangle - A(sg(q)) + A(p),
 
     with sg for ``stop_gradient``. The value is ``family.kl(q, p)``. With ``mean =
     straight_through_mean(family, q)`` and a data term that is a function of the same mean, the
     gradient of KL minus data term is minus the natural gradient of the ELBO; for a data term
-    :math:`\langle s, mean \rangle` it is :math:`q - p - s`, and a step of size 1 ends at the
-    posterior p + s.
+    :math:`\langle s, mean \rangle` it is :math:`q - p - s`: a step of size 1 ends at p + s.
 
     References: Hoffman et al., *Stochastic variational inference* (JMLR 2013), equation 15.
 

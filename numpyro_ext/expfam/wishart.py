@@ -24,8 +24,7 @@ from numpyro_ext.expfam.linalg import (
 
 
 class WishartNatural(NamedTuple):
-    """Natural parameters of :class:`Wishart`, to which the sum of x x^T and the number of data are
-    added."""
+    """Natural parameters of :class:`Wishart`; data add the sum of x x^T, and their number."""
 
     S: Annotated[Array, "d d symmetric"]
     nu: Annotated[Array, ""]
@@ -39,15 +38,14 @@ class WishartMean(NamedTuple):
 
 
 class WishartStandard(NamedTuple):
-    """Standard parameters of :class:`Wishart`: nu, above d - 1, and S, positive definite and about
-    nu times the covariance."""
+    """Standard parameters of :class:`Wishart`: nu, above d - 1, and S, about nu times Sigma."""
 
     df: Annotated[Array, ""]
     rate_matrix: Annotated[Array, "d d symmetric"]
 
 
 class Wishart(ExponentialFamily[WishartNatural, WishartMean, WishartStandard]):
-    r"""Wishart: the conjugate prior of the precision P of a normal whose mean is known.
+    r"""Wishart: the conjugate prior of the precision P of a normal with a known mean.
 
     .. math::
         p(P) &\propto |P|^{(\nu - d - 1)/2} e^{-tr(S P)/2}, \qquad

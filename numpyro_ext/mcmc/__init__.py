@@ -15,7 +15,7 @@ from numpyro_ext.mcmc.gradients import SVRG, ControlVariate, MinibatchGradient
 from numpyro_ext.mcmc.kernel_hmc import KernelHMC, KernelHMCState
 from numpyro_ext.mcmc.psgld import PSGLD, PSGLDState
 from numpyro_ext.mcmc.recipe import RecipeKernel, RecipeKernelState
-from numpyro_ext.mcmc.schedules import ConstantSchedule, CyclicalSchedule, PolynomialSchedule
+from numpyro_ext.mcmc.schedules import CyclicalSchedule, PolynomialSchedule
 from numpyro_ext.mcmc.settings import Settings
 from numpyro_ext.mcmc.sghmc import SGHMC, SGHMCState
 from numpyro_ext.mcmc.sgld import SGLD, SGLDState
@@ -25,7 +25,6 @@ from numpyro_ext.mcmc.simplex import GammaSimplexReparam, simplex_langevin_step
 from numpyro_ext.mcmc.sphere import SphereReparam
 
 __all__ = [
-    "ConstantSchedule",
     "ControlVariate",
     "CyclicalSchedule",
     "Estimate",

@@ -46,7 +46,7 @@ from numpyro_ext._model.read import ModelInfo, check_site_table, refuse_scaled
 from numpyro_ext._model.same import digest, is_same
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._numpyro import ResumableKernel
-from numpyro_ext._typing import GradientEstimator, Model, Params, Sites
+from numpyro_ext._typing import GradientEstimator, Kwargs, Model, Params, Sites
 from numpyro_ext.mcmc.gradients import MinibatchGradient
 from numpyro_ext.mcmc.heat import warn_if_hot
 from numpyro_ext.mcmc.order import warn_if_sorted
@@ -95,7 +95,7 @@ def kernel_state(name: str, module: str, /, **own: str) -> Any:
 
 
 def documented_tuple(name: str, module: str, fields: dict[str, str]) -> Any:
-    """A named tuple whose docstring describes its fields."""
+    """A named tuple with a docstring that describes its fields."""
     text = "\n".join(f" - **{field}** - {meaning}" for field, meaning in fields.items())
     state: Any = namedtuple(name, fields, module=module)
     state.__doc__ = f"State of one chain:\n\n{text}\n"
@@ -392,8 +392,8 @@ _FOUND_IN_RUNS = (
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ModelKernel(ResumableKernel):
-    """Base of the kernels whose chains move on the flat latent vector of a model; its fields hold
-    the arguments that were given, and :meth:`in_use` what is found for the others."""
+    """Base of the kernels on the flat latent vector of a model; its fields hold the arguments that
+    were given, and :meth:`in_use` what is found for the others."""
 
     __signature__ = OwnArgumentsFirst()
 
@@ -565,7 +565,7 @@ class ModelKernel(ResumableKernel):
         num_warmup: int,
         init_params: Sites | None,
         model_args: tuple = (),
-        model_kwargs: dict[str, Any] | None = None,
+        model_kwargs: Kwargs | None = None,
     ) -> Any:
         kwargs, single = model_kwargs or {}, is_prng_key(rng_key)
         first_key, num_chains = (rng_key, 1) if single else (rng_key[0], len(rng_key))
@@ -606,9 +606,7 @@ class ModelKernel(ResumableKernel):
         self.chains_at = None if near is None else near.apportion(num_chains)
         return first_states(self, potential, rng_key, init_params, near)
 
-    def _read_arguments(
-        self, key: Array, args: tuple, kwargs: dict[str, Any], resumes: bool
-    ) -> None:
+    def _read_arguments(self, key: Array, args: tuple, kwargs: Kwargs, resumes: bool) -> None:
         """Read the model on the arguments of a new run, and draw its parameters."""
         if not isinstance(key, Tracer):
             # What is compiled for one chain or run serves the next, and holds its parameters.
@@ -645,12 +643,10 @@ class ModelKernel(ResumableKernel):
         if self.given_modes is not None:
             check_sites(self.given_modes, self.info, "whitening")
 
-    def sample(
-        self, state: Any, model_args: tuple = (), model_kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def sample(self, state: Any, model_args: tuple = (), model_kwargs: Kwargs | None = None) -> Any:
         return self.chain(self.potential(model_args, model_kwargs)).draw(state)
 
-    def postprocess_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
+    def postprocess_fn(self, model_args: tuple, model_kwargs: Kwargs | None) -> Any:
         if self._info is None:
             return identity
         kwargs = model_kwargs or {}
@@ -662,7 +658,7 @@ class ModelKernel(ResumableKernel):
         info = replace(self.info, latents=here.latents) if same else self.info
         return self._potential_on(info, self._params, model_args, kwargs).postprocess()
 
-    def potential(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Potential:
+    def potential(self, model_args: tuple, model_kwargs: Kwargs | None) -> Potential:
         """The potential on these arguments of the model that :meth:`init` has read."""
         kwargs = model_kwargs or {}
         if self._potential is not None and self.has_read(model_args, kwargs):
@@ -673,25 +669,23 @@ class ModelKernel(ResumableKernel):
         info = replace(self.info, latents=here.latents, masked=here.masked)
         return self._potential_on(info, self._params, model_args, kwargs)
 
-    def has_read(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+    def has_read(self, args: tuple, kwargs: Kwargs) -> bool:
         """True for the arguments that :meth:`init` has read."""
         return is_same(self._arguments, (args, kwargs))
 
     def _potential_on(
-        self, info: ModelInfo, params: Params, args: tuple, kwargs: dict[str, Any]
+        self, info: ModelInfo, params: Params, args: tuple, kwargs: Kwargs
     ) -> Potential:
         forward = self.forward_mode_differentiation
         return Potential(self.model, info, params, args, kwargs, forward_mode=forward)
 
-    def _read_sites(self, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
+    def _read_sites(self, args: tuple, kwargs: Kwargs) -> ModelInfo:
         options: dict[str, Any] = {"init_strategy": self.init_strategy, "sums": True}
         info = read_global(self.model, args, kwargs, because=NO_LOCAL_SITES, **options)
         refuse_scaled(set(info.scaled) - set(info.summed), type(self).__name__)
         return with_circles(info, self.circles)
 
-    def _read(
-        self, rng_key: Array | None, args: tuple, kwargs: dict[str, Any]
-    ) -> tuple[ModelInfo, Params]:
+    def _read(self, rng_key: Array | None, args: tuple, kwargs: Kwargs) -> tuple[ModelInfo, Params]:
         """The model's sites and plates, and its parameters from the key of a first chain."""
         strategy, info = self.init_strategy, self._read_sites(args, kwargs)
         if not (info.params or info.mutable):
@@ -711,7 +705,7 @@ class ModelKernel(ResumableKernel):
         runs = {name: vars(self)[name] for name in _FOUND_IN_RUNS}
         return {"sites": sites, "sums_of": self._sums_of, **runs}
 
-    def restore(self, saved: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
+    def restore(self, saved: dict[str, Any], args: tuple, kwargs: Kwargs) -> None:
         """Take what :meth:`saved` gave, of another kernel that was made alike."""
         self._sums_of = saved["sums_of"]
         if self._sums_of not in (None, digest((args, kwargs))):
@@ -775,8 +769,7 @@ class SGMCMCKernel(ModelKernel):
     :param gradient: an estimator: :class:`MinibatchGradient` by default, :class:`ControlVariate`,
         :class:`SVRG` or any object with their methods ``init`` and ``estimate``.
     :param str minibatch: ``"replace"`` draws rows with replacement, ``"epoch"`` each row once per
-        pass, ``"block"`` contiguous rows from a random one on, which a disk reads faster, for rows
-        in random order.
+        pass, ``"block"`` contiguous ones, which a disk reads faster, of rows in random order.
     :param int steps_per_sample: transitions per draw, all in one dispatch.
     :param sharding: a ``NamedSharding`` over the mesh axis (of type ``Auto``) along which the rows
         of the model's arguments are sharded; every device then takes its share of the batch. Use
@@ -859,16 +852,12 @@ class SGMCMCKernel(ModelKernel):
     def keeps_sums(self) -> bool:
         return not isinstance(self.in_use("gradient"), MinibatchGradient | None)
 
-    def refresh(self, state: Any, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
+    def refresh(self, state: Any, model_args: tuple, model_kwargs: Kwargs | None) -> Any:
         chain = self.chain(self.potential(model_args, model_kwargs))
         return state._replace(gradient=chain.init_gradient(state.z))
 
     def estimate_gradient(
-        self,
-        rng_key: Array,
-        z: Sites,
-        model_args: tuple = (),
-        model_kwargs: dict[str, Any] | None = None,
+        self, rng_key: Array, z: Sites, model_args: tuple = (), model_kwargs: Kwargs | None = None
     ) -> tuple[Array, Sites]:
         """One draw of the gradient estimate at unconstrained sites z: ``(potential, grad)``."""
         kwargs = model_kwargs or {}
@@ -909,11 +898,7 @@ def first_states(
             z = draw(key_model, which[0]) if single else jax.vmap(draw)(key_model, which)
         elif z is None:
             z, drawn, _ = draw_start(
-                key_model,
-                kernel.model,
-                info,
-                args,
-                kwargs,
+                *(key_model, kernel.model, info, args, kwargs),
                 init_strategy=kernel.init_strategy,
                 forward_mode=kernel.forward_mode_differentiation,
                 validate_grad=kernel.takes_gradients,

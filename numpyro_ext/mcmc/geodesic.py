@@ -24,8 +24,7 @@ GeodesicSGNHTState = kernel_state(
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GeodesicKernel(SGMCMCKernel):
-    """Base of the kernels that move sites of :class:`SphereReparam` along great circles, and all
-    other coordinates along lines."""
+    """Base of the kernels that move sites of :class:`SphereReparam` along great circles."""
 
     momentum = "r"
     finds_whitening = False
@@ -129,8 +128,7 @@ class GeodesicSGHMC(GeodesicKernel):
         (z', r') = \Phi_{\epsilon/2}(z_m, r_b) ,
 
     each part of which is exact. All other sites move along lines, as of :class:`SGHMC`, with the
-    same step, and without spheres this is :class:`SGHMC`. There is no chart and so no pole, no cut
-    and no boundary.
+    same step, and without spheres this is :class:`SGHMC`.
 
     *What it is biased by.* With full gradients the error is of order :math:`\epsilon^2`. Gradient
     noise of variance :math:`s^2` heats the chain as of :class:`SGHMC`, by about
@@ -138,18 +136,14 @@ class GeodesicSGHMC(GeodesicKernel):
     the root of a probability is 0. A kick is at most 1 there, which is an error of order
     :math:`\epsilon^{2\alpha}`, and kicks that no step resolves heat the chain: if a prior has
     :math:`\alpha` near 1 take a step of 0.03 and a friction of 3, and if it is far below 1
-    :class:`SGRLD` with :class:`GammaSimplexReparam`. The kernel has no law by which a step could be
-    found: take about a tenth to a half of the narrowest posterior standard deviation, in radians on
-    spheres.
+    :class:`SGRLD` with :class:`GammaSimplexReparam`.
 
-    :param step_size: positive float or schedule, in units of time.
+    :param step_size: positive float or schedule, in units of time, about a tenth to a half of the
+        narrowest posterior standard deviation, in radians on spheres; it is not found.
     :param float friction: the rate C.
 
-    **References:**
-
-    1. *Stochastic gradient geodesic MCMC methods*, Chang Liu, Jun Zhu, Yang Song (NIPS 2016)
-    2. *Geodesic Monte Carlo on embedded manifolds*, Simon Byrne, Mark Girolami (Scandinavian
-       Journal of Statistics 2013)
+    **References:** Liu, Zhu and Song, *Stochastic gradient geodesic MCMC methods* (NIPS 2016);
+    Byrne and Girolami, *Geodesic Monte Carlo on embedded manifolds* (Scand. J. Statist. 2013)
 
     >>> from numpyro.handlers import reparam
     >>> from numpyro_ext.mcmc import GeodesicSGHMC, SphereReparam
@@ -200,11 +194,9 @@ class GeodesicSGNHT(GeodesicKernel):
 
     :param step_size: as of :class:`GeodesicSGHMC`.
     :param float friction: C, of the noise that is injected, and the first :math:`\xi`.
-    :param float thermal_mass: :math:`\mu`, in units of squared time; by default the larger of f and
-        10.
+    :param float thermal_mass: :math:`\mu`, in units of squared time; by default f, but at least 10.
 
-    **Reference:** *Stochastic gradient geodesic MCMC methods*, Chang Liu, Jun Zhu, Yang Song (NIPS
-    2016)
+    **Reference:** Liu, Zhu and Song (NIPS 2016), as of :class:`GeodesicSGHMC`
 
     >>> from numpyro_ext.mcmc import GeodesicSGNHT
     >>> GeodesicSGNHT(normal_mean, 0.02)

@@ -19,9 +19,8 @@ def recipe_correction(diffusion: VectorFn, curl: VectorFn | None, x: Array) -> A
     r"""The drift :math:`\Gamma_k(x) = \sum_l \partial (D_{kl} + Q_{kl}) / \partial x_l` (eq. 3).
 
     Without it noise of the variance D(x) pushes draws to where D is large. D maps ``(m,)`` to a
-    scalar, to ``(m,)`` (a diagonal) or to ``(m, m)``, and Q to a skew ``(m, m)``. Equations are
-    those of *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B. Fox
-    (NeurIPS 2015).
+    scalar, to ``(m,)`` (a diagonal) or to ``(m, m)``, and Q to a skew ``(m, m)``. The equation is
+    of Ma, Chen and Fox (NeurIPS 2015), as in :class:`RecipeKernel`.
     """
     x = jnp.asarray(x, jnp.result_type(float, x))
     drift = _divergence(diffusion, x)

@@ -12,8 +12,7 @@ from numpyro_ext._typing import Sites
 
 
 class MinibatchGradient:
-    r"""The plain estimate :math:`g = \nabla U_S(z)`: prior plus :math:`N/B` times the rows in the
-    batch S.
+    r"""The plain estimate :math:`g = \nabla U_S(z)`: prior plus :math:`N/B` times B rows S.
 
     Unbiased. Its variance per coordinate is
     :math:`\frac{N^2}{B}\operatorname{Var}_n(\nabla \log p(y_n \mid z))` for
@@ -86,8 +85,8 @@ class ControlVariate:
 
 
 class SVRG:
-    r""":class:`ControlVariate` whose center follows the chain: :math:`c \leftarrow z` when ``i %
-    refresh_every == 0``.
+    r""":class:`ControlVariate` with a center that follows the chain: :math:`c \leftarrow z` when
+    ``i % refresh_every == 0``.
 
     No mode is needed beforehand, and the chain may travel. Unbiased given c. A step costs two
     minibatch gradients, and :math:`N/` ``refresh_every`` rows on average (algorithm 2).
@@ -95,9 +94,8 @@ class SVRG:
     :param int refresh_every: transitions between two gradients of all rows.
     :param int chunk_size: as for :class:`ControlVariate`.
 
-    **Reference:** *Variance Reduction in Stochastic Gradient Langevin Dynamics*, Avinava Dubey,
-    Sashank J. Reddi, Barnabas Poczos, Alexander J. Smola, Eric P. Xing, Sinead A. Williamson
-    (NeurIPS 2016)
+    **Reference:** Dubey et al., *Variance reduction in stochastic gradient Langevin dynamics* (NIPS
+    2016)
 
     >>> from numpyro_ext.mcmc import SGLD
     >>> kernel = SGLD(lambda: None, 1e-3, gradient=SVRG(100))

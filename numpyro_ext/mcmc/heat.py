@@ -1,8 +1,4 @@
-"""A chain whose momenta, or gradients, are much larger than its law allows says so in its run.
-
-Noise of the gradients and steps that are too long heat a chain, and its standard deviations are too
-large.
-"""
+"""A chain says so in its run if its momenta, or gradients, are much larger than its law allows."""
 
 from typing import Any
 

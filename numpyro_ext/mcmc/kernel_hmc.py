@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._typing import Sites
+from numpyro_ext._typing import Kwargs, Sites
 from numpyro_ext.mcmc.base import Chain, ModelKernel, Schedule, documented_tuple
 from numpyro_ext.mcmc.geometry import VectorFn, check_values
 
@@ -31,8 +31,7 @@ KernelHMCState = documented_tuple(
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class KernelHMC(ModelKernel):
-    r"""Hamiltonian Monte Carlo whose trajectories follow a surrogate score f instead of
-    :math:`-\nabla U`.
+    r"""Hamiltonian Monte Carlo along a surrogate score f instead of :math:`-\nabla U`.
 
     .. math::
         r \sim N(0, I), \quad \text{leapfrog: } r \leftarrow r + \tfrac{\epsilon}{2} f(z), \;
@@ -41,14 +40,13 @@ class KernelHMC(ModelKernel):
         \text{accept } (z^*, r^*) \text{ with probability }
         \min\bigl(1, \exp(U(z) + \tfrac12 |r|^2 - U(z^*) - \tfrac12 |r^*|^2)\bigr)
 
-    on the flat, unconstrained z: the latent sites in the order in which the model samples them. No
-    gradient of the model is taken, and U once per transition, so the model may be costly, or have
-    no gradient. Any *fixed* f makes the map reversible and volume-preserving, so the chain is
-    exact; only its speed depends on f. With f = 0 it is a random walk.
+    on the flat, unconstrained z. No gradient of the model is taken, and U once per transition, so
+    the model may be costly, or have no gradient. Any *fixed* f makes the map reversible and
+    volume-preserving, so the chain is exact; only its speed depends on f. With f = 0 it is a random
+    walk.
 
     A proposal with a potential that is not finite is rejected; a score that is not finite at the
-    draw marks it ``diverging``. All data are used: no subsampled plates. Aim at an ``accept_prob``
-    of 0.6 to 0.9.
+    draw marks it ``diverging``. There may be no minibatch. Aim at an ``accept_prob`` of 0.6 to 0.9.
 
     :param step_size: positive float or schedule :math:`\epsilon`, of the order of a posterior
         standard deviation; it is not found from the model.
@@ -61,11 +59,9 @@ class KernelHMC(ModelKernel):
 
     **References:**
 
-    1. *Gradient-free Hamiltonian Monte Carlo with Efficient Kernel Exponential Families*, Heiko
-       Strathmann, Dino Sejdinovic, Samuel Livingstone, Zoltan Szabo, Arthur Gretton (NeurIPS 2015),
-       algorithm 1
-    2. *Gradient Estimators for Implicit Models*, Yingzhen Li, Richard E. Turner (ICLR 2018),
-       section 5
+    1. Strathmann et al., *Gradient-free Hamiltonian Monte Carlo with efficient kernel exponential
+       families* (NIPS 2015), algorithm 1
+    2. Li and Turner, *Gradient estimators for implicit models* (ICLR 2018), section 5
 
     >>> def model():
     ...     numpyro.sample("z", dist.StudentT(5.0, 1.0, 2.0))
@@ -144,7 +140,7 @@ class KernelHMC(ModelKernel):
         z, r, _ = lax.fori_loop(0, self.num_leapfrog, leapfrog, (z, r, f(z)))
         return z, r
 
-    def refresh(self, state: Any, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
+    def refresh(self, state: Any, model_args: tuple, model_kwargs: Kwargs | None) -> Any:
         U = self.potential(model_args, model_kwargs)(state.z, {})
         return state._replace(potential_energy=U.astype(state.potential_energy.dtype))
 
@@ -153,7 +149,7 @@ class KernelHMC(ModelKernel):
 
 
 class HMCChain(Chain):
-    """The chain of :class:`KernelHMC`, whose proposals are accepted or not."""
+    """The chain of :class:`KernelHMC`, in which proposals are accepted or not."""
 
     def start(
         self, rng_key: Array, key_plates: Array, key_start: Array, z: Sites

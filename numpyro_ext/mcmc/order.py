@@ -36,11 +36,9 @@ def warn_if_sorted(potential: Potential) -> None:
         ratio = float(np.nanmedian(block / scattered))
     if ratio > _SORTED:
         names = ", ".join(f"'{name}'" for name in potential.plates)
-        warnings.warn(
-            InferenceWarning(
-                f"the rows of the plate {names} are not in random order: the gradient has"
-                f" {ratio:.2g} times the variance on contiguous rows; write a shuffled copy"
-                " (numpyro_ext.data.shuffled_copy), or use minibatch='replace'."
-            ),
-            stacklevel=3,
+        words = (
+            f"the rows of the plate {names} are not in random order: the gradient has"
+            f" {ratio:.2g} times the variance on contiguous rows; write a shuffled copy"
+            " (numpyro_ext.data.shuffled_copy), or use minibatch='replace'."
         )
+        warnings.warn(InferenceWarning(words), stacklevel=3)

@@ -71,8 +71,7 @@ class RecipeKernel(SGMCMCKernel):
         self.num_auxiliary = check_count("num_auxiliary", self.num_auxiliary, 0)
 
     def draw_momentum(self, rng_key: Array, z: Array, T: Array) -> Array:
-        shape = (self.num_auxiliary * len(z),)
-        return jnp.sqrt(T) * random.normal(rng_key, shape, z.dtype)
+        return jnp.sqrt(T) * random.normal(rng_key, (self.num_auxiliary * len(z),), z.dtype)
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         return {"r": self.draw_momentum(rng_key, z, self.temperature_at(0, z.dtype))}

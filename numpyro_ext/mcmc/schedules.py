@@ -11,31 +11,13 @@ from numpyro_ext._checks import check_count, check_nonnegative, check_positive, 
 
 
 @dataclass(frozen=True)
-class ConstantSchedule:
-    """The same ``value`` at every transition, as a plain float has it.
-
-    >>> ConstantSchedule(0.1)(7)
-    0.1
-    """
-
-    value: float
-
-    def __post_init__(self) -> None:
-        check_nonnegative("value", self.value)
-
-    def __call__(self, i: ArrayLike) -> float:
-        return self.value
-
-
-@dataclass(frozen=True)
 class PolynomialSchedule:
     r"""Polynomial decay :math:`\epsilon_i = a (b + i)^{-\gamma}`.
 
     Draws converge to the posterior for :math:`1/2 < \gamma \le 1` when averages are weighted by the
     step size, :math:`\sum_i \epsilon_i f(z_i) / \sum_i \epsilon_i` (eq. 5); others keep a bias.
 
-    **Reference:** *Bayesian Learning via Stochastic Gradient Langevin Dynamics*, Max Welling, Yee
-    Whye Teh (ICML 2011)
+    **Reference:** Welling and Teh (ICML 2011), as of :class:`SGLD`
 
     >>> print(f"{PolynomialSchedule(2.0, 3.0, 0.5)(6):.4f}")
     0.6667

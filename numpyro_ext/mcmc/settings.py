@@ -145,8 +145,8 @@ def _batches(potential: Potential) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search, whose step is for the ``num_modes`` heaviest modes; its data are
-    known by the rows of a minibatch and by whitened ``gradients`` of all rows, ``(4, n)``."""
+    """The result of a search, with a step for the ``num_modes`` heaviest modes; its data are known
+    by the rows of a minibatch and by whitened ``gradients`` of all rows, ``(4, n)``."""
 
     settings: Settings
     modes: Modes
@@ -203,14 +203,9 @@ def settings_for(
 
 
 def _find(
-    kernel: Any,
-    potential: Potential,
-    start: Sites | None,
-    modes: Modes | None,
-    num_chains: int,
+    kernel: Any, potential: Potential, start: Sites | None, modes: Modes | None, num_chains: int
 ) -> Found:
-    """Settings of a kernel with ``step_size=None``, from a search that begins at ``start``, or from
-    known modes."""
+    """Settings of a kernel with ``step_size=None``, from a search from ``start``, or from modes."""
     leaves = jax.tree.leaves(potential.arguments)
     if any(isinstance(x, Tracer) for x in leaves):
         raise ValueError(

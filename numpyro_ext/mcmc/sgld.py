@@ -23,7 +23,7 @@ SGLDState = kernel_state("SGLDState", __name__, implied_variance_ratio=IMPLIED)
 
 def implied_variance_ratio(g: Array, drift: Array, eps: Array, T: Array) -> Array:
     r"""
-    :math:`1 + \epsilon\, g^\top A g / (2 n T)`, whose mean is the mean of the variance ratios.
+    :math:`1 + \epsilon\, g^\top A g / (2 n T)`; its mean is the mean of the variance ratios.
 
     On a Gaussian with curvature h, stationarity of
     :math:`z' = z - \epsilon A g + \sqrt{2 \epsilon T A}\, \zeta` gives

@@ -27,8 +27,7 @@ SGNHTState = kernel_state(
 @dataclass(kw_only=True, eq=False, repr=False)
 class SGNHT(SGMCMCKernel):
     r"""
-    Stochastic gradient Nose-Hoover thermostat: a friction that adapts until the temperature is
-    right.
+    Stochastic gradient Nose-Hoover thermostat: a friction adapts until the temperature is right.
 
     .. math::
         dz = r\, dt, \quad dr = -\nabla U\, dt - \xi r\, dt + \sqrt{2 C T}\, dW, \quad
@@ -55,8 +54,8 @@ class SGNHT(SGMCMCKernel):
     :math:`\epsilon C + \epsilon^2 s^2 / (2T) \ge 2 - \epsilon^2 h/2` no friction is enough and
     :math:`\xi` runs away: ``thermostat`` shows it, and at last ``diverging``.
 
-    :math:`\xi` settles within about :math:`\mu \xi / (n_g T \epsilon)` steps. For latents whose
-    standard deviations are all near a :math:`\sigma` far below 1, take ``thermal_mass``
+    :math:`\xi` settles within about :math:`\mu \xi / (n_g T \epsilon)` steps. For latents with
+    standard deviations all near a :math:`\sigma` far below 1, take ``thermal_mass``
     :math:`= \sigma^2 \max(n_g, 10)`, or warm up longer.
 
     :param step_size: positive float or schedule, in units of time; None has it found, with the
@@ -69,10 +68,8 @@ class SGNHT(SGMCMCKernel):
 
     **References:**
 
-    1. *Bayesian Sampling Using Stochastic Gradient Thermostats*, Nan Ding, Youhan Fang, Ryan
-       Babbush, Changyou Chen, Robert D. Skeel, Hartmut Neven (NeurIPS 2014), algorithm 2
-    2. *Adaptive Thermostats for Noisy Gradient Systems*, Benedict Leimkuhler, Xiaocheng Shang (SIAM
-       Journal on Scientific Computing, 2016)
+    1. Ding et al., *Bayesian sampling using stochastic gradient thermostats* (NIPS 2014), alg. 2
+    2. Leimkuhler and Shang, *Adaptive thermostats for noisy gradient systems* (SISC 2016)
 
     >>> SGNHT(normal_mean, 0.02, thermostat="per_parameter")
     SGNHT(model=normal_mean, step_size=0.02, thermostat='per_parameter')

@@ -129,8 +129,7 @@ def simplex_langevin_step(
     :param temperature: T.
     :return: the new ``theta``.
 
-    **Reference:** *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*,
-    Sam Patterson, Yee Whye Teh (NeurIPS 2013), table 1, eq. 9-11
+    **Reference:** Patterson and Teh (NeurIPS 2013), table 1, eq. 9-11, as of :class:`ExpandedMean`
 
     >>> counts = jnp.array([6.0, 3.0, 0.0])
     >>> def step(theta, key):
@@ -174,8 +173,7 @@ class GammaSimplexReparam(Reparam):
     The latent site is ``<name>_gamma``, and the site itself becomes deterministic. With
     :class:`ExpandedMean` it makes :class:`SGRLD` run on probabilities. For latent sites only.
 
-    **Reference:** *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*,
-    Sam Patterson, Yee Whye Teh (NeurIPS 2013), section 3
+    **Reference:** Patterson and Teh (NeurIPS 2013), section 3, as of :class:`ExpandedMean`
 
     >>> from numpyro.handlers import reparam
     >>> from numpyro_ext.mcmc import SGRLD, ExpandedMean

@@ -18,15 +18,14 @@ class SphereReparam(Reparam):
     r"""A latent site on a sphere, or of Dirichlet probabilities, as a point x of a sphere in
     :math:`R^d`, on which :class:`GeodesicSGHMC` and :class:`GeodesicSGNHT` move.
 
-    NumPyro has no map from unconstrained space to the sphere. Here it is :math:`u = x / |x|`,
-    with the density
+    NumPyro has no map from unconstrained space to the sphere. Here it is :math:`u = x / |x|`, with
 
     .. math:: p(x) = p(u)\, |S^{d-1}|\, N(x; 0, I_d),
 
     which has the integral and the law of p(u), so that the site is right under every kernel,
     guide and loss. The geodesic kernels keep :math:`|x| = 1`.
 
-    - A site whose support is ``constraints.sphere`` keeps its name: a ``ProjectedNormal``, or
+    - A site with the support ``constraints.sphere`` keeps its name: a ``ProjectedNormal``, or
       ``dist.ImproperUniform(dist.constraints.sphere, (), (d,))``, uniform in any dimension. A von
       Mises-Fisher prior is ``numpyro.factor("prior", k * u @ m)`` beside that. Densities are per
       area.
@@ -34,12 +33,10 @@ class SphereReparam(Reparam):
       :math:`p_k = s_k^2`. With :math:`s_k` of either sign there is no boundary: what would be
       reflected goes on to the mirror image. The density is
       :math:`\propto \prod_k |s_k|^{2\alpha_k - 1}`, smooth at :math:`\alpha_k = 1/2`; else its
-      gradient has a pole at 0. Chains at mirror images agree about p; R-hat of s is that of its
-      absolute value in :func:`~numpyro_ext.diagnostics.diagnose`.
+      gradient has a pole at 0. Chains at mirror images agree about p; for s,
+      :func:`~numpyro_ext.diagnostics.diagnose` takes R-hat of the absolute value.
 
-    **References:** *Geodesic Monte Carlo on embedded manifolds*, Byrne and Girolami (Scandinavian
-    Journal of Statistics 2013); Liu, Zhu and Song, *Stochastic gradient geodesic MCMC
-    methods* (NIPS 2016)
+    **References:** as of :class:`GeodesicSGHMC`
 
     >>> from numpyro.handlers import reparam
     >>> from numpyro_ext.mcmc import GeodesicSGHMC, SphereReparam

@@ -70,12 +70,11 @@ def check_distinct(x: Array, remedy: str) -> None:
     values = np.asarray(x)  # NumPy, because inside a loop JAX would trace the comparison
     distinct = len(np.unique(values, axis=0))
     # Of many particles in one dimension some draws coincide by rounding, far from 0 more of them.
-    if distinct > 0.5 * len(values):
-        return
-    raise ValueError(
-        f"{len(values)} particles start at {distinct} different points, and those that start at the"
-        f" same point would stay together; {remedy}"
-    )
+    if distinct <= 0.5 * len(values):
+        raise ValueError(
+            f"{len(values)} particles start at {distinct} different points, and those that start at"
+            f" the same point would stay together; {remedy}"
+        )
 
 
 def warn_of_few_particles(m: int, d: int) -> None:

@@ -35,7 +35,7 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, refuse_scaled
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._numpyro import unpacking_of
-from numpyro_ext._typing import Float, Model, Params, Sites
+from numpyro_ext._typing import Float, Kwargs, Model, Params, Sites
 from numpyro_ext.particles._whitening import CovarianceWhitening, PerModeWhitening
 from numpyro_ext.scores import RBF, Linear, MatrixRBF, as_kernel
 from numpyro_ext.scores._points import by_rows
@@ -88,13 +88,12 @@ class ParticleField(ELBO, ABC):
     So ``optax.sgd(eps)`` moves each particle of an ``AutoParticles`` guide by ``eps`` times its
     velocity, any guide with ``sample_latent(rng_key, params, num_samples)`` is trained along the
     field (amortised inference), and a ``numpyro.param`` of the model gets the gradient of the mean.
-    The log density is that of unconstrained space, Jacobian included, in the order in which the
+    The log density is taken in unconstrained space, Jacobian included, in the order in which the
     model samples its sites.
 
-    **Bias.** The value is a mean negative log joint density: it is not a bound, and models cannot
-    be compared by it. Each subclass states the bias of its particles. All particles share a
-    minibatch, so that their mean follows its noise where the steps are large; a
-    ``proxy=taylor_proxy(model, *args)`` takes nearly all of it away.
+    **Bias.** The value is a mean negative log joint density, by which models cannot be compared.
+    All particles share a minibatch, so that their mean follows its noise where the steps are large;
+    a ``proxy=taylor_proxy(model, *args)`` takes nearly all of it away.
 
     **Lost particles.** A particle at which the log density is NaN or a derivative of it not finite
     has no velocity, with a warning, and the others move without it; the value is the mean over
@@ -124,7 +123,7 @@ class ParticleField(ELBO, ABC):
     :param str precondition: ``"covariance"`` for coordinates in which particles have unit spread,
         which takes at least two particles, or None.
     :param proxy: the result of :func:`~numpyro_ext.objectives.taylor_proxy` for this model and its
-        arguments, of whose rows a minibatch then corrects the expansion; or None.
+        arguments, an expansion that a minibatch of rows then corrects; or None.
 
     >>> class Ascent(ParticleField):
     ...     def resolved_velocity(self, kernel, x, grad_log_p):
@@ -183,8 +182,8 @@ class ParticleField(ELBO, ABC):
 
     @abstractmethod
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
-        """The formula: ``(m, d)`` velocities of the particles x, ``(m, d)``, given a kernel whose
-        bandwidth is a number, and the ``(m, d)`` gradients of the log density."""
+        """The formula: ``(m, d)`` velocities of the particles x, ``(m, d)``, given a kernel with a
+        number as its bandwidth, and the ``(m, d)`` gradients of the log density."""
 
     def velocity(self, x: ArrayLike, grad_log_p: ArrayLike) -> Float[Array, "m d"]:
         """The velocities of all particles, without temperature and annealing."""
@@ -218,8 +217,9 @@ class ParticleField(ELBO, ABC):
         """:meth:`velocity`, and its bandwidth, NaN for a kernel that has none.
 
         :param bandwidth: the last step's, from which the rule ``"he"`` continues its search.
-        :param groups: ``(m, K)``, 1 for the one of K modes at which a particle began, whose
-            particles a preconditioned field moves by themselves, in their part of the posterior.
+        :param groups: ``(m, K)``, 1 for the one of K modes at which a particle began; a
+            preconditioned field moves the particles of each by themselves, in their part of the
+            posterior.
         """
         x, g = self.check_arrays(x, grad_log_p)
         units = None if self.precondition is None else self._units(x, groups)
@@ -263,13 +263,7 @@ class ParticleField(ELBO, ABC):
         return by_rows(fn, self.rows_at_a_time(len(arrays[0])), *arrays)
 
     def with_proxy(
-        self,
-        potential: Potential,
-        model: Model,
-        args: tuple,
-        kwargs: dict[str, Any],
-        *,
-        fresh: bool = True,
+        self, potential: Potential, model: Model, args: tuple, kwargs: Kwargs, *, fresh: bool = True
     ) -> Potential:
         """The potential, by the proxy where there is one; a ``fresh`` program compares all rows."""
         if self.proxy is None or not potential.takes_minibatches:
@@ -294,10 +288,8 @@ class ParticleField(ELBO, ABC):
             return self._loss(rng_key, step, param_map, model, guide, args, kwargs), {}
 
         loss, _ = finite_step(loss_and_state, param_map)
-        return {
-            "loss": loss,
-            "mutable_state": {counter: step + 1} if counter in param_map else None,
-        }
+        mutable_state = {counter: step + 1} if counter in param_map else None
+        return {"loss": loss, "mutable_state": mutable_state}
 
     def _loss(
         self,
@@ -307,7 +299,7 @@ class ParticleField(ELBO, ABC):
         model: Model,
         guide: Any,
         args: tuple,
-        kwargs: dict[str, Any],
+        kwargs: Kwargs,
     ) -> Array:
         key_minibatch, key_guide = random.split(rng_key)
         num_particles = self.num_particles or getattr(guide, "num_particles", 100)
@@ -370,8 +362,8 @@ class ParticleField(ELBO, ABC):
         return -mean + (surrogate - lax.stop_gradient(surrogate))
 
 
-def read_for_particles(model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo:
-    """The static facts of a model whose latent sites are global; an error for another model."""
+def read_for_particles(model: Model, args: tuple, kwargs: Kwargs) -> ModelInfo:
+    """The static facts of a model with global latent sites; an error for another model."""
     because = "a particle holds one value of it while the rows change at every step"
     info = read_global(refuse_mutable(model), args, kwargs, because=because, sums=True)
     refuse_scaled(set(info.scaled) - set(info.summed), "a particle")

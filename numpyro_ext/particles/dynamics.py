@@ -1,6 +1,7 @@
-"""Hamiltonian dynamics whose noise is replaced by a velocity field."""
+"""Hamiltonian dynamics with a velocity field in place of the noise."""
 
 import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 from jax import Array, random
@@ -13,6 +14,7 @@ from numpyro_ext.particles.base import ParticleField
 from numpyro_ext.scores import as_kernel
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PSGHMC:
     r"""Stochastic-gradient HMC of particles, with a field of the momenta in place of the noise.
 
@@ -32,9 +34,9 @@ class PSGHMC:
     comes to rest. It is given to :class:`ParVI` in place of an optimiser, with :class:`Blob` as the
     default field.
 
-    **Bias.** As for the field, whose smoothing makes both x and r too narrow in many dimensions,
-    and the step size. Fields that smooth the gradient as well (``SVGD`` and those made of it) are
-    refused, because the identities behind the dynamics do not hold for them.
+    **Bias.** As for the field, which by its smoothing makes both x and r too narrow in many
+    dimensions, and the step size. Fields that smooth the gradient as well (``SVGD`` and the like)
+    are refused, because the identities behind the dynamics do not hold for them.
 
     :param float step_size: :math:`\epsilon`, positive.
     :param str flow: ``"det"`` or ``"fgh"``.
@@ -52,24 +54,18 @@ class PSGHMC:
     [0.3 0.7]
     """
 
-    def __init__(
-        self,
-        step_size: float,
-        *,
-        flow: str = "det",
-        friction: float = 0.1,
-        mass: float = 1.0,
-        kernel: Any = None,
-    ) -> None:
-        check_positive("step_size", step_size)
-        check_choice("flow", flow, ("det", "fgh"))
-        check_nonnegative("friction", friction)
-        check_positive("mass", mass)
-        self.step_size = step_size
-        self.flow = flow
-        self.friction = friction
-        self.mass = mass
-        self.kernel = None if kernel is None else as_kernel(kernel)
+    step_size: float = field(kw_only=False)
+    flow: str = "det"
+    friction: float = 0.1
+    mass: float = 1.0
+    kernel: Any = None
+
+    def __post_init__(self) -> None:
+        check_positive("step_size", self.step_size)
+        check_choice("flow", self.flow, ("det", "fgh"))
+        check_nonnegative("friction", self.friction)
+        check_positive("mass", self.mass)
+        self.kernel = None if self.kernel is None else as_kernel(self.kernel)
 
     def __repr__(self) -> str:
         return summary(self)

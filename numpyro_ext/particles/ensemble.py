@@ -23,7 +23,7 @@ from numpyro_ext._model.modes import SEARCH, InitFrom
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import SiteTable, check_site_table
 from numpyro_ext._model.start import draw_params, draw_start
-from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext._typing import Kwargs, Model, Params, Sites
 from numpyro_ext.particles._start import (
     BeginsAtModes,
     check_distinct,
@@ -38,8 +38,7 @@ from numpyro_ext.particles.regularized_svgd import RegularizedSVGD
 from numpyro_ext.particles.step import ParticleStepState, particle_step, start_sds
 
 ParVIState = namedtuple(
-    "ParVIState",
-    "i z modes optim_state potential_energy z_grad bandwidth diverging rng_key",
+    "ParVIState", "i z modes optim_state potential_energy z_grad bandwidth diverging rng_key"
 )
 """
 A :func:`~collections.namedtuple` with these entries, m being the number of particles:
@@ -66,29 +65,25 @@ _FOUND_IN_RUNS = ("params", "start_modes", "num_steps", "sites", "circles", "_ke
 class ParVI(BeginsAtModes, MCMCKernel):
     r"""Particles as an ensemble kernel: the chains are the particles, which move together.
 
-    By default m particles :math:`x \in R^{m \times d}` (unconstrained, Jacobian included, in the
-    order in which the model samples its sites) make the steps of :class:`EnsembleLangevin`, and are
-    draws of the posterior. With a field they are moved along it,
+    By default m particles :math:`x \in R^{m \times d}` make the steps of :class:`EnsembleLangevin`,
+    and are draws of the posterior. With a field they are moved along it,
 
     .. math::
         x \leftarrow x + \text{optimiser}\left( V(x, \gamma_i \nabla \log p(x) / T) \right),
 
-    with the temperature T and the annealing :math:`\gamma` of the field. A plate with
-    ``subsample_size`` gives one minibatch per step, the same for all particles. The particles begin
-    at the modes of the posterior, as in :class:`AutoParticles`.
+    with the temperature T and the annealing :math:`\gamma` of the field, on one minibatch for all
+    particles. The particles begin at the modes of the posterior, as in :class:`AutoParticles`.
 
     It runs under ``MCMC(..., chain_method="vectorized", num_chains=m)``. Take some hundred
     particles, ``steps_per_sample=10``, ``num_warmup=100`` and ``num_samples=50`` to start with:
     ``get_samples()`` are the particles at 50 times. Along a field the warmup steps are ordinary
     steps, so put all of them into ``num_warmup`` (500 to start with) and take ``num_samples=1``: at
-    the default step the particles are at rest after the warmup. :func:`print_particles` prints a
-    summary.
+    the default step the particles are at rest then. :func:`print_particles` prints a summary.
 
     **Bias.** As for the dynamics or the field. Draws by :class:`EnsembleLangevin` have an R-hat and
-    an effective sample size; along a field those of one chain are the path of an optimisation, for
-    which these mean nothing. ``diagnose`` judges both. Lost particles are those of
-    :class:`ParticleField`; ``diverging`` shows them, and all of them after a step that is not
-    finite itself.
+    an effective sample size, which mean nothing along a field, where a chain is the path of an
+    optimisation. ``diagnose`` judges both. ``diverging`` shows particles that are lost, as in
+    :class:`ParticleField`, and all of them after a step that is not finite itself.
 
     :param model: a NumPyro model with continuous latents. For a potential energy write one that
         samples from ``dist.ImproperUniform`` and adds ``numpyro.factor("U", -potential_fn(z))``.
@@ -98,14 +93,12 @@ class ParVI(BeginsAtModes, MCMCKernel):
         an optax transformation, of parameters of shape ``(m, d)``, by default
         :func:`particle_step` over all warmup steps. Momenta are kept in ``optim_state``. Only
         functions such as ``functools.partial(optax.adam, 0.1)`` can be pickled.
-    :param init_from: as for :class:`AutoParticles`. There is no search where ``init_strategy`` is
-        given.
-    :param init_strategy: one of NumPyro's strategies for another start, used with a key for each
-        particle.
+    :param init_from: as for :class:`AutoParticles`; no search with an ``init_strategy``.
+    :param init_strategy: one of NumPyro's strategies for another start, with a key per particle.
     :param int steps_per_sample: steps in one iteration of ``MCMC``.
-    :param sharding: a ``NamedSharding`` of one axis, over whose devices the particles and their
-        gradients are spread, such as ``NamedSharding(mesh, PartitionSpec("particles"))``; m must be
-        a multiple of their number.
+    :param sharding: a ``NamedSharding`` of one axis, such as ``NamedSharding(mesh,
+        PartitionSpec("particles"))``, over the devices of which the particles and their gradients
+        are spread; m must be a multiple of their number.
 
     >>> def model():
     ...     numpyro.sample("w", dist.Normal(3.0, 2.0))
@@ -188,7 +181,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
         return f"{self.method}, {state.diverging.size} particles"
 
     def postprocess_fn(
-        self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
+        self, model_args: tuple[Any, ...], model_kwargs: Kwargs | None
     ) -> Callable[..., Any]:
         return self._potential(model_args, model_kwargs or {}).postprocess()
 
@@ -196,7 +189,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
         """What the kernel has found in its runs, for :func:`numpyro_ext.saving.save`."""
         return {name: vars(self)[name] for name in _FOUND_IN_RUNS}
 
-    def restore(self, saved: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
+    def restore(self, saved: dict[str, Any], args: tuple, kwargs: Kwargs) -> None:
         """Take what :meth:`saved` gave, of another kernel that was made alike."""
         vars(self).update({name: saved[name] for name in _FOUND_IN_RUNS})
         self.sites = self._potential(args, kwargs).info.site_table
@@ -208,7 +201,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
         num_warmup: int,
         init_params: Any = None,
         model_args: tuple[Any, ...] = (),
-        model_kwargs: dict[str, Any] | None = None,
+        model_kwargs: Kwargs | None = None,
     ) -> ParVIState:
         if is_prng_key(rng_key) or rng_key.shape[0] < 2:
             raise ValueError(
@@ -246,7 +239,7 @@ class ParVI(BeginsAtModes, MCMCKernel):
         )
 
     def sample(
-        self, state: ParVIState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
+        self, state: ParVIState, model_args: tuple[Any, ...], model_kwargs: Kwargs | None
     ) -> ParVIState:
         potential = self._by_proxy(model_args, model_kwargs or {})
         return lax.fori_loop(
@@ -259,18 +252,14 @@ class ParVI(BeginsAtModes, MCMCKernel):
         lost, seen = find_lost(state.potential_energy, state.z_grad)
         new_x, optim_state, bandwidth = self._advance(x, state, lost, seen)
         fine = jnp.all(jnp.isfinite(new_x))
-        x, optim_state, bandwidth = jax.tree.map(
-            lambda new, old: jnp.where(fine, new, old),
-            (new_x, optim_state, bandwidth),
-            (x, state.optim_state, state.bandwidth[0]),
-        )
+        old, new = (x, state.optim_state, state.bandwidth[0]), (new_x, optim_state, bandwidth)
+        x, optim_state, bandwidth = jax.tree.map(partial(jnp.where, fine), new, old)
         x = self._spread(x)
         energy, grad, _ = _evaluate(potential, key_minibatch, x)
         now_lost = report_lost(find_lost(energy, grad)[0])
-        return ParVIState(
+        return state._replace(
             i=state.i + 1,
             z=jax.vmap(potential.info.unravel)(x),
-            modes=state.modes,
             optim_state=optim_state,
             potential_energy=energy,
             z_grad=-grad,
@@ -288,9 +277,8 @@ class ParVI(BeginsAtModes, MCMCKernel):
         if isinstance(self.optim, PSGHMC):
             return self.optim.init(rng_key, x)
         if isinstance(self.optim, EnsembleLangevin):
-            return self.optim.init(
-                rng_key, x, self.start_modes if groups is not None else None, groups
-            )
+            modes = None if groups is None else self.start_modes
+            return self.optim.init(rng_key, x, modes, groups)
         state: Any = self._transformation().init(x)
         if groups is not None and isinstance(state, ParticleStepState):
             return state._replace(start_sds=start_sds(x))
@@ -353,12 +341,12 @@ class ParVI(BeginsAtModes, MCMCKernel):
         z, *_ = draw_start(keys, self.model, info, args, kwargs, **how, validate_grad=True)
         return z, None
 
-    def _potential(self, args: tuple, kwargs: dict[str, Any]) -> Potential:
+    def _potential(self, args: tuple, kwargs: Kwargs) -> Potential:
         info = read_for_particles(substitute(self.model, data=self.params), args, kwargs)
         info = with_circles(info, self.circles)
         return Potential(self.model, info, self.params, args, kwargs)
 
-    def _by_proxy(self, args: tuple, kwargs: dict[str, Any]) -> Potential:
+    def _by_proxy(self, args: tuple, kwargs: Kwargs) -> Potential:
         return self.field.with_proxy(self._potential(args, kwargs), self.model, args, kwargs)
 
     def _transformation(self) -> optax.GradientTransformation:

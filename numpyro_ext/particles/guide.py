@@ -1,4 +1,4 @@
-"""The guide whose parameters are the particles themselves."""
+"""The guide with the particles themselves as its parameters."""
 
 from collections.abc import Callable, Sequence
 import math
@@ -24,7 +24,7 @@ from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.same import is_same
 from numpyro_ext._model.start import draw_params, draw_start
-from numpyro_ext._typing import Float, Model, Params, Sites, Trace
+from numpyro_ext._typing import Float, Kwargs, Model, Params, Sites, Trace
 from numpyro_ext.particles._start import (
     BeginsAtModes,
     check_distinct,
@@ -50,10 +50,8 @@ class _OneOfThem(Implicit):
 class AutoParticles(BeginsAtModes, CircularGuide):
     r"""m equally weighted points in unconstrained space, moved by a loss like ``RegularizedSVGD``.
 
-    Its parameter ``{prefix}_particles`` has the shape ``(m, d)``, where d is the number of
-    unconstrained latent numbers of the model, in the order in which the model samples its sites.
-    Called as a guide it picks one particle uniformly. It has no density, and losses that need one
-    (``Trace_ELBO``) raise an error.
+    Its parameter ``{prefix}_particles`` ``(m, d)`` has the d unconstrained latent numbers in the
+    order in which the model samples its sites. Called as a guide it picks one particle uniformly.
 
     **Start.** At ``svi.init`` the guide searches for the modes of the posterior, by
     :func:`~numpyro_ext.optim.find_modes`, and the particles begin at draws of the normals there.
@@ -68,9 +66,9 @@ class AutoParticles(BeginsAtModes, CircularGuide):
     normal noise, if one of these is given or ``init_from`` is None; for models of more than 512
     latent dimensions or with networks; and, with a warning, where the search fails or cannot run.
 
-    The latent sites of the model must be continuous and outside every subsampled plate. With funsor
-    installed discrete sites of few values are summed out. For d > m / 2 the spread is smaller than
-    the posterior's, of which a warning is given.
+    The latent sites must be continuous and outside every subsampled plate; with funsor installed
+    discrete sites of few values are summed out. For d > m / 2 the spread is smaller than the
+    posterior's, with a warning.
 
     :param model: a NumPyro model.
     :param int num_particles: m.
@@ -155,11 +153,7 @@ class AutoParticles(BeginsAtModes, CircularGuide):
         def draw(rng_key: Array) -> tuple[Array, Sites, Any]:
             _, key_init, key_noise = random.split(rng_key, 3)
             z, potential, params = draw_start(
-                random.split(key_init, m),
-                self.model,
-                info,
-                args,
-                kwargs,
+                *(random.split(key_init, m), self.model, info, args, kwargs),
                 init_strategy=self.init_loc_fn,
                 validate_grad=True,
             )
@@ -177,7 +171,7 @@ class AutoParticles(BeginsAtModes, CircularGuide):
             )
         return x, None, first
 
-    def info_on(self, model: Model, args: tuple, kwargs: dict[str, Any]) -> ModelInfo | None:
+    def info_on(self, model: Model, args: tuple, kwargs: Kwargs) -> ModelInfo | None:
         """What :meth:`prepare` has read, if in this model on these very arguments."""
         if self.seen is None or model is not self.model:
             return None
@@ -263,7 +257,7 @@ class AutoParticles(BeginsAtModes, CircularGuide):
     ) -> Sites:
         """Particles in random order, repeated: n draws hold each floor(n/m) or ceil(n/m) times.
 
-        :param args: the model's arguments, for deterministic sites; by default those of the start.
+        :param args: the model's arguments, for deterministic sites; by default as at the start.
         """
         n = math.prod(sample_shape)
         index = random.permutation(rng_key, self.num_particles)[:n]

@@ -1,5 +1,6 @@
 """Langevin dynamics of an ensemble: each half is moved in units of the other half's covariance."""
 
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jax import Array, random
@@ -47,11 +48,12 @@ class EnsembleLangevinState(NamedTuple):
     rng_key: Array
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class EnsembleLangevin:
     r"""Underdamped Langevin dynamics of particles, each half in units of the other's covariance.
 
     The particles have noise in place of a repulsion. They are two halves, A and B. With the
-    covariance :math:`L L^\top` of B, the momenta r of A, whose law is N(0, I), friction
+    covariance :math:`L L^\top` of B, the momenta r of A, of law N(0, I), friction
     :math:`\gamma`, :math:`c = e^{-\gamma \epsilon}` and standard normal :math:`\xi`, one step of
     each particle of A is
 
@@ -63,43 +65,38 @@ class EnsembleLangevin:
         r \leftarrow r + \tfrac{\epsilon}{2} L^\top g(x),
         \qquad g = \nabla \log p / T,
 
-    the splitting BAOAB. Then B moves by the covariance of the new A. The gradients at the new
-    places are those of the next step, so that a step takes one for each particle.
+    the splitting BAOAB. Then B moves by the covariance of the new A. The next step begins
+    with the gradients at the new places, so that a step takes one for each particle.
 
-    **Stationary law.** While A moves, B is fixed, and so is L: given B, the step of A is a Langevin
-    step with a constant matrix, which needs no derivative of L. At a small step it leaves the
-    posterior as it is, whatever B is, and so does the step of B. So the law of the ensemble is the
-    product of m posteriors for every m and d: the particles are draws that are independent but for
-    L, their errors are the Monte Carlo errors of m draws, and d may be larger than m. With few
-    particles L is a poor preconditioner, which costs steps and changes no law.
+    **Stationary law.** While A moves, B is fixed, and so is L: its step is a Langevin step with a
+    constant matrix, which needs no derivative of L and, if small, leaves the posterior as it is;
+    and so does the step of B. So the law of the ensemble is the product of m posteriors for
+    every m and d, and errors are the Monte Carlo errors of m draws. With few particles L is a poor
+    preconditioner, which costs steps and changes no law.
 
     **The matrix.** L is as in :class:`ParticleField`, with the covariance of B shrunk towards its
     diagonal by :math:`\lambda = d / (d + m/2)`, in the coordinates of the normal at the heaviest
     mode where the particles begin at modes. There a normal posterior has no correlations, so that
     the shrinkage loses none, and the draws do not depend on linear maps of the parameters. Where
     the particles begin elsewhere these are the coordinates of the model, in which L knows strong
-    correlations only if m is many times d: let them begin at modes. Of several modes each has the
-    covariance of its own particles, and keeps its share of them unless the dynamics pass from one
-    to the other.
+    correlations only if m is many times d. Of several modes each has the covariance of its own
+    particles, and keeps its share of them unless the dynamics pass from one to the other.
 
     **Bias.** It is of second order in the step: none for the positions of a normal posterior with
     known covariance. A kick :math:`\epsilon |L^\top g|` of more than 1.5 root mean square is
     shortened to 1.5, because it would not be stable. That happens where the posterior is less than
     :math:`\epsilon / 1.5` times as wide as L says, as deep in the neck of a funnel, of which
-    particles then see too little; ``optim_state.shortened`` counts such steps after the warmup, and
-    ``diagnose`` says so if they are many. While it happens to more than a fifth of the particles
-    before the step falls, :math:`\epsilon_0` becomes smaller by 3 % a step, and no coordinate of L
-    is wider than five times its start. All particles share a minibatch, and its noise adds to the
-    variance of each of them, and to the error of their mean: give a ``proxy``, which takes nearly
-    all of it away.
+    particles then see too little; ``diagnose`` says so if such steps are many. While it happens to
+    more than a fifth of the particles before the step falls, :math:`\epsilon_0` becomes smaller by
+    3 % a step, and no coordinate of L is wider than five times its start. All particles share a
+    minibatch, and its noise adds to the variance of each of them, and to the error of their mean:
+    give a ``proxy``.
 
-    It is given to :class:`ParVI` in place of an optimiser, and is no loss for ``SVI``. The step is
-    :math:`\epsilon_0` for the first six tenths of the warmup, falls geometrically to
-    :math:`\epsilon_0 / 4` until its end, and stays. 1,000 steps of warmup do for most models. Draws
-    after the warmup are the particles at later times, which are nearly independent from
-    :math:`4 / \epsilon` steps on where the posterior is near normal.
-
-    Cost of a step: m gradients of the model and O(m d^2), or O(m^2 d) if d > m / 2; memory O(m d).
+    It is given to :class:`ParVI` in place of an optimiser. The step is :math:`\epsilon_0` for the
+    first six tenths of the warmup, falls geometrically to :math:`\epsilon_0 / 4` until its end, and
+    stays. 1,000 steps of warmup do for most models. Draws after it are nearly independent from
+    :math:`4 / \epsilon` steps on where the posterior is near normal. Cost of a step: m gradients of
+    the model and O(m d^2), or O(m^2 d) if d > m / 2; memory O(m d).
 
     :param float step_size: :math:`\epsilon_0`, positive and without unit; by default
         :math:`\min(0.5, 0.7 / \sqrt{s})` with the largest ``stiffness`` s of the modes at which the
@@ -108,14 +105,11 @@ class EnsembleLangevin:
     :param float temperature: T, positive.
     :param proxy: as for :class:`ParticleField`.
 
-    **References:**
-
-    1. Leimkuhler, Matthews and Weare, *Ensemble preconditioning for Markov chain Monte Carlo
-       simulation* (Statistics and Computing 2018), sections 2 and 3.
-    2. Garbuno-Inigo, Nuesken and Reich, *Affine invariant interacting Langevin dynamics for
-       Bayesian inference* (SIAM Journal on Applied Dynamical Systems 2020).
-    3. Leimkuhler and Matthews, *Rational construction of stochastic numerical methods for molecular
-       sampling* (Applied Mathematics Research eXpress 2013), for the splitting.
+    **References:** Leimkuhler, Matthews and Weare, *Ensemble preconditioning for Markov chain Monte
+    Carlo simulation* (Statistics and Computing 2018), sections 2 and 3; Garbuno-Inigo, Nuesken and
+    Reich, *Affine invariant interacting Langevin dynamics for Bayesian inference* (SIADS 2020);
+    Leimkuhler and Matthews, *Rational construction of stochastic numerical methods for molecular
+    sampling* (AMRX 2013), for the splitting.
 
     >>> from numpyro_ext.particles import EnsembleLangevin, ParVI
     >>> def model():
@@ -129,22 +123,16 @@ class EnsembleLangevin:
     ((2000,), True, True)
     """
 
-    def __init__(
-        self,
-        step_size: float | None = None,
-        *,
-        friction: float = 1.0,
-        temperature: float = 1.0,
-        proxy: TaylorProxy | None = None,
-    ) -> None:
-        if_given(check_positive, "step_size", step_size)
-        check_positive("friction", friction)
-        check_positive("temperature", temperature)
-        check_proxy(proxy)
-        self.step_size = step_size
-        self.friction = friction
-        self.temperature = temperature
-        self.proxy = proxy
+    step_size: float | None = field(default=None, kw_only=False)
+    friction: float = 1.0
+    temperature: float = 1.0
+    proxy: TaylorProxy | None = None
+
+    def __post_init__(self) -> None:
+        if_given(check_positive, "step_size", self.step_size)
+        check_positive("friction", self.friction)
+        check_positive("temperature", self.temperature)
+        check_proxy(self.proxy)
 
     def __repr__(self) -> str:
         return summary(self)
@@ -237,14 +225,11 @@ class EnsembleLangevin:
         warm = progress >= 1.0
         factor = jnp.where(share > _UNSTABLE, 0.97, jnp.where(share < _CALM, 1.01, 1.0))
         largest = jnp.minimum(state.largest_step * factor.astype(x.dtype), state.given_step)
-        state = EnsembleLangevinState(
+        state = state._replace(
             momenta=r,
             units=(new_units[0], new_units[1]),
             step_size=h,
             largest_step=jnp.where(progress < _FALLS_FROM, largest, state.largest_step),
-            given_step=state.given_step,
-            widest=state.widest,
-            start=state.start,
             shortened=state.shortened + (warm & shortened),
             num_steps=state.num_steps + warm,
             rng_key=rng_key,
@@ -278,7 +263,5 @@ def _kick(units: _Units, g: Array, h: Array) -> tuple[Array, Array]:
     """Half a step along the gradients, and which of them were shortened."""
     g = units.gradients(g)
     length = h * jnp.sqrt(jnp.mean(g**2, axis=1))
-    return (
-        h / 2 * g / jnp.maximum(1.0, length / _LONGEST_KICK)[:, None],
-        length > _LONGEST_KICK,
-    )
+    kick = h / 2 * g / jnp.maximum(1.0, length / _LONGEST_KICK)[:, None]
+    return kick, length > _LONGEST_KICK

@@ -18,12 +18,11 @@ class RegularizedSVGD(ParticleField):
 
     .. math::
         V = (K + \eta\, k(0) I)^{-1} (K g + b), \qquad
-        b_i = \sum_j \nabla_{x_j} k(x_i, x_j), \qquad g_i = \nabla \log p(x_i),
+        b_i = \sum_j \nabla_{x_j} k(x_i, x_j), \qquad g_i = \nabla \log p(x_i).
 
-    in unconstrained space, Jacobian included, with m particles :math:`x_i \in R^d`. For
-    :math:`\eta \to \infty` it is :class:`SVGD` up to a factor; for :math:`\eta \to 0` it is the
+    For :math:`\eta \to \infty` it is :class:`SVGD` up to a factor; for :math:`\eta \to 0` it is the
     gradient flow :math:`g - \nabla \log q`, with the Stein estimate of the score of q. Every
-    :math:`\eta` has the same points of rest, those with :math:`K g + b = 0`.
+    :math:`\eta` has the same points of rest, where :math:`K g + b = 0`.
 
     Start with this field. By default it is preconditioned, so that nothing depends on the units of
     the parameters, and :func:`particle_step` has the step size that belongs to it.
@@ -40,19 +39,13 @@ class RegularizedSVGD(ParticleField):
     followed slowly from :math:`d^2 = m / 3` on.
 
     **Conventions.** Steps are as for :class:`GFSD`. The :math:`\nu` of He et al. is
-    :math:`\eta / (m + \eta)`, and their field is :math:`1 / (1 - \nu)` times this one.
-
-    Cost of a step: m gradients of the model and O(m^3 + m^2 d).
+    :math:`\eta / (m + \eta)`, and their field is :math:`1 / (1 - \nu)` times this one. Cost of a
+    step: m gradients of the model and O(m^3 + m^2 d).
 
     :param kernel: a positive definite kernel; defaults to ``RBF("median_distance")``.
     :param eta: :math:`\eta`, positive; or None for the rule above.
 
-    **References:**
-
-    1. Liu and Wang, *Stein variational gradient descent: a general purpose Bayesian inference
-       algorithm* (NIPS 2016), eq. 8.
-    2. He, Balasubramanian, Sriperumbudur and Lu, *Regularized Stein variational gradient flow*
-       (2022), section 3.
+    **Reference:** He et al., *Regularized Stein variational gradient flow* (2022), section 3.
 
     >>> from numpyro_ext.particles import AutoParticles, particle_step
     >>> def model():
@@ -74,18 +67,15 @@ class RegularizedSVGD(ParticleField):
         super().__post_init__()
         if_given(check_positive, "eta", self.eta)
 
-    def resolved_eta(self, m: int, d: int) -> float | Array:
-        """``eta``, or what None means for m particles in d dimensions."""
-        return max(1.0, 3 * min(d**2 / m, m / d)) if self.eta is None else self.eta
-
     def resolved_velocity(self, kernel: Any, x: Array, grad_log_p: Array) -> Array:
         def right_side(rows: Array) -> Array:
             k, b = kernel.value_and_repulsion(rows, x)
             return matmul(k, grad_log_p) + b
 
         k, sums = jnp.asarray(kernel(x, x)), self.by_rows(right_side, x)
+        m, d = x.shape
+        eta = max(1.0, 3 * min(d**2 / m, m / d)) if self.eta is None else self.eta
         # Rounding may make K indefinite, by m times the machine epsilon.
-        m, eta = len(x), jnp.asarray(self.resolved_eta(*x.shape), x.dtype)
-        ridge = (eta + m * jnp.finfo(x.dtype).eps) * jnp.mean(jnp.diagonal(k))
+        ridge = (jnp.asarray(eta, x.dtype) + m * jnp.finfo(x.dtype).eps) * jnp.mean(jnp.diagonal(k))
         lower = jnp.linalg.cholesky(k + ridge * jnp.eye(m, dtype=x.dtype), symmetrize_input=False)
         return cho_solve((lower, True), sums)

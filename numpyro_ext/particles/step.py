@@ -40,7 +40,6 @@ def particle_step(
 
     so no particle moves by more than :math:`\epsilon_k` in units of the particles' own spread, and
     all are at rest after n steps. Where the particles do not begin at modes, :math:`s_j = \infty`.
-
     It is meant for preconditioned fields without a factor 1/m, above all ``RegularizedSVGD()``;
     others may oscillate where the posterior is narrow, and :class:`SVGD` takes more steps.
 

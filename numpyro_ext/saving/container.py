@@ -114,9 +114,8 @@ class _Encoder:
         if _is_record(type(x)):
             if id(x) in self.records:
                 return {"kind": "again", "number": self.records[id(x)]}
-            own = self.parts(
-                "record", x, [field.name for field in fields(cast(Any, x)) if field.init], place
-            )
+            names = [field.name for field in fields(cast(Any, x)) if field.init]
+            own = self.parts("record", x, names, place)
             self.records[id(x)] = len(self.records)
             return own
         leaves = jax.tree.leaves(x)
@@ -252,10 +251,8 @@ def fit_to(got: Any, like: Any, place: str) -> Any:
             raise differ(_what(got), _what(like))
         places = range(len(like)) if fields is None else fields
         mark = "[{}]" if fields is None else ".{}"
-        parts = [
-            fit_to(x, y, place + mark.format(name))
-            for x, y, name in zip(got, like, places, strict=True)
-        ]
+        marks = [place + mark.format(name) for name in places]
+        parts = [fit_to(*each) for each in zip(got, like, marks, strict=True)]
         return type(like)(parts) if fields is None else type(like)(*parts)
     if _what(got) != _what(like):
         raise differ(_what(got), _what(like))

@@ -20,7 +20,7 @@ from numpyro_ext._model.read import (
     sites_in_trace,
 )
 from numpyro_ext._numpyro import draws_of_mcmc, mcmc_of_draws, set_up_at, start_of
-from numpyro_ext._typing import Restorable
+from numpyro_ext._typing import Kwargs, Restorable
 from numpyro_ext.saving.container import Unknown, fit_to, read, write
 
 _UNITS = re.compile("_(center|root|root_.*|bend|bend_.*|modes|particles)$")
@@ -103,9 +103,9 @@ def load(path: Any, method: Any, /, *args: Any, **kwargs: Any) -> Any:
     :param path: the file.
     :param method: an ``SVI``, an ``MCMC``, an engine, a guide or a kernel that has not run, with
         the model, the guide and the optimiser of the one that was saved.
-    :param args: arguments of the model: those of the fit, to go on with it, or others on which its
-        latent sites have the same shapes, as the rows of another day. What ``sample_posterior``
-        computes from the arguments of the fit, where it is given none, it computes from these.
+    :param args: arguments of the model: as in the fit, to go on with it, or others on which its
+        latent sites have the same shapes, as the rows of another day. ``sample_posterior`` takes
+        these in place of the arguments of the fit, where it is given none.
     :param kwargs: keyword arguments of the model, likewise.
     :return: what was saved as ``result``; of an ``MCMC``, itself with its draws.
 
@@ -177,7 +177,7 @@ def _name_of(method: Any) -> str:
 
 
 def _guides_of(method: Any) -> list[AutoGuide]:
-    """The auto guides of a method, each that of all parts of a list, and inside wrappers."""
+    """The auto guides of a method, all parts of a list among them, and inside wrappers."""
 
     def inside(guide: Any) -> Iterator[AutoGuide]:
         while not isinstance(guide, AutoGuide) and hasattr(guide, "fn"):
@@ -208,9 +208,9 @@ def _start(guide: AutoGuide) -> dict[str, Any] | None:
 
 
 def _check_start(
-    guide: AutoGuide, start: dict[str, Any] | None, args: tuple, kwargs: dict[str, Any]
+    guide: AutoGuide, start: dict[str, Any] | None, args: tuple, kwargs: Kwargs
 ) -> None:
-    """An error unless the latent sites are those of the fit; its observed ones may be predicted."""
+    """An error unless the fit had these latent sites; its observed ones may be predicted."""
     if start is None or guide.prototype_trace is not None or guide.model is None:
         return
     trace = shape_trace(seed(on_first_rows(guide.model), random.key(0)), args, kwargs)
@@ -221,7 +221,7 @@ def _check_start(
 
 
 def _take_start(
-    guide: AutoGuide, start: dict[str, Any] | None, args: tuple, kwargs: dict[str, Any]
+    guide: AutoGuide, start: dict[str, Any] | None, args: tuple, kwargs: Kwargs
 ) -> None:
     if start is None:
         return
@@ -246,9 +246,7 @@ def _params_of(svi: SVI, result: Any) -> Any:
     return getattr(fit, "params", fit)
 
 
-def _of_svi(
-    svi: SVI, result: Any, units: dict[str, Any], args: tuple, kwargs: dict[str, Any]
-) -> Any:
+def _of_svi(svi: SVI, result: Any, units: dict[str, Any], args: tuple, kwargs: Kwargs) -> Any:
     """A tree with results and states, or parameters, in the classes that this SVI has for them."""
     first = svi.init(random.key(0), *args, init_params=units, **kwargs)
     params = svi.get_params(first)

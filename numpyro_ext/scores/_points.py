@@ -84,7 +84,7 @@ def squared_distances(x: Array, y: Array) -> Float[Array, "n m"]:
 
 def weighted_differences(w: Array, x: Array, y: Array) -> Float[Array, "n d"]:
     """``sum_j w_ij (x_i - y_j)`` without an (n, m, d) array."""
-    # Two products whose difference keeps its digits only if the points are near the origin.
+    # A difference of two products that keeps its digits only near the origin.
     centre = jnp.mean(y, axis=0)
     return jnp.sum(w, axis=1, keepdims=True) * (x - centre) - matmul(w, y - centre)
 

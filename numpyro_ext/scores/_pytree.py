@@ -8,8 +8,7 @@ import jax
 
 
 def pytree[T](cls: type[T]) -> type[T]:
-    """Register a frozen dataclass: arrays and kernels are children; words and static fields are
-    not."""
+    """Register a frozen dataclass: arrays and kernels are children, words and static fields not."""
     jax.tree_util.register_pytree_node(cls, _flatten, partial(_unflatten, cls))
     return cls
 

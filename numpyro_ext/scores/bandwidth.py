@@ -28,7 +28,7 @@ def median_bandwidth(x: ArrayLike, *, rule: str = "median") -> Float[Array, ""]:
         h^2 = \mathrm{med}_2 \;\text{("median\_distance")}.
 
     The first makes the RBF kernel :math:`\exp(-s \log(K+1)/\mathrm{med}_2)`, the rule of particle
-    inference (Liu and Wang, NIPS 2016, section 5, whose h is :math:`2 h^2` with :math:`\log K`).
+    inference (Liu and Wang, NIPS 2016, section 5; their h is :math:`2 h^2` with :math:`\log K`).
     The second is wider, and better for discrepancies. If more than half of the pairs coincide, the
     mean takes the median's place; if all coincide, or K = 1, the answer is 1. Of more than 256
     points that many evenly spaced rows give the median. It has no gradient.

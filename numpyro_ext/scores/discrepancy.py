@@ -4,7 +4,7 @@ They are public in ``numpyro_ext.diagnostics``, with their references; here is t
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,8 +22,8 @@ from numpyro_ext.scores.kernels import IMQ, RBF, BaseKernel, as_kernel
 def stein_kernel_matrix(
     x: ArrayLike, score: ArrayLike | Callable[[Array], Array], kernel: Any
 ) -> Float[Array, "k k"]:
-    r"""Stein kernel :math:`k_0(x_i, x_j)` of all pairs (Liu, Lee and Jordan, ICML 2016), whose mean
-    under the target is 0.
+    r"""Stein kernel :math:`k_0(x_i, x_j)` of all pairs (Liu, Lee and Jordan, ICML 2016), of mean 0
+    under the target.
 
     .. math::
         k_0(x, y) = k\, s(x)^\top s(y) + s(x)^\top \nabla_y k + s(y)^\top \nabla_x k
@@ -57,6 +57,7 @@ def squared_ksd(
     return _compiled(_ksd, kernel)(kernel, x, s, statistic, block_size)
 
 
+@partial(jax.jit, static_argnums=(3, 4))
 def _ksd(
     kernel: BaseKernel, x: Array, s: Array, statistic: str, block_size: int | None
 ) -> Float[Array, ""]:
@@ -82,6 +83,7 @@ def squared_mmd(
     return _compiled(_mmd, kernel)(kernel, x, y, statistic, block_size)
 
 
+@partial(jax.jit, static_argnums=(3, 4))
 def _mmd(
     kernel: BaseKernel, x: Array, y: Array, statistic: str, block_size: int | None
 ) -> Float[Array, ""]:
@@ -94,14 +96,9 @@ def _mmd(
     return _nan_unless_finite(value, x, y)
 
 
-@cache
-def _jitted(fn: Callable[..., Array]) -> Callable[..., Array]:
-    return jax.jit(fn, static_argnums=(3, 4))
-
-
-def _compiled(fn: Callable[..., Array], kernel: BaseKernel) -> Callable[..., Array]:
+def _compiled(fn: Any, kernel: BaseKernel) -> Callable[..., Array]:
     """One program per shape for a kernel that is a pytree; a user's own kernel runs eagerly."""
-    return _jitted(fn) if is_pytree(kernel) else fn
+    return fn if is_pytree(kernel) else fn.__wrapped__
 
 
 def _with_score(x: Any, score: Any) -> tuple[Array, Array]:
@@ -119,7 +116,7 @@ def _with_score(x: Any, score: Any) -> tuple[Array, Array]:
 def _mean_over_pairs(
     rows: Callable[[Array], Array], n: int, m: int, statistic: str, block_size: int | None
 ) -> Array:
-    """Mean of an (n, m) matrix, given by ``rows(i)``, whose diagonal the U-statistic leaves out."""
+    """Mean of an (n, m) matrix, given by ``rows(i)``; the U-statistic leaves its diagonal out."""
     if statistic == "u" and n < 2:
         raise ValueError(f"statistic is 'u' with {n} sample; give at least 2 or use statistic='v'.")
     block_size = check_count("block_size", n if block_size is None else block_size)

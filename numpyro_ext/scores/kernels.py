@@ -1,4 +1,4 @@
-"""The base of kernels between points, whose derivatives JAX takes, and kernels of the distance.
+"""The base of kernels between points, differentiated by JAX, and kernels of the distance.
 
 References: Liu and Wang, *Stein variational gradient descent* (NIPS 2016), section 5; Gorham and
 Mackey, *Measuring sample quality with kernels* (ICML 2017), for the inverse multiquadric kernel.

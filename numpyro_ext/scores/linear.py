@@ -17,8 +17,8 @@ from numpyro_ext.scores.kernels import BaseKernel
 class Linear(BaseKernel):
     r"""Linear kernel :math:`k(x, y) = x^\top y + c`.
 
-    With it, ``SVGD`` stands still exactly where the mean and the 1/m covariance of the particles
-    are those of a Gaussian target, for m >= d + 1 particles in general position (Liu and Wang,
+    With it, ``SVGD`` stands still exactly where the particles have the mean and the 1/m covariance
+    of a Gaussian target, for m >= d + 1 particles in general position (Liu and Wang,
     *Stein variational gradient descent as moment matching*, NeurIPS 2018, theorem 3.3). It sees no
     other moments, and the other fields of particle inference do not take it. Results depend on
     where the origin is.

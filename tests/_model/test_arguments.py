@@ -32,12 +32,6 @@ NUMPY = {"y": Y, "group": GROUP}
 EXACT = np.array([Y[GROUP == k].sum() / (20 + 1 / 25) for k in range(3)])
 
 
-def test_a_kernel_takes_numpy_data():
-    mcmc = MCMC(SGLD(groups, 1e-4), num_warmup=0, num_samples=2, progress_bar=False)
-    mcmc.run(random.key(0), NUMPY, batch=10, init_params={"loc": jnp.asarray(EXACT)})
-    np.testing.assert_allclose(mcmc.get_samples()["loc"][-1], EXACT, atol=0.3)
-
-
 def test_what_was_computed_of_an_array_takes_traced_indices_too():
     x = indexed({"b": np.arange(12.0).reshape(6, 2), "a": [np.arange(6), "word"]})
     assert list(x) == ["b", "a"] and x["a"][1] == "word"
@@ -58,6 +52,7 @@ def by_columns(frame, batch=None):
         numpyro.sample("y", dist.Normal(loc[group[i]] + offset[0], 1.0), obs=frame.y[i])
 
 
+@pytest.mark.slow
 def test_a_frame_is_read_by_name_and_by_position():
     """Its rows are in another order than the labels of its index."""
     found = EP(by_columns, schedule="parallel").run(random.key(0), 20, FRAME, progress_bar=False)
@@ -68,8 +63,12 @@ def test_a_frame_is_read_by_name_and_by_position():
     )
     np.testing.assert_allclose(by_frame.center["loc"], by_arrays.center["loc"], rtol=1e-5)
     np.testing.assert_allclose(by_frame.rows, by_arrays.rows, rtol=1e-5, atol=1e-6)
-    mcmc = MCMC(SGLD(by_columns, 1e-4), num_warmup=0, num_samples=2, progress_bar=False)
-    mcmc.run(random.key(0), FRAME, batch=10, init_params={"loc": jnp.asarray(EXACT)})
+
+
+@pytest.mark.parametrize(("model", "data"), [(groups, NUMPY), (by_columns, FRAME)])
+def test_a_kernel_takes_numpy_data_and_a_frame(model, data):
+    mcmc = MCMC(SGLD(model, 1e-4), num_warmup=0, num_samples=2, progress_bar=False)
+    mcmc.run(random.key(0), data, batch=10, init_params={"loc": jnp.asarray(EXACT)})
     np.testing.assert_allclose(mcmc.get_samples()["loc"][-1], EXACT, atol=0.3)
 
 

@@ -39,8 +39,9 @@ def on(support, base):
     return dist.TransformedDistribution(base, dist.biject_to(support))
 
 
-POSITIVE, SHARE = dist.HalfNormal(1.0), dist.Dirichlet(np.ones(3))
-CHOLESKY = dist.LKJCholesky(3)
+POSITIVE = dist.HalfNormal(1.0)
+# One program in place of many, while tests are collected.
+SHARE, CHOLESKY = jax.jit(lambda: (dist.Dirichlet(np.ones(3)), dist.LKJCholesky(3)))()
 DENSE = dist.MultivariateNormal(np.zeros(3), scale_tril=np.eye(3))
 ORDERED = dist.TransformedDistribution(normal(3), dist.transforms.OrderedTransform())
 

@@ -38,6 +38,7 @@ def labels():
     return Labels.of_trace(shapes_of(model, (), {}))
 
 
+@pytest.mark.slow
 def test_numbers_are_called_as_by_arviz():
     mcmc = MCMC(NUTS(model), num_warmup=5, num_samples=5, progress_bar=False)
     mcmc.run(random.key(0))
@@ -141,6 +142,7 @@ def test_modes_and_centerings_print_labels():
         find_centering(effects, coords={"town": ["Leeds"]})
 
 
+@pytest.mark.slow
 def test_a_model_keeps_its_own_arguments_of_these_names():
     def own(dims=1):
         numpyro.sample("z", dist.Normal(jnp.arange(dims), 1.0).to_event(1))

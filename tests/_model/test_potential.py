@@ -89,6 +89,7 @@ def test_chunks_do_not_change_the_full_pass(chunk_size, tol):
     assert close(*passes(z), tol(1e-5, 1e-12))
 
 
+@pytest.mark.slow
 def test_a_pass_of_many_pieces_is_as_precise_as_a_piece(monkeypatch):
     """Of 3,000 numbers that are nearly the same, in float32, one by one in a plate or in two:
     within four roundings of the sum in float64."""

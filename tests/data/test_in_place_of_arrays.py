@@ -29,6 +29,10 @@ def model(x, y, batch=BATCH):
         numpyro.sample("y", dist.Bernoulli(logits=x[i] @ w), obs=y[i])
 
 
+def each_slow(*values):
+    return [pytest.param(x, marks=pytest.mark.slow) for x in values]
+
+
 HOST, ARRAYS = (HostArray(X), HostArray(Y)), (jnp.asarray(X), jnp.asarray(Y))
 
 
@@ -52,20 +56,21 @@ KERNELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_draws(name):
     host, arrays = (chains(KERNELS[name](), args, "sequential", 1) for args in (HOST, ARRAYS))
     np.testing.assert_allclose(host, arrays, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["sequential", "vectorized", "parallel"])
+@pytest.mark.parametrize("method", [*each_slow("sequential", "parallel"), "vectorized"])
 def test_draws_of_two_chains(method):
     host, arrays = (chains(KERNELS["given"](), args, method, 2) for args in (HOST, ARRAYS))
     np.testing.assert_allclose(host, arrays, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of so few steps
-@pytest.mark.parametrize("loss", [Trace_ELBO(2), VRELBO(0.5, 3)])
+@pytest.mark.parametrize("loss", [Trace_ELBO(2), *each_slow(VRELBO(0.5, 3))])
 def test_fits(loss):
     fits = []
     for args in (HOST, ARRAYS):
@@ -77,6 +82,7 @@ def test_fits(loss):
         np.testing.assert_allclose(of_host[name], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_flow_starts_at_the_same_normal():
     fits = []
     for args in (HOST, ARRAYS):
@@ -101,6 +107,7 @@ def test_a_chain_and_a_fit_of_a_loader():
     assert abs(draws.mean() - rows.mean()) < 0.2 * N**-0.5 and 0.5 < draws.std() * N**0.5 < 1.5
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_draw_and_of_a_step_are_read_in_one_call():
     """Whatever reads them: a corrected gradient, particles, the model and its proxy."""
     calls = []
@@ -130,6 +137,7 @@ def test_the_rows_of_a_draw_and_of_a_step_are_read_in_one_call():
         assert calls == [BATCH]
 
 
+@pytest.mark.slow
 def test_no_more_than_a_piece_is_read_at_once():
     """By the check of the data, the search for a mode, the settings and the chain."""
     rows = []

@@ -88,6 +88,7 @@ def test_parameters_that_are_not_known_are_refused():
     assert kept.sampler.params["w"] == sgld([0]).sampler.params["w"]
 
 
+@pytest.mark.slow
 def test_a_parameter_that_starts_at_a_constant_is_known():
     """Engines hold it there."""
 

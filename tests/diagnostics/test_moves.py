@@ -189,6 +189,7 @@ def test_errors_of_a_combination_are_the_scatter_of_its_log_ratio(draws_each):
     assert_errors_are_the_scatter(compared[:, 0], compared[:, 1])
 
 
+@pytest.mark.slow
 def test_chains_between_two_modes_do_not_mix_and_say_so():
     """Modes at +-10 of shares .3 and .7 for .95 and .05: the points keep their shares."""
     side = jnp.where(jnp.arange(400) < 120, 10.0, -10.0)[:, None]
@@ -332,6 +333,7 @@ def test_chains_of_the_posterior_are_fine():
     assert found.ok and rows[SD].ok and rows[MEAN].ok and rows[SD].error > 0, found
 
 
+@pytest.mark.slow
 def test_a_neck_that_the_chain_does_not_enter_is_found():
     """Without tau below its median: its logarithm is a half-normal, whose mean is .8 sds too high
     and whose sd is .6 of the right one. All other lines are right."""

@@ -1,5 +1,6 @@
 """What every engine promises: guides, conversion, pickling, and a sentence for a wrong call."""
 
+import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
@@ -24,12 +25,13 @@ def test_the_parameters_fit_numpyros_guide(fitted):
     ep, result = fitted
     guide = AutoMultivariateNormal(unknown_scale)
     numpyro.handlers.seed(guide, 0)(Y_SCALE)
-    ours, theirs = ep.guide.median(result.params), guide.median(result.params)
+    ours, theirs = jax.jit(lambda p: (ep.guide.median(p), guide.median(p)))(result.params)
     assert set(theirs) == set(ours)
     for name, value in ours.items():
         np.testing.assert_allclose(theirs[name], value, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_diagnosis(fitted):
     """A residual above its limit has a line, unless the draws are found right."""
     ep, result = fitted

@@ -205,6 +205,7 @@ def test_units_of_a_site_change_nothing():
         np.testing.assert_allclose(cov / sd / sd[:, None], V / sd / sd[:, None], atol=0.005)
 
 
+@pytest.mark.slow
 def test_a_mean_far_from_zero_settles_at_what_rounding_leaves():
     """126,000 standard deviations from 0, which single precision has to a hundredth of one."""
     y = np.random.default_rng(11).normal(1000.0, 0.05, 40)

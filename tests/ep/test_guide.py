@@ -87,6 +87,7 @@ def test_new_rows_are_drawn_given_their_observations():
     assert_draws(joined(draws, *sites), mean, cov)
 
 
+@pytest.mark.slow
 def test_rows_without_observations_have_their_prior():
     ep, fit = fitted()
     predictive = Predictive(observed, guide=ep.guide, params=fit.params, num_samples=4000)

@@ -102,6 +102,7 @@ def test_a_constrained_site_is_normal_where_it_is_unconstrained():
     np.testing.assert_allclose(state.prior.shift, half @ params["auto_loc"], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_third_day_compiles_nothing():
     """Counted within one test: between two of them programs may be forgotten (``conftest.py``)."""
     fit, programs = None, []

@@ -1,5 +1,7 @@
 """Projections by sampling and by a formula, against quadrature and laws."""
 
+import functools
+
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -33,25 +35,23 @@ def nowhere(u):
     return jnp.where(jnp.sum(u) > 1e3, 0.0, -jnp.inf)
 
 
-@pytest.fixture(scope="module")
-def sampled():
-    """Sites of some factors at 8 keys, in one program."""
-    keys = random.split(random.key(0), 8)
+@functools.cache
+def sampled(f):
+    """Sites of a factor at 8 keys."""
 
-    def project(f, key):
+    @jax.jit
+    @jax.vmap
+    def project(key):
         return ImportanceSampling(1024).project(f, MEAN, COV, 1.0, key)
 
-    factors = (heteroscedastic, narrow, cusp, growing, nowhere)
-    return jax.jit(
-        lambda: {f.__name__: jax.vmap(lambda key, f=f: project(f, key))(keys) for f in factors}
-    )()
+    return project(random.split(random.key(0), 8))
 
 
 @pytest.mark.slow
-def test_sampling_is_right_within_its_error(sampled):
+def test_sampling_is_right_within_its_error():
     """The error falls below 1 / sqrt(num_samples) because the points are quasi-random."""
     exact = jax.jit(lambda: Quadrature().project(heteroscedastic, MEAN, COV, 1.0))()
-    computed = sampled["heteroscedastic"]
+    computed = sampled(heteroscedastic)
     for name in ("site_shift", "site_precision", "log_normaliser"):
         values, truth = getattr(computed, name), getattr(exact, name)
         error = jnp.std(values, 0, ddof=1) / jnp.sqrt(8)
@@ -62,10 +62,12 @@ def test_sampling_is_right_within_its_error(sampled):
     assert jnp.all(computed.ok)
 
 
-@pytest.mark.parametrize("name", ["cusp", "growing", "nowhere"])
-def test_uneven_weights_are_reported(name, sampled):
+@pytest.mark.parametrize(
+    "f", [cusp, *(pytest.param(f, marks=pytest.mark.slow) for f in (growing, nowhere))]
+)
+def test_uneven_weights_are_reported(f):
     """Of what the points reach: a part that they miss, such as the rest of a ring, is not seen."""
-    assert not jnp.any(sampled[name].ok)
+    assert not jnp.any(sampled(f).ok)
 
 
 @pytest.mark.slow

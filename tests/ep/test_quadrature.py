@@ -1,5 +1,7 @@
 """Moments of a factor times its cavity by quadrature, against brute force in double precision."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import log_ndtr
@@ -60,27 +62,19 @@ def brute_force(f, mean, var, centre, scale, power=1.0):
     return np.log(Z) + log_p.max(), m, p @ (u - mean - m) ** 2 / Z
 
 
-@jax.jit
-def all_lines():
-    return {
-        name: Quadrature().project(
-            lambda u, f=f: f(u[0]), jnp.array([mean]), jnp.array([[var]]), 1.0
-        )
-        for name, (f, _, mean, var, *_) in LINES.items()
-    }
-
-
-@pytest.fixture(scope="module")
-def lines():
-    return jax.device_get(all_lines())
+@functools.cache
+def of_line(name):
+    f, _, mean, var, *_ = LINES[name]
+    arrays = jnp.array([mean]), jnp.array([[var]])
+    return jax.device_get(jax.jit(lambda: Quadrature().project(lambda u: f(u[0]), *arrays, 1.0))())
 
 
 @pytest.mark.slow
 @pytest.mark.x64
 @pytest.mark.parametrize("name", LINES)
-def test_matches_brute_force_on_a_line(name, lines, tol):
+def test_matches_brute_force_on_a_line(name, tol):
     _, f, mean, var, centre, scale, tol64, tol32 = LINES[name]
-    computed, limit = lines[name], tol(tol32, tol64)
+    computed, limit = of_line(name), tol(tol32, tol64)
     log_z, m, V = brute_force(f, mean, var, centre, scale)
     T, v = float(computed.site_precision[0, 0]), float(computed.site_shift[0])
     V_found = 1 / (1 / var + T)
@@ -92,18 +86,17 @@ def test_matches_brute_force_on_a_line(name, lines, tol):
 
 
 @pytest.mark.x64
-def test_weak_site_is_right_to_rounding(lines, tol):
+def test_weak_site_is_right_to_rounding(tol):
     """As a difference of precisions, 1e4, it would have three digits in single precision."""
     _, f, mean, var, centre, scale, *_ = LINES["weak logistic"]
     _, _, V = brute_force(f, mean, var, centre, scale)
-    assert abs(lines["weak logistic"].site_precision[0, 0] / (1 / V - 1 / var) - 1) < tol(
-        1e-5, 1e-8
-    )
+    computed = of_line("weak logistic").site_precision[0, 0]
+    assert abs(computed / (1 / V - 1 / var) - 1) < tol(1e-5, 1e-8)
 
 
-def test_sites_of_weak_kinks_have_the_right_sign(lines):
+def test_sites_of_weak_kinks_have_the_right_sign():
     """Second derivatives are 0 almost everywhere, so that the form by scores has T below 0."""
-    computed = lines["kink"].site_precision[0, 0]
+    computed = of_line("kink").site_precision[0, 0]
     _, f, mean, var, centre, scale, *_ = LINES["kink"]
     _, _, V = brute_force(f, mean, var, centre, scale)
     assert abs(computed / (1 / V - 1 / var) - 1) < 2e-3

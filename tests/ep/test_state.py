@@ -18,7 +18,7 @@ X = np.column_stack([np.sin(3.0 * np.arange(30)), np.cos(2.0 * np.arange(30)), n
 Y = jnp.asarray(1.3 * X[:, 0] + 0.3 * X[:, 2] + 0.5 * np.sin(7.0 * np.arange(30) ** 2), float)
 X = jnp.asarray(X, float)
 SCALES = jnp.array([0.7, 1.0, 2.0])
-OTHER = X[:, jnp.array([2, 0, 1])] + 0.3, jnp.cos(5.0 * jnp.arange(30))
+OTHER = jax.jit(lambda: (X[:, jnp.array([2, 0, 1])] + 0.3, jnp.cos(5.0 * jnp.arange(30))))()
 
 
 def regression(X, y, scales, noise):
@@ -72,6 +72,7 @@ def test_a_run_does_not_go_on_with_rows_in_other_directions(rows):
     ep.init(random.key(0), X, Y, SCALES, 0.6)
 
 
+@pytest.mark.slow
 def test_a_compiled_step_has_the_prior_of_its_arguments():
     ep, result = fitted()
     step = jax.jit(lambda state, scales: ep.update(state, X, Y, scales, 0.6))

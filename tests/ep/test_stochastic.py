@@ -88,10 +88,16 @@ def test_power_0_is_variational_inference_by_natural_gradients(needs_x64):
     np.testing.assert_allclose(state_new.total.precision, precision, rtol=1e-9)
 
 
-ROWS = jnp.stack([jnp.sin(3.0 * jnp.arange(32)), jnp.ones(32)], -1)
-LABELS = (jnp.cos(7.0 * jnp.arange(32) ** 2) + ROWS[:, 0] > 0).astype(int)
+@jax.jit
+def labelled_rows():
+    rows = jnp.stack([jnp.sin(3.0 * jnp.arange(32)), jnp.ones(32)], -1)
+    return rows, (jnp.cos(7.0 * jnp.arange(32) ** 2) + rows[:, 0] > 0).astype(int)
 
 
+ROWS, LABELS = labelled_rows()
+
+
+@pytest.mark.slow
 def test_a_noisy_result_warns_and_one_of_all_rows_does_not():
     engine = StochasticEP(logistic)
     with pytest.warns(InferenceWarning, match="the result of 320 steps is noisy: its standard"):

@@ -22,9 +22,18 @@ from numpyro_ext.objectives import ImplicitELBO
 # z ~ N(PRIOR, I), x ~ N(z W, .7^2 I): two latents and three numbers per row.
 W = jnp.array([[1.0, 0.5, 0.3], [0.9, 0.8, -0.2]])
 PRIOR = jnp.array([2.0, -3.0])
-S = jnp.linalg.inv(jnp.eye(2) + W @ W.T / 0.49)
 N = 40
-X = (PRIOR + random.normal(random.key(0), (N, 2))) @ W + 0.7 * random.normal(random.key(1), (N, 3))
+
+
+@jax.jit
+def made():
+    """The covariance of the posterior, and data."""
+    noise = random.normal(random.key(1), (N, 3))
+    x = (PRIOR + random.normal(random.key(0), (N, 2))) @ W + 0.7 * noise
+    return jnp.linalg.inv(jnp.eye(2) + W @ W.T / 0.49), x
+
+
+S, X = made()
 
 
 def linear(x, batch=None):
@@ -87,9 +96,9 @@ def test_draws_are_for_all_rows_of_any_data():
     assert jnp.allclose(many.std(0), jnp.sqrt(jnp.diagonal(S)), rtol=0.15)
 
 
-MEAN_FIELD = 1 / jnp.diagonal(jnp.linalg.inv(S))  # conditional variances
+MEAN_FIELD = jax.jit(lambda: 1 / jnp.diagonal(jnp.linalg.inv(S)))()  # conditional variances
 # What a diagonal normal loses in each row.
-LOST = (jnp.linalg.slogdet(S)[1] - jnp.log(MEAN_FIELD).sum()) / 2
+LOST = jax.jit(lambda: (jnp.linalg.slogdet(S)[1] - jnp.log(MEAN_FIELD).sum()) / 2)()
 
 
 @pytest.mark.nightly

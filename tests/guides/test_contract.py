@@ -74,7 +74,7 @@ GUIDES = FLOWS | {
     ),
 }
 # Every other guide is trained in the tests of its own file, and is here near its start.
-TRAINED = ("RealNVP", "auxiliary")
+TRAINED = ("auxiliary",)
 # The losses of guides for which Trace_ELBO is none.
 LOSSES = {"implicit": ImplicitELBO(8), "semi-implicit": SemiImplicitELBO(2, 5)}
 # Parameters that no draw depends on.
@@ -90,7 +90,9 @@ one_guide = pytest.mark.parametrize("name", ["RealNVP"])
 # What AutoJoint promises whatever is drawn: one guide whose latent vector has a density, and those
 # that draw it in a way of their own.
 every_kind = pytest.mark.parametrize(
-    "name", ["RealNVP", "implicit", "semi-implicit", "auxiliary", "HVI"]
+    "name",
+    ["RealNVP", "semi-implicit"]
+    + [pytest.param(x, marks=pytest.mark.slow) for x in ("implicit", "auxiliary", "HVI")],
 )
 # In double precision too where the layer is one of AutoFlowNormal, and where it is a coupling.
 every_density = pytest.mark.parametrize(

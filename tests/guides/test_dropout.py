@@ -131,6 +131,7 @@ def test_whole_inputs_are_dropped_with_their_probability(fitted):
     assert jnp.allclose(draws["f"][7], f, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_diagnostics_take_its_draws_and_refuse_its_density(fitted):
     svi, run = fitted
     assert not svi.guide.has_density

@@ -175,6 +175,7 @@ def test_days_have_the_posterior_and_the_evidence_of_all_rows():
     np.testing.assert_allclose(total, evidence(X, y), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_wrong_calls_are_sentences():
     guide, params = fitted()
     with pytest.raises(ValueError, match=r"must be in \(0, 1\]"):

@@ -55,11 +55,16 @@ def begun(guide, *args, loss=None, key=0):
     ("make", "loss", "error"),
     [
         (small, None, 1e-4),
-        (partial(AutoMixtureNormal, num_components=1, covariance="full"), None, 1e-4),
-        (partial(AutoSemiImplicit, hidden_dims=(4,)), SemiImplicitELBO(), 1e-3),
-        (partial(AutoAuxiliary, hidden_dims=(4,)), None, 1e-3),
-        # Its reverse model is right where steps are short.
-        (partial(AutoHVI, step_size=1e-3, hidden_dims=(4,)), None, 1e-2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (partial(AutoMixtureNormal, num_components=1, covariance="full"), None, 1e-4),
+                (partial(AutoSemiImplicit, hidden_dims=(4,)), SemiImplicitELBO(), 1e-3),
+                (partial(AutoAuxiliary, hidden_dims=(4,)), None, 1e-3),
+                # Its reverse model is right where steps are short.
+                (partial(AutoHVI, step_size=1e-3, hidden_dims=(4,)), None, 1e-2),
+            )
+        ),
     ],
 )
 def test_the_first_loss_is_minus_the_log_evidence_of_a_normal_posterior(make, loss, error):
@@ -158,6 +163,7 @@ def test_without_a_search_the_parameters_are_the_usual_ones(model, options, own)
         assert names_of(small(model, **options)) == USUAL | own
 
 
+@pytest.mark.slow
 def test_traced_arguments_and_a_search_that_fails_warn_and_begin_as_usual(monkeypatch):
     x = jnp.array([[0.3, -0.7]] * 4)
     svi = SVI(mean_of, small(mean_of), optax.adam(5e-3), Trace_ELBO())

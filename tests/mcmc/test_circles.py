@@ -66,6 +66,7 @@ def test_a_diagnosis_and_arviz_have_angles_near_each_other():
     assert list(tree.attrs["circular"]) == ["mu"]
 
 
+@pytest.mark.slow
 def test_a_start_that_is_given_is_in_the_coordinates_of_numpyro():
     angle = jnp.array(3.0)
     z = biject_to(constraints.circular).inv(angle)

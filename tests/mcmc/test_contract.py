@@ -99,9 +99,12 @@ def start_of(name):
     return kernel, kernel.init(keys_of_chains()[0], WARMUP, None, linear_data(), {})
 
 
-@pytest.fixture
-def single(every):
-    return chain_of(every)
+@pytest.fixture(
+    params=[x if x in SHARED else pytest.param(x, marks=pytest.mark.slow) for x in KERNELS]
+)
+def single(request):
+    """A chain of every kernel."""
+    return chain_of(request.param)
 
 
 def same(a, b) -> bool:
@@ -216,8 +219,8 @@ def test_prints_as_a_short_summary(every):
     assert "max_bias" not in text and "friction=0" not in text
 
 
-def test_states_are_documented_and_share_their_fields(single):
-    state = type(single.last_state)
+def test_states_are_documented_and_share_their_fields(every):
+    state = KERNELS[every].func.state_class
     assert state._fields[:3] == ("i", "z", "potential_energy")
     assert state._fields[-1] == "rng_key"
     assert all(f"**{field}** - " in state.__doc__ for field in state._fields)

@@ -10,7 +10,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.handlers import mask
-from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
 import pytest
 
@@ -75,31 +74,32 @@ def modes():
 
 
 @cache
-def eight_chains():
-    kernel = SGHMC(two_modes, steps_per_sample=10, whitening=modes())
-    options = {"num_chains": 8, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(kernel, num_warmup=20, num_samples=500, **options)
+def of_eight_chains():
+    """The settings for them."""
+    kernel = SGHMC(two_modes, whitening=modes())
     with pytest.warns(InferenceWarning, match="different modes"):
-        mcmc.run(random.key(0))
-    return mcmc
+        kernel.init(random.split(random.key(0), 8), 20, None)
+    return kernel.settings
 
 
+@pytest.mark.slow
 def test_one_chain_starts_at_the_heaviest_mode_and_needs_no_step_for_the_others():
     kernel = SGHMC(two_modes, whitening=modes())
     with pytest.warns(InferenceWarning, match="different modes"):
         state = kernel.init(random.key(0), 10, None)
     assert kernel.chains_at.tolist() == [0] and float(state.z["z"]) < 0
     # Twice as narrow: half the step of a kernel with momentum. For more chains it is found again.
-    together = eight_chains().sampler.settings.step_size
+    together = of_eight_chains().step_size
     assert kernel.settings.step_size > 1.5 * together
     with pytest.warns(InferenceWarning, match="different modes"):
         kernel.init(random.split(random.key(0), 8), 10, None)
     assert kernel.settings.step_size == pytest.approx(together)
 
 
+@pytest.mark.slow
 def test_modes_found_once_are_given_to_a_kernel_with_a_step_and_without():
     keys = random.split(random.key(1), 8)
-    assert eight_chains().sampler.settings.row_gradients < 1000 < modes().row_gradients
+    assert of_eight_chains().row_gradients < 1000 < modes().row_gradients
     state = SGLD(two_modes, 1e-3, whitening=modes()).init(keys, 10, None)
     np.testing.assert_array_equal(state.z["z"] < 0, [True] * 5 + [False] * 3)
     assert np.all(np.abs(np.abs(state.z["z"]) - 2) < 1.5)  # 5 standard deviations

@@ -134,6 +134,7 @@ def test_a_fit_of_many_groups_comes_to_a_normal_posterior_that_is_far_away():
     assert found.slope < 1 and found.elbo == pytest.approx(evidence, abs=1)
 
 
+@pytest.mark.slow
 def test_a_fit_begins_at_the_prior_where_a_start_near_0_is_far_from_all_mass():
     """Counts with an offset, whose level is -6.3: by NUTS within 0.02 of it, with sd 0.2."""
     rng = np.random.default_rng(1)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from numpyro_ext.mcmc import ConstantSchedule, CyclicalSchedule, PolynomialSchedule
+from numpyro_ext.mcmc import CyclicalSchedule, PolynomialSchedule
 
 
 def test_polynomial_numbers(tol):
@@ -25,7 +25,6 @@ def test_exploration_is_the_first_part_of_a_cycle():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ConstantSchedule(-1.0), r"value is -1.0; it must be a non-negative"),
         (lambda: PolynomialSchedule(1.0, -2.0), r"b is -2.0"),
         (lambda: CyclicalSchedule(float("inf"), 5), r"peak is inf"),
         (

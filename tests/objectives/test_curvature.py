@@ -83,6 +83,7 @@ def test_the_mean_of_both_gradients_is_that_of_the_closed_form(curvature, guide)
         assert np.all(np.abs(found.mean(0) - exact) <= 4 * error + 1e-4 * (1 + np.abs(exact)))
 
 
+@pytest.mark.slow
 def test_a_minibatch_is_scaled_to_all_rows(guide):
     curvature = "empirical_fisher"
     each = jax.jit(jax.vmap(lambda key: of_both(CurvatureELBO(curvature), guide, key, batch=4)))

@@ -21,7 +21,8 @@ NOISE = jnp.array([0.4, 1.2])
 X = jnp.array([[1.5, -0.4], [3.0, 0.2], [-1.0, 2.0], [0.3, 0.1], [2.0, -2.0], [0.9, 1.1]])
 N, M, KEYS = len(X), 5, 64
 # The density of which the data are taken to come.
-DATA = dist.MultivariateNormal(jnp.array([1.0, 0.3]), jnp.array([[2.5, -0.4], [-0.4, 1.8]]))
+COV = np.array([[2.5, -0.4], [-0.4, 1.8]])
+DATA = jax.jit(lambda: dist.MultivariateNormal(jnp.array([1.0, 0.3]), COV))()
 
 
 class Simulator(dist.Normal):

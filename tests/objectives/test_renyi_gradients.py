@@ -117,6 +117,7 @@ def initial(guide, model=correlated_model):
     return svi.get_params(svi.init(random.key(0)))
 
 
+@pytest.mark.slow
 def test_an_auto_guide_has_the_same_mean_gradient():
     """One joint latent and Delta sites, which dreg must follow and not replace."""
     guide = AutoMultivariateNormal(correlated_model)
@@ -215,7 +216,8 @@ def test_log_q_of_a_value_on_the_boundary_is_that_of_what_was_drawn(gradient):
 
     def of_estimator(gradient):
         loss = VRELBO(1.0, size, gradient=gradient)
-        return jax.value_and_grad(lambda params: loss_of(loss, params, shares, guide))(params)
+        at = jax.value_and_grad(lambda params: loss_of(loss, params, shares, guide))
+        return jax.jit(at)(params)
 
     (path, by_path), (value, by_all) = of_estimator(gradient), of_estimator("standard")
     assert np.isclose(path, value, rtol=1e-5)

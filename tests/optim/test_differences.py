@@ -63,6 +63,7 @@ def test_a_search_and_its_normal_are_right_without_a_second_derivative():
     np.testing.assert_allclose(mode.factor @ mode.factor.T, np.diag(1 / K), rtol=0.02, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_a_proxy_is_right_without_a_second_derivative():
     """Of rows with l = y x - e^x and the center c: G = sum y - 3 e^c, H = -3 diag(e^c). Rows
     differ in their linear terms alone, so that the estimate from any of them is exact, but for the

@@ -82,6 +82,7 @@ def exchanged(y):
     numpyro.sample("y", parts, obs=y)
 
 
+@pytest.mark.slow
 def test_copies_by_a_permutation_are_named():
     y = np.random.default_rng(0).standard_normal(60) + 4.0 * (np.arange(60) % 2)
     with pytest.warns(InferenceWarning, match="copies of each other, as it seems"):
@@ -98,6 +99,7 @@ def funnel():
         numpyro.sample("y", dist.Normal(theta, 1.0), obs=jnp.linspace(-2.0, 2.0, 10))
 
 
+@pytest.mark.slow
 def test_without_a_mode_it_is_the_normal_of_greatest_elbo():
     with pytest.warns(InferenceWarning, match="come from a variational fit instead"):
         modes = find_modes(funnel)
@@ -148,6 +150,7 @@ def counts(x, y):
     numpyro.sample("y", dist.Poisson(jnp.exp(x @ b)).to_event(1), obs=y)
 
 
+@pytest.mark.slow
 def test_where_a_search_leads_nowhere_another_begins_near_the_median():
     """The mode and the covariance are those of Newton's method in double precision."""
     rng = np.random.default_rng(0)

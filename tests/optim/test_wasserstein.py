@@ -127,7 +127,7 @@ def straight(name):
     return svi, svi.run(random.key(0), 20, progress_bar=False)
 
 
-@pytest.mark.parametrize("name", OPTIMS)
+@pytest.mark.parametrize("name", [pytest.param("po", marks=pytest.mark.slow), "wag", "wnes"])
 def test_only_the_labelled_parameters_are_accelerated(name):
     svi, result = straight(name)
     x = wasserstein_eval_params(result.state.optim_state, result.params)

@@ -50,6 +50,7 @@ def test_each_mode_keeps_its_share_of_the_particles():
         assert np.std((sites["a"] - 3 * sites["z"])[here]) == pytest.approx(0.5, rel=0.15)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_modes_and_pickles():
     svi, result = fitted()
     groups = np.asarray(result.params["auto_modes"])

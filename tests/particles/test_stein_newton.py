@@ -13,10 +13,16 @@ import pytest
 from numpyro_ext.particles import AutoParticles, SteinNewton
 
 M, D = 6, 3
-X = random.normal(random.key(0), (M, D)) + 1.0
-G = jnp.sin(X) - X
-ROOTS = random.normal(random.key(1), (M, D, D))
-H = -(ROOTS @ ROOTS.transpose(0, 2, 1) + 0.5 * jnp.eye(D))
+
+
+@jax.jit
+def points():
+    """Places, and a gradient and a Hessian at each."""
+    x, roots = random.normal(random.key(0), (M, D)) + 1.0, random.normal(random.key(1), (M, D, D))
+    return x, jnp.sin(x) - x, -(roots @ roots.transpose(0, 2, 1) + 0.5 * jnp.eye(D))
+
+
+X, G, H = points()
 velocity = jax.jit(SteinNewton().velocity)
 
 

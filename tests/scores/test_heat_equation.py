@@ -16,12 +16,14 @@ from numpyro_ext.scores.heat_equation import _mismatch, _step
 X = np.array([[0.0, 0.0], [1.0, 0.5], [-0.5, 2.0], [3.0, -1.0]])
 
 
+@jax.jit
 def objective(x, l):
     """J at the bandwidth l: the objective of the search."""
     u = (x - x.mean(0)) / l
     return _mismatch(u, squared_distances(u, u), jnp.ones((), x.dtype))
 
 
+@jax.jit
 def step(x, l):
     """The bandwidth after one step of the search."""
     return _step(x, jnp.asarray(l, x.dtype))

@@ -154,7 +154,9 @@ def slds(y, subsample_size=None):
         decoded("y", x, y[idx])
 
 
-PLAIN = Gaussian.from_standard(jnp.array([0.5, -1.0]), jnp.array([[2.0, 0.3], [0.3, 0.7]]))
+PLAIN = jax.jit(  # one program in place of many, while tests are collected
+    lambda: Gaussian.from_standard(jnp.array([0.5, -1.0]), jnp.array([[2.0, 0.3], [0.3, 0.7]]))
+)()
 
 
 def plain(y, subsample_size=None):

@@ -250,6 +250,7 @@ def test_a_scale_of_local_sites_multiplies_their_divergence():
         guide.check(handlers.mask(tempered(1.0)[0], mask=jnp.array([True])), random.key(0), y)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_leaves_the_parameters():
     """Data of NaN give a gradient of zero, in natural parameters and networks, and a warning."""
     where = "explicit_only", RULES["mixture"], params_of("mixture"), random.key(2)

@@ -40,7 +40,11 @@ EVERY = {
     "LDS": LDS(),
     "SLDSMeanField": SLDSMeanField(),
 }
-every_rule = pytest.mark.parametrize("name", EVERY)
+# Most of the time goes into compiling these.
+LARGE = "SLDSMeanField", "HMMEP", "HMMMeanField", "CycleMeanField"
+every_rule = pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.slow) if x in LARGE else x for x in EVERY]
+)
 MEAN_FIELD = [name for name in EVERY if name.endswith("MeanField") or name == "LDS"]
 
 

@@ -20,7 +20,7 @@ from numpyro_ext._checks import (
 )
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._numpyro import unpacking_of
-from numpyro_ext._typing import Params
+from numpyro_ext._typing import Kwargs, Params
 from numpyro_ext.ep.base import Engine
 from numpyro_ext.ep.pbp.epochs import Belief, Gamma, PBPState, PriorSites, epoch, start_sites
 from numpyro_ext.ep.pbp.moments import forward_moments
@@ -28,7 +28,7 @@ from numpyro_ext.ep.pbp.network import PRIOR, SCALING, Network, NetworkGuide, ne
 from numpyro_ext.ep.state import EPRunResult
 
 PBPRunResult = EPRunResult
-"""The result of a run of :class:`PBP`, whose state is a :class:`PBPState`."""
+"""The result of a run of :class:`PBP`; its state is a :class:`PBPState`."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -85,8 +85,7 @@ class PBP(Engine):
     :param bool normalise: whether X and y are standardised; a constant column is only shifted.
 
     References: Hernandez-Lobato, Adams, *Probabilistic backpropagation for scalable learning of
-    Bayesian neural networks* (ICML 2015), sections 3 and 4; Li, Hernandez-Lobato, Turner,
-    *Stochastic expectation propagation* (NeurIPS 2015), algorithm 1 and section 5.
+    Bayesian neural networks* (ICML 2015), sections 3 and 4; for SEP as of :class:`StochasticEP`.
 
     >>> from numpyro_ext.ep import PBP
     >>> X = jnp.linspace(-4, 4, 60)[:, None]
@@ -136,10 +135,6 @@ class PBP(Engine):
             places = unpack(jnp.arange(self.guide.latent_dim))
         return [np.asarray(places[name]) for name in self.model.shapes]
 
-    @property
-    def _known_noise(self) -> Array | None:
-        return None if self.noise_precision is None else jnp.asarray(self.noise_precision, float)
-
     def init(self, rng_key: Array, X: Any, y: Any) -> PBPState:
         """The state before the first epoch on X ``(N, inputs)`` and y ``(N,)``: each weight is
         N(m, E[1 / precision]), with m from N(0, 1 / fan-in)."""
@@ -170,10 +165,11 @@ class PBP(Engine):
             raise ValueError(
                 f"X has {len(X)} rows, and the state has sites of {rows}; use the same data."
             )
-        return epoch(self.method, self._known_noise, state, X, y)
+        noise = None if self.noise_precision is None else jnp.asarray(self.noise_precision, float)
+        return epoch(self.method, noise, state, X, y)
 
     def begin(
-        self, rng_key: Array, init_state: PBPState | None, args: tuple, kwargs: dict[str, Any]
+        self, rng_key: Array, init_state: PBPState | None, args: tuple, kwargs: Kwargs
     ) -> tuple[Any, PBPState, list[Array]]:
         state = self.init(rng_key, *args, **kwargs) if init_state is None else init_state
         return None, state, list(self._data(*args, **kwargs))
@@ -207,12 +203,11 @@ class PBP(Engine):
                 params |= {f"{name}_concentration": gamma.shape, f"{name}_rate": gamma.rate}
         return {f"auto_{name}": x for name, x in (params | state.scaling).items()}
 
-    def restore(self, saved: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    def restore(self, saved: Any, args: tuple, kwargs: Kwargs) -> None:
         """Nothing: the guide follows from the layers."""
 
     def convergence(self, state: PBPState) -> dict[str, float]:
-        """For :func:`~numpyro_ext.diagnostics.diagnose`: rows left out, and no residual, because
-        ADF has no fixed point."""
+        """For :func:`~numpyro_ext.diagnostics.diagnose`: rows left out; ADF has no residual."""
         return {"residual": 0.0, "limit": 0.0, "skipped": int(state.skipped), "inaccurate": 0}
 
     def predict(self, params: Params, X: Any) -> tuple[Array, Array]:

@@ -162,7 +162,7 @@ def _pass(
 
 
 def _refine(q: Belief, weight: Gamma, prior: PriorSites) -> tuple[Belief, Gamma, PriorSites]:
-    """One sweep over the priors of the weights, in the flat order: EP, whose sites have mean 0."""
+    """One sweep over the priors of the weights, in the flat order: EP, by sites of mean 0."""
 
     def visit(weight: Gamma, xs: Any) -> Any:
         m, v, (precision, site) = xs

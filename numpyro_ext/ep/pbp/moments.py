@@ -1,7 +1,7 @@
 r"""Moments of a rectifier network with independent normal weights, and the updates that use them.
 
 A weight is N(m, v), where v is a variance, and a precision is Gamma(a, b) of shape a and rate b. A
-layer is a pair of matrices m and v of shape (outputs, inputs + 1), whose last column multiplies the
+layer is a pair of matrices m and v of shape (outputs, inputs + 1), with a last column for the
 constant 1, or (outputs, inputs) without a bias.
 """
 

@@ -20,8 +20,7 @@ PRIOR = 6.0, 6.0  # shape and rate of the prior of a precision, in standardised 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A rectifier network for a scalar y, with a Gamma prior of the precisions of ``"weight"`` and
-    ``"noise"`` that are not known."""
+    """A rectifier network for a scalar y, with a Gamma prior of precisions that are not known."""
 
     layer_sizes: tuple[int, ...]
     precisions: dict[str, float | None]
