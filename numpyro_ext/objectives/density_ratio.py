@@ -6,10 +6,12 @@ from typing import Any
 
 import jax
 from jax import Array, random
+from jax.extend.core import jaxpr_as_fun
 from jax.lax import stop_gradient
 import jax.numpy as jnp
 from jax.scipy.stats import norm
 from numpyro.distributions import Unit, biject_to
+from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import check_choice, check_several
 from numpyro_ext._model.implicit import has_density
@@ -19,7 +21,7 @@ from numpyro_ext._numpyro import unpacking_of
 from numpyro_ext._typing import Params, Trace
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.critic import critic_of
-from numpyro_ext.objectives.samples import Samples
+from numpyro_ext.objectives.samples import Samples, SiteGroup
 from numpyro_ext.scores import KernelRatio, logistic_loss, whiten
 
 Estimate = Callable[[Array, Array], tuple[Callable[[Array], Array], Array]]
@@ -29,9 +31,9 @@ argument only, and to the loss of what is trained for it."""
 
 
 class DensityRatioELBO(Objective):
-    r"""Evidence lower bound of a guide without a density, whose log q a density ratio replaces.
+    r"""Evidence lower bound of a guide without a density: a density ratio replaces log q.
 
-    For draws z of q and a contrast r whose density is known,
+    For draws z of q and a contrast r of known density,
 
     .. math::
         L = E_q\Big[\log p^*(z) - \log r(z) - T(z)\Big], \qquad T \approx \log \frac{q}{r},
@@ -55,8 +57,9 @@ class DensityRatioELBO(Objective):
       where :math:`\tilde p` is the density from which the data come: N times a KL divergence, 0 at
       the posterior under the true model. For the guide it differs from minus the ELBO by a
       constant. Parameters of the model are an error; :class:`SymmetricKL` trains them. A covariate
-      c of a row is unknown to T, and a guide that takes c for -c may then be as good as the
-      posterior: make it a site, ``c = numpyro.sample("c", ..., obs=c)``, so that T sees it.
+      c of a row is unknown to T, and a guide that takes c for -c might be as good as the posterior:
+      it has to be a site, ``c = numpyro.sample("c", ..., obs=c)``, so that T sees it. Draws of the
+      model that depend on another array with as many rows as the data are an error.
 
     T comes from the ``ratio``: ``"critic"`` is the network of ``with_critic(guide)``, trained by
     :func:`~numpyro_ext.scores.logistic_loss` D in the same scalar loss
@@ -233,6 +236,7 @@ def pairs_of(
                 f" latent and observed site must be in it without a mask, and '{site['name']}' is"
                 " not; use DensityRatioELBO(contrast='adaptive')."
             )
+    _check_alike(draws, samples.group, keys[0])
 
     def draw(key: Array, dream_key: Array) -> tuple[Array, Array, State]:
         particle = draws.particle(key)
@@ -250,6 +254,37 @@ def pairs_of(
 
     x, y, state = draws.map(draw, draws.keys, keys)
     return x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]), state
+
+
+def _check_alike(draws: Draws, group: SiteGroup, rng_key: Array) -> None:
+    """An error if draws of the model depend on an array with as many rows as the data, so that its
+    rows do not all have the same law."""
+
+    def values(params: Params) -> tuple[list[Any], list[Any]]:
+        sites = list(sample_sites(draws.dream(rng_key, params=params)))
+        observed = [jnp.asarray(x["infer"]["obs"]) for x in sites if "obs" in x["infer"]]
+        return [site["value"] for site in sites], observed
+
+    # Arrays among the arguments, and arrays that the model closes over, are constants here.
+    program, shapes = jax.make_jaxpr(values, return_shape=True)(draws.stopped)
+    arrays = {str(i): x for i, x in enumerate(program.consts)}
+
+    def run(**arrays: Array) -> Any:
+        consts = [arrays[str(i)] for i in range(len(arrays))]
+        results = jaxpr_as_fun(program.replace(consts=consts))(*jax.tree.leaves(draws.stopped))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    drawn, observed = (set().union(*part) for part in eval_provenance(run, **arrays))
+    sizes = {*group.shape, *(n for plate, n, _ in draws.layout.subsampled if plate in group.plates)}
+    rows = sizes & {n for name in observed for n in jnp.shape(arrays[name])}
+    for shape in (jnp.shape(arrays[name]) for name in sorted(drawn)):
+        if rows & set(shape):
+            raise ValueError(
+                f"{type(draws.objective).__name__}: draws of the model depend on an array of shape"
+                f" {shape}, a covariate of the rows that the ratio does not see; make it an"
+                ' observed site, c = numpyro.sample("c", ..., obs=c), and use what that returns, or use'
+                " DensityRatioELBO(contrast='adaptive')."
+            )
 
 
 def _rows_of(site: Site, value: Any, plates: tuple[str, ...]) -> Array:

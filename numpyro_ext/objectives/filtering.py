@@ -13,7 +13,7 @@ from numpyro_ext._checks import check_choice
 from numpyro_ext._model.density import log_density, scaled
 from numpyro_ext._model.handlers import drawn_once, valid_plates
 from numpyro_ext._model.read import Site, latent_sites, layers, sample_sites
-from numpyro_ext._model.time_steps import Scan, check_pieces, until_scan
+from numpyro_ext._model.time_steps import Scan, check_pieces, refuse_no_steps, until_scan
 from numpyro_ext._model.units import drawn_sites
 from numpyro_ext._numpyro import mask_of, without_rsample_stop_gradient
 from numpyro_ext._typing import Sites, Trace
@@ -25,7 +25,7 @@ class FilteringELBO(Objective):
     r"""Log of the evidence that a particle filter estimates, with the guide as its proposal.
 
     Model and guide each have one ``numpyro.contrib.control_flow.scan`` over the same T time steps,
-    whose bodies draw the same latent sites. The K particles take a time step of both together:
+    with bodies that draw the same latent sites. The K particles take a time step of both together:
     :math:`x_t^k \sim q(x_t \mid x_{t-1}^k)`, with the weight
 
     .. math::
@@ -90,7 +90,7 @@ class FilteringELBO(Objective):
     True
     """
 
-    without_log_q = "a distribution whose log density can be evaluated"
+    without_log_q = "a distribution with a log density that can be evaluated"
 
     def __init__(
         self,
@@ -115,6 +115,10 @@ class FilteringELBO(Objective):
             )
         self.ess_threshold, self.gradient = float(ess_threshold), gradient
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
+
+    def loss_with_mutable_state(self, *args: Any, **kwargs: Any) -> Any:
+        with refuse_no_steps():
+            return super().loss_with_mutable_state(*args, **kwargs)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         shared = shared_sites(draws)
