@@ -1,4 +1,4 @@
-"""The base of guides of local latents, whose network reads the data of a plate row by row."""
+"""The base of guides of local latents by a network that reads the data of a plate row by row."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ class AmortizedGuide(AutoGuide):
 
     A subclass writes :meth:`draw_local` and :meth:`register`. Latents outside the plate come from
     another guide. New data need no training: call ``Predictive`` or ``sample_posterior`` with other
-    arguments of the model, also with other rows. The arguments are those of :class:`FlowGuide`.
+    arguments of the model, also with other rows. :class:`FlowGuide` describes the arguments.
 
     **Reference:** *Amortized inference in probabilistic reasoning*, Gershman, Goodman (CogSci 2014)
     """
@@ -113,7 +113,6 @@ class AmortizedGuide(AutoGuide):
         self, rng_key: Array, params: Params, *args: Any, sample_shape: Shape = (), **kwargs: Any
     ) -> Sites:
         """As :meth:`AutoJoint.sample_posterior`, for all rows of the data in ``args``."""
-
         check_params(params, [f"{self.prefix}_net$params"], self)
 
         def draw(key: Array) -> Sites:

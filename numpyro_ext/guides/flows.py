@@ -186,7 +186,7 @@ class SkewTransform(VectorTransform):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CouplingFlowNormal(AutoFlowNormal):
-    r"""Base of the flow guides whose layers are couplings, each with a network of its own.
+    r"""Base of the flow guides of coupling layers, each with a network of its own.
 
     The first :math:`\lfloor d/2 \rfloor` coordinates go through the network; its outputs move the
     others. After the first flow the halves change places; after each other one a new half has

@@ -14,7 +14,7 @@ from numpyro_ext.transforms import HouseholderTransform
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AutoHouseholderNormal(AutoFlowNormal):
-    r"""A normal guide whose covariance is a diagonal one, turned by reflections.
+    r"""A normal guide with a diagonal covariance that reflections turn.
 
     In the model's unconstrained space of dimension :math:`d`,
 

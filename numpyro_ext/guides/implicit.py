@@ -57,7 +57,7 @@ class AutoImplicit(AutoWithoutDensity):
     :param int noise_dim: number of standard normal numbers for a draw, at least d and by default d.
         With fewer the draws lie on a surface, where neither a density nor its score exists.
     :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
-        ``noise_dim`` to d numbers, for :math:`z = loc + net(\epsilon)`, whose initial weights say
+        ``noise_dim`` to d numbers, for :math:`z = loc + net(\epsilon)`; its initial weights say
         where the guide starts.
     :param hidden_dims: widths of the hidden layers of the default network (ELU).
     :param transition: ``Langevin(...)``, ``NNSampler(...)`` or None.
@@ -138,7 +138,7 @@ class AutoImplicit(AutoWithoutDensity):
     ) -> Array:
         """``z`` after the T steps."""
         T, d = transition.num_steps, self.latent_dim
-        if not (args or kwargs) and self.prepared is not None:  # those of the first call
+        if not (args or kwargs) and self.prepared is not None:  # of the first call
             args, kwargs = self.prepared
             if is_traced(self.prepared):
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""A guide whose draws are a Langevin diffusion from a normal to the posterior."""
+"""A guide that draws by a Langevin diffusion from a normal to the posterior."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class AutoLangevinDiffusion(AutoAlongGradient):
     *What it is biased by.* The bound is too low by the KL of the backward kernels from the right
     ones, which falls as 1 / T while the steps get shorter. Steps above twice the smallest variance
     of the posterior are unstable. On minibatches the bound holds for their joint density, and draws
-    are too wide. A call without data takes those of the first.
+    are too wide. A call without data takes the data of the first.
 
     :param int num_steps: the number T of steps.
     :param str backward: ``"ula"`` or ``"learnt"``.

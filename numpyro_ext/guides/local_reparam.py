@@ -101,8 +101,8 @@ class LocalReparam:
 
 
 class _Maps(Messenger):
-    """The linear maps of a model, with noise on the outputs of those of the sites ``names``; None
-    for the plain model, whose sites are ``called`` then."""
+    """The linear maps of a model, with noise on the outputs for the sites ``names``; None for the
+    plain model, which lists its sites in ``called``."""
 
     def __init__(self, fn: Model, drawn: Trace, names: list[str] | None) -> None:
         super().__init__(fn)
@@ -165,7 +165,7 @@ class _Maps(Messenger):
 
 
 class _PriorOfMap(dist.Normal):
-    """A normal prior whose density is not asked for: its KL divergence is known."""
+    """A normal prior without a density: its KL divergence is known."""
 
     def log_prob(self, value: Any, intermediates: Any = None) -> Array:
         raise ValueError(

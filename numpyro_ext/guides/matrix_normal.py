@@ -1,4 +1,4 @@
-"""A matrix-normal guide: weights whose rows and whose columns are correlated."""
+"""A matrix-normal guide: weights with correlated rows and correlated columns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,7 +100,7 @@ class Kronecker:
         return jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(self)])
 
     def unpacked(self, vector: Array) -> "Kronecker":
-        """The factor of this layout whose numbers are these."""
+        """The factor of this layout with these numbers."""
         leaves, tree = jax.tree.flatten(self)
         stops = np.cumsum([x.size for x in leaves])[:-1]
         parts = zip(jnp.split(vector, stops), leaves, strict=True)

@@ -19,7 +19,7 @@ from numpyro_ext.guides.base import AutoAtModes
 from numpyro_ext.guides.networks import random_param
 from numpyro_ext.guides.normal_mixture import DiagonalNormalMixture, FullNormalMixture
 
-SPREAD = 0.7  # of several components at one mode, whose variances are then half of it
+SPREAD = 0.7  # of several components at one mode, with half of its variance
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -171,7 +171,7 @@ def _at_modes(every: Modes, C: int, *, full: bool) -> tuple[_Start, Array, Array
     modes = every.modes[:C]
     shares = np.array([mode.share for mode in modes])
     counts = np.ones(len(shares), int)
-    while counts.sum() < C:  # one more to the mode whose components have the largest weights
+    while counts.sum() < C:  # one more to the mode with the largest weights of components
         counts[np.argmax(shares / counts)] += 1
     which = np.repeat(np.arange(len(shares)), counts)
     roots = np.stack([np.asarray(mode.factor, float) for mode in modes])

@@ -15,8 +15,8 @@ class AutoNICENormal(CouplingFlowNormal):
     :math:`\lfloor d/2 \rfloor` coordinates shifts the others.
 
     *Where it fails.* The couplings keep volume. The guide follows curved posteriors (a banana
-    exactly), but q is nowhere denser than its normal base at its mode, and posteriors whose scale
-    varies (a funnel) need :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`.
+    exactly), but q is nowhere denser than its normal base at its mode, and posteriors of a scale
+    that varies (a funnel) need :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal`.
 
     **Reference:** *NICE: non-linear independent components estimation*, equations 9-12, Dinh,
     Krueger and Bengio (ICLR workshop 2015)

@@ -16,8 +16,8 @@ class AutoPlanarNormal(AutoFlowNormal):
     r"""A normalizing-flow guide of planar flows, over all latent sites together.
 
     The flows of :class:`AutoFlowNormal` are each a
-    :class:`~numpyro_ext.transforms.planar.PlanarTransform`, whose u is moved so that it is
-    invertible, and starts at 0, beside a random w.
+    :class:`~numpyro_ext.transforms.planar.PlanarTransform`, with u moved so that it is invertible,
+    and at 0 at first, beside a random w.
 
     *Where it fails.* Each flow makes one bend along one direction, so a strongly curved posterior
     needs many; above some ten dimensions :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal` is

@@ -26,7 +26,7 @@ FLOOR = 1e-3
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AutoSemiImplicit(AutoWithoutDensity):
-    r"""A semi-implicit guide over all latent sites together: a normal whose mean is random.
+    r"""A semi-implicit guide over all latent sites together: a normal with a random mean.
 
     In the model's unconstrained space of dimension :math:`d`,
 

@@ -168,7 +168,7 @@ class AmortizedMCMC(Objective):
         back = jnp.sum((z - mean_back) ** 2, axis=-1)
         log_ratio = log_p_there - log_p_z + (forth - back) / (4 * eps)
         log_u = jnp.log1p(-random.uniform(key_accept, log_ratio.shape, z.dtype))
-        # A proposal whose density is not finite is not accepted, but a NaN at z itself is shown.
+        # A proposal without a finite density is not accepted, but a NaN at z itself is shown.
         moved = jnp.where((log_u < log_ratio)[..., None], there, z)
         return jnp.where(jnp.isnan(log_p_z)[..., None] | jnp.isnan(mean), jnp.nan, moved)
 
@@ -188,7 +188,7 @@ def _jensen_shannon(draws: Draws, samples: Samples, z: Array, y: Array) -> Array
 
 def energy_distance(z: Array, y: Array) -> Array:
     """``(*units)``, of ``(K, *units, d)`` draws z and y without the pairs of a draw with itself, in
-    units of the standard deviations of both together: in those of y alone the gradient would not be
+    units of the standard deviations of both together: in units of y alone the gradient would not be
     zero on average for equal laws."""
     K, *units, _ = z.shape
     sd = jnp.std(jnp.concatenate([z, y]), axis=0)

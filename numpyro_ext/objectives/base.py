@@ -158,8 +158,8 @@ class Objective(ELBO, ABC):
         """
 
     def noise_problem(self, plates: Mapping[str, Sequence[int]]) -> str | None:
-        """What is wrong with minibatches of ``{plate: (size, batch)}``, whose rows share latent
-        sites, and what to do; None if nothing is."""
+        """What is wrong with minibatches of ``{plate: (size, batch)}`` that share latent sites, and
+        what to do; None if nothing is."""
         if self.linear or self.per_datum or self.proxy is not None or not plates:
             return None
         plate, (size, batch) = next(iter(plates.items()))
@@ -299,7 +299,7 @@ class Draws:
     def path_particle(
         self, key: Array, gamma: Array | None = None, params: Params | None = None
     ) -> "Particle":
-        """A particle whose guide has a gradient through its draws alone, scaled by ``gamma``.
+        """A particle with a gradient of its guide through the draws alone, scaled by ``gamma``.
 
         ``gamma`` is one number for each unit, or None, and ``params`` are the model's. log q has
         stopped parameters, and takes what was drawn before a fixed transform, as a value on the
@@ -333,7 +333,8 @@ class Draws:
         values: Sites | None = None,
         arguments: Arguments | None = None,
     ) -> Trace:
-        """One run of the guide; ``values`` replace its draws, and ``arguments`` those of a step."""
+        """One run of the guide; ``values`` replace its draws, ``arguments`` the arguments of a
+        step."""
         guide_key = random.split(key)[1]
         data = {**(self.params if params is None else params), **(values or {})}
         with valid_plates(), drawn_once(), without_rsample_stop_gradient():
@@ -374,7 +375,7 @@ class Draws:
         return guide
 
     def _check_data(self, model: Model) -> None:
-        """An error that names an observed site whose data do not fit, in any row."""
+        """An error that names an observed site with data that do not fit, in any row."""
         args, kwargs = self.args, self.kwargs
         model = substitute(model, substitute_fn=self._value_of_guide)
         if self.layout.subsampled:
@@ -545,7 +546,7 @@ def _depending_on_parameters(
 
 
 def _path_scaled(x: Array, weight: Array) -> Array:
-    """``x`` itself, whose gradient is multiplied by ``weight``."""
+    """``x`` itself, with its gradient times ``weight``."""
     stopped = stop_gradient(x)
     return stopped + weight * (x - stopped)
 

@@ -32,8 +32,8 @@ class BBAlphaELBO(Objective):
 
     where :math:`\ell_{k,m}` is the log likelihood of one datum; latents of a datum add :math:`\log
     p(z_m|\theta) - \log q(z_m)` to it. The loss :math:`-\hat L` is unbiased in the minibatch, for
-    global and local latents alike. A row whose observed sites are all masked does not count in N;
-    under ``numpyro.handlers.scale`` a row is there so many times.
+    global and local latents alike. A row with a mask over all its observed sites does not count in
+    N; under ``numpyro.handlers.scale`` a row is there so many times.
 
     ``approximate_kl=True`` (Li and Gal) takes the tied factor out of the power,
 

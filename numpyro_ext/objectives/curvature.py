@@ -1,4 +1,4 @@
-"""The evidence lower bound of a mean-field normal whose scales learn from curvature."""
+"""The evidence lower bound of a mean-field normal with scales that learn from curvature."""
 
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -58,8 +58,8 @@ class CurvatureELBO(Objective):
     :math:`\sqrt M` times too large, and has lost the curvature where M is N.
 
     The guide is ``AutoNormal``, ``AutoDiagonalNormal``, or your own of independent normal sites.
-    All observed sites are in one data plate, whose rows share all latent sites. The squares of rows
-    cost M backward passes: of one row each if the model indexes its data by the plate
+    All observed sites are in one data plate, and its rows share all latent sites. The squares of
+    rows cost M backward passes: of one row each if the model indexes its data by the plate
     (``numpyro.subsample``, or ``X[idx]``), and of all M rows if it does not.
 
     :param str curvature: one of the above.

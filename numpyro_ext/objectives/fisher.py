@@ -25,9 +25,9 @@ class FisherDivergence(Objective):
     the support of q. It needs no evidence, so no normalisation of the posterior.
 
     * ``form="explicit"``: from K draws of a guide that has a density.
-    * ``form="minimax"``: for a semi-implicit guide, :math:`q(z) = E_\psi\, q(z | \psi)`, whose
-      score is not known; the score of :math:`q(z | \psi)` is. A critic f, a vector field, is
-      trained beside the guide,
+    * ``form="minimax"``: for a semi-implicit guide, :math:`q(z) = E_\psi\, q(z | \psi)`. Its score
+      is not known; the score of :math:`q(z | \psi)` is. A critic f, a vector field, is trained
+      beside the guide,
 
       .. math::
           D = \max_f E_{\psi, z}\Big[2 f(z)^\top \big(\nabla \log p^*(z) -

@@ -80,8 +80,8 @@ class ImplicitELBO(Objective):
         check_several("num_particles", num_particles, why)
         if isinstance(score, DenoisingScore) and score.network is not None:
             raise ValueError(
-                "score is a DenoisingScore with a network, whose parameters the guide does not"
-                " have; give the network to with_critic, and DenoisingScore sigma alone."
+                "score is a DenoisingScore with a network, and its parameters are not in the guide;"
+                " give the network to with_critic, and DenoisingScore sigma alone."
             )
         self.score = SteinScore() if score is None else score
         super().__init__(num_particles, vectorize_particles=vectorize_particles)

@@ -32,9 +32,9 @@ class KLWeightedELBO(ELBO):
         \mathcal{L}_\beta = E_{q(z)}[\log p(x \mid z)] - \beta\, \mathrm{KL}[q(z) \,\|\, p(z)],
         \qquad \beta \ge 0,
 
-    in nats, whose negative is the loss. A schedule that rises from 0 to 1 is KL annealing. A
-    constant below 1 is the tempered, or cold, posterior: the optimum over all q is proportional to
-    :math:`p(z)\, p(x \mid z)^{1 / \beta}`. For an auto-encoder it is that of the beta-VAE.
+    in nats; the loss is its negative. A schedule that rises from 0 to 1 is KL annealing. A constant
+    below 1 is the tempered, or cold, posterior: the optimum over all q is proportional to
+    :math:`p(z)\, p(x \mid z)^{1 / \beta}`. For an auto-encoder it is the beta-VAE's.
 
     The prior is every site of the model that is not observed, the likelihood every observed site
     and ``numpyro.factor``. Sites in a minibatch are scaled by N/M as before.

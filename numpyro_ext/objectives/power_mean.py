@@ -24,7 +24,7 @@ def _is_static(a: Any, value: float) -> bool:
 
 def power_mean(lw: Array, a: Any) -> tuple[Array, Array]:
     """``L(a)`` of shape ``(*units)`` and ``w^`` of shape ``(K, *units)``, from ``lw`` of that
-    shape; the weights sum to 1, or are 0 in a unit whose ``L`` is infinite."""
+    shape; the weights sum to 1, or are 0 in a unit with an infinite ``L``."""
     lw = stop_gradient(lw)
     num_particles = lw.shape[0]
     mean = jnp.mean(lw, 0)

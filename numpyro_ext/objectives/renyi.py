@@ -157,9 +157,9 @@ class VRELBO(Objective):
     * ``"standard"``: the reparameterised gradient of the formula above.
     * ``"single"``: one particle per unit is drawn with the weights and differentiated, which is
       unbiased and takes one backward pass. Noise outside sample sites (dropout) is drawn afresh.
-    * ``"stl"``: sticking the landing, without the score of log q, whose mean is zero. It is
-      unbiased for ``alpha=1``, with no variance where q is the posterior, and **biased** for other
-      orders and K > 1.
+    * ``"stl"``: sticking the landing, without the score of log q, of mean zero. It is unbiased for
+      ``alpha=1``, with no variance where q is the posterior, and **biased** for other orders and K
+      > 1.
     * ``"dreg"``: doubly reparameterised, with the weights :math:`\hat w_k(\alpha +
       (1-\alpha)\hat w_k)` on the path derivative. It is unbiased and has less noise near the
       posterior (far from it there may be more). alpha has to be finite.

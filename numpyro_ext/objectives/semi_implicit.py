@@ -26,7 +26,7 @@ class SemiImplicitELBO(Objective):
         \qquad L_J \le \mathrm{ELBO} \le U_J,
 
     in nats, with :math:`p^*` the joint density in unconstrained space. Both approach the ELBO as J
-    grows. The loss is :math:`-L_J`, whose gradient is unbiased; :meth:`bounds` gives both.
+    grows. The loss is :math:`-L_J`, with an unbiased gradient; :meth:`bounds` gives both.
 
     **Bias.** :math:`L_J` is the ELBO only for many :math:`\psi` or where :math:`q(z \mid \psi)` is
     about as wide as q itself. For small J the optimum has too narrow a spread of :math:`\psi`, and

@@ -135,7 +135,7 @@ class SteinDiscrepancy(Objective):
 
 
 def refuse_model_params(draws: Draws) -> None:
-    """An error for a discrepancy, whose minimum over a parameter of the model means nothing."""
+    """An error for a discrepancy: its minimum over a parameter of the model means nothing."""
     for site in draws.layout.model_params:
         raise ValueError(
             f"{type(draws.objective).__name__}: the model has the param site '{site}', but the"

@@ -52,7 +52,7 @@ class VIMCO(Objective):
     **Which order.** ``alpha`` is Renyi's order as in :class:`VRELBO`: 0 is the paper's bound, 1 the
     ELBO. Near the posterior the bound of order 0 is K times flatter than the ELBO: its gradient
     falls as :math:`1/K`, and the noise of it as :math:`1/\sqrt K`. So if a posterior is what you
-    want, take ``alpha=1``. Order 0 is for the parameters of a model, whose bound it makes tighter.
+    want, take ``alpha=1``. Order 0 is for the parameters of a model: it makes their bound tighter.
 
     :param alpha: order, a finite number, a traced scalar, or a callable of the step (with
         :func:`count_steps` around the guide).

@@ -52,9 +52,9 @@ def ivon(
     ``<x>_loc`` and ``<x>_scale`` of one shape, and leaves all others to ``other``. Start narrow,
     with ``init_scale=0.02``, and draw four or more particles a step.
 
-    **When it fails.** If the rate is too large for parameters whose curvature is correlated, the
-    loss grows; take a smaller or a falling rate. Standard deviations are too small where parameters
-    are correlated, as in every mean-field normal.
+    **When it fails.** If the rate is too large for parameters with a correlated curvature, the loss
+    grows; take a smaller or a falling rate. Standard deviations are too small where parameters are
+    correlated, as in every mean-field normal.
 
     :param rate: r, positive, or a schedule of the number of steps.
     :param float b1: share of the averaged gradient that is kept, in [0, 1).

@@ -37,9 +37,8 @@ def natural_gradient(
     .. math:: n \leftarrow n - \rho\, \nabla, \qquad \rho \in (0, 1].
 
     For a conjugate term :math:`\rho = 1` is the exact update of coordinate ascent, and a smaller
-    :math:`\rho` the average of stochastic variational inference. A step whose new parameters are
-    outside the domain is halved; after 20 halvings, or along a gradient that is not finite, it
-    is left out.
+    :math:`\rho` the average of stochastic variational inference. A step to parameters outside the
+    domain is halved; after 20 halvings, or along a gradient that is not finite, it is left out.
 
     **When it fails.** Use it without momentum, clipping or Adam, and on natural parameters only:
     :func:`optax.multi_transform` gives the other parameters to another optimiser. If

@@ -1,4 +1,4 @@
-"""Adam whose moving squares are a mean-field normal (Khan et al., 2018)."""
+"""Adam with a mean-field normal for its moving squares (Khan et al., 2018)."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -58,7 +58,7 @@ def vadam(
     :param float b1: share of the averaged gradient that is kept, in [0, 1).
     :param float b2: share of the averaged square that is kept, in [0, 1).
     :param str squares: where :math:`g^2` is taken from: ``"loc"``, the gradient of the mean, or
-        ``"scale"``, that of the scale, which is then :math:`N g^2 + \lambda - \mathrm{sd}^{-2}`
+        ``"scale"``, the one of the scale, which is then :math:`N g^2 + \lambda - \mathrm{sd}^{-2}`
         in units of natural gradients, as ``CurvatureELBO("squared_gradient", K)`` makes it.
     :param scale_transform: as for :func:`von`, and so ``other``.
 

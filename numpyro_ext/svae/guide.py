@@ -40,8 +40,8 @@ class GlobalTerms(NamedTuple):
 
 
 class GuideRun(NamedTuple):
-    """A run of the guide: latent sites, the names of continuous local ones, whose draws carry the
-    gradient of the likelihood, and the divergences from the prior, ``()`` and ``(B,)``."""
+    """A run of the guide: latent sites, the names of continuous local ones, with draws that carry
+    the gradient of the likelihood, and the divergences from the prior, ``()`` and ``(B,)``."""
 
     sites: Sites
     vectors: tuple[str, ...]
@@ -58,7 +58,7 @@ class SVAEGuide:
         \psi(x; y_n, \phi)).
 
     It pairs with a model of conjugate global variables, local latents x (and z), and a likelihood
-    of x alone, whose first argument are the data y, with rows first. With :class:`SVAEELBO` the
+    of x alone; its first argument are the data y, with rows first. With :class:`SVAEELBO` the
     natural parameters :math:`\tau` have natural gradients; with other losses ordinary ones.
     Potentials enter q alone, so that the bound holds whatever the network returns.
 

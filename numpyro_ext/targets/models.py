@@ -1,4 +1,4 @@
-"""Models: a logistic regression, a network, and targets whose answers are known."""
+"""Models: a logistic regression, a network, and targets with known answers."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
