@@ -50,8 +50,7 @@ class AutoDropout(StartGiven):
     one draw of the masks e for all rows of the data. ``M``, the parameter ``{site}_{prefix}_loc``,
     is not scaled up by 1/p: code with inverted dropout has :math:`M' = p M`. Every other latent
     site (bias vectors, a noise precision) is a point mass, and its prior counts. With prior
-    precision :math:`\lambda_l` of :math:`W_l`, the KL divergence of wide layers is, up to a
-    constant,
+    precision :math:`\lambda_l` of :math:`W_l`, the KL of wide layers is, up to a constant,
 
     .. math::
         \mathrm{KL} = \sum_l \tfrac{1}{2}\, p_l \lambda_l \lVert M_l \rVert_F^2 ,

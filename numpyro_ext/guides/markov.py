@@ -12,11 +12,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.distributions.transforms import (
-    AffineTransform,
-    IndependentTransform,
-    PermuteTransform,
-)
+from numpyro.distributions.transforms import AffineTransform, IndependentTransform, PermuteTransform
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.modes import Mode
@@ -36,8 +32,7 @@ class Chain(NamedTuple):
 
 class MarkovTransform(VectorTransform):
     r"""The map :math:`x_t = \sum_j A_{tj} x_{t+j} + L_t e_t` on the first ``T D`` coordinates, and
-    ``scale * e`` on the others, with ``factor`` L ``(T, D, D)`` and ``weights`` A ``(T, order, D,
-    D)``."""
+    ``scale * e`` on others, with ``factor`` L ``(T, D, D)`` and ``weights`` A."""
 
     arrays = ("factor", "weights", "scale")
 

@@ -31,12 +31,12 @@ class AutoMixtureNormal(AutoAtModes):
     .. math::
         q(z) = \sum_{c=1}^{C} w_c\, N(z; m_c, S_c), \qquad w = \mathrm{softmax}(logits) .
 
-    At ``svi.init`` the modes of the posterior are found, by 16 searches. Each mode has at least one
-    component, and more by its share of the mass. One that is alone starts as the normal
-    approximation at its mode, several around it, at 0.7 of its scale. What is trained are
-    :math:`m_c` and :math:`S_c` in units of that approximation. Where there is no search
-    (:class:`AutoAtModes`), or ``init_spread`` is given, the weights start equal, and the centres at
-    draws of :math:`N(init\_loc, init\_spread^2 I)`.
+    At ``svi.init`` the modes of the posterior are found, by 16 searches, and each has components by
+    its share of the mass, at least one. One that is alone starts as the normal approximation at its
+    mode, several around it, at 0.7 of its scale. What is trained are :math:`m_c` and :math:`S_c` in
+    units of that approximation. Where there is no search (:class:`AutoAtModes`), or ``init_spread``
+    is given, the weights start equal, and the centres at draws of :math:`N(init\_loc,
+    init\_spread^2 I)`.
 
     **Train it by** :class:`~numpyro_ext.objectives.MixtureELBO`, which evaluates the model at a
     draw of every component. With ``covariance="diag"`` the draws carry implicit gradients, with

@@ -41,9 +41,9 @@ class DensityRatioELBO(Objective):
     in nats and in unconstrained space, where :math:`\log p^*` is the log joint density, Jacobian
     included. T is estimated from K draws of each of q and r:
 
-    * ``contrast="adaptive"``: r is the normal distribution with the mean and the standard
-      deviations of the K draws of q, under ``stop_gradient``. T compares the whitened draws,
-      :math:`u = (z - loc) / scale`, with draws of N(0, I), and has only the shape of q to learn.
+    * ``contrast="adaptive"``: r is the normal with the mean and the standard deviations of the K
+      draws of q, without gradient. T compares the whitened draws, :math:`u = (z - loc) / scale`,
+      with draws of N(0, I), and has only the shape of q to learn.
     * ``contrast="prior"``: r is the prior, drawn by running the model, and
       :math:`L = E_q[\log p(x | z) - T(z)]`.
     * ``contrast="joint"``, for data in the rows of a plate that have latents of their own: T
@@ -62,16 +62,15 @@ class DensityRatioELBO(Objective):
       model that depend on another array with as many rows as the data are an error.
 
     T comes from the ``ratio``: ``"critic"`` is the network of ``with_critic(guide)``, trained by
-    :func:`~numpyro_ext.scores.logistic_loss` D in the same scalar loss
-    :math:`-L + D - \mathrm{sg}(D)`; D does not reach the guide, and L does not reach the critic.
+    :func:`~numpyro_ext.scores.logistic_loss` D in the same scalar loss :math:`-L + D -
+    \mathrm{sg}(D)`; D does not reach the guide, and L does not reach the critic.
     :class:`~numpyro_ext.scores.LogisticRatio` and :class:`~numpyro_ext.scores.KernelRatio` (of r/q)
     are fitted to the draws of each step, with ``"joint"`` to all rows of the minibatch together,
-    and need no critic. The gradient of the guide flows through
-    z alone, because :math:`E_q \nabla_\phi \log q = 0`.
+    and need no critic. The gradient of the guide flows through z alone, because :math:`E_q
+    \nabla_\phi \log q = 0`.
 
-    **Biased.** The value is an estimate of minus the ELBO and not a bound, because T is estimated:
-    it may be below minus the log evidence, so do not compare models by it. The adaptive contrast
-    makes it too large, by about d / K, which does not bias the gradient.
+    **Biased.** The value is no bound, because T is estimated: do not compare models by it. The
+    adaptive contrast makes it too large, by about d / K, which does not bias the gradient.
 
     **When it fails.** A critic that lags behind the guide gives a gradient towards where q was;
     with ``"adaptive"`` a correlated guide becomes too wide meanwhile. Where the critic tells all
@@ -79,9 +78,9 @@ class DensityRatioELBO(Objective):
     of dimensions), T is too small and the guide too narrow. ``LogisticRatio()`` has a quadratic log
     ratio, so that a flexible guide becomes too wide, and needs many times (d + 1)(d + 2) / 2 draws.
 
-    **Subsampling** is unbiased. ``Implicit`` sites in a plate have one ratio for each row, from K
-    draws of each, and their critic takes the data from ``with_critic(guide, features=...)``. Other
-    sites keep their density. Parameters of the model get the gradient of the ELBO.
+    **Subsampling** is unbiased. ``Implicit`` sites in a plate have one ratio for each row, and
+    their critic takes the data from ``with_critic(guide, features=...)``. Other sites keep their
+    density. Parameters of the model get the gradient of the ELBO.
 
     :param int num_particles: number of draws K, some tens at least to estimate T.
     :param str contrast: ``"adaptive"``, ``"prior"`` or ``"joint"``.
@@ -282,8 +281,8 @@ def _check_alike(draws: Draws, group: SiteGroup, rng_key: Array) -> None:
             raise ValueError(
                 f"{type(draws.objective).__name__}: draws of the model depend on an array of shape"
                 f" {shape}, a covariate of the rows that the ratio does not see; make it an"
-                ' observed site, c = numpyro.sample("c", ..., obs=c), and use what that returns, or use'
-                " DensityRatioELBO(contrast='adaptive')."
+                ' observed site, c = numpyro.sample("c", ..., obs=c), and use what that returns;'
+                " or use DensityRatioELBO(contrast='adaptive')."
             )
 
 

@@ -40,8 +40,8 @@ class KLWeightedELBO(ELBO):
     and ``numpyro.factor``. Sites in a minibatch are scaled by N/M as before.
 
     **Biased**: with a weight other than 1 the optimum is not the posterior of the model; below 1
-    the draws are too narrow, above 1 too wide. The value is a bound on the evidence for a weight of
-    1 and above only.
+    the draws are too narrow, above 1 too wide. The value is a bound on the evidence from a weight
+    of 1 on.
 
     **One weight for each minibatch.** With ``pi = J * minibatch_kl_weights(J)`` and J minibatches
     in order, ``KLWeightedELBO(lambda i: pi[i % J])`` has the weights of an epoch.
@@ -116,8 +116,8 @@ class KLWeightedELBO(ELBO):
 def minibatch_kl_weights(num_batches: int) -> Array:
     r"""Weights :math:`\pi_i` of the KL term in the B minibatches of an epoch, summing to 1.
 
-    The epoch's losses :math:`\pi_i \mathrm{KL}[q \| p_0] - \log p(\mathrm{batch}_i | \theta)` sum
-    to minus the evidence lower bound of all data, whatever the weights. With
+    The losses :math:`\pi_i \mathrm{KL}[q \| p_0] - \log p(\mathrm{batch}_i | \theta)` sum to minus
+    the evidence lower bound of all data, whatever the weights. With
 
     .. math::
         \pi_i = \frac{2^{B-i}}{2^B - 1}, \qquad i = 1, \ldots, B,

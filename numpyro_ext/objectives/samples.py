@@ -295,8 +295,7 @@ def _ancestors(name: str, parents: Parents) -> set[str]:
 
 
 def _implicit_sites(trace: Trace, parents: Parents) -> tuple[list[str], set[str]]:
-    """The Implicit sites, and the sites with a density that does not count: they and their
-    noise."""
+    """The Implicit sites, and the sites without a density that counts: they and their noise."""
     names = [site["name"] for site in latent_sites(trace) if not has_density(site["fn"])]
     if not names:
         raise ValueError(

@@ -53,11 +53,7 @@ class SemiImplicitELBO(Objective):
     minus_elbo = True
 
     def __init__(
-        self,
-        num_particles: int = 8,
-        num_aux: int = 20,
-        *,
-        vectorize_particles: bool | MapT = True,
+        self, num_particles: int = 8, num_aux: int = 20, *, vectorize_particles: bool | MapT = True
     ) -> None:
         self.num_aux = check_count("num_aux", num_aux, minimum=0)
         super().__init__(num_particles, vectorize_particles=vectorize_particles)

@@ -5,11 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax
-from jax.core import Tracer
 import jax.numpy as jnp
 import optax
 
-from numpyro_ext._checks import check_positive
+from numpyro_ext._checks import check_rate
 
 _MOST_HALVINGS = 20
 
@@ -26,8 +25,7 @@ class NaturalGradientState(NamedTuple):
 
 
 def natural_gradient(
-    step_size: optax.ScalarOrSchedule,
-    domain: Callable[[Any], Any] | None = None,
+    step_size: optax.ScalarOrSchedule, domain: Callable[[Any], Any] | None = None
 ) -> optax.GradientTransformation:
     r"""Natural-gradient descent on natural parameters, with a guard of their domain.
 
@@ -65,9 +63,7 @@ def natural_gradient(
     15.0 13.0 7.069
     """
     if not callable(step_size):
-        check_positive("step_size", step_size)
-        if not isinstance(step_size, Tracer) and float(step_size) > 1:  # type: ignore[arg-type]
-            raise ValueError(f"step_size is {step_size!r}; it must be in (0, 1].")
+        check_rate("step_size", step_size)
 
     def init(params: Any) -> NaturalGradientState:
         zero = jnp.zeros((), jnp.int32)

@@ -67,15 +67,10 @@ def vadam(
 
     >>> from numpyro.infer import TraceMeanField_ELBO
     >>> from numpyro_ext.optim import vadam
-    >>> def model(x, y):
-    ...     w = numpyro.sample("w", dist.Normal(0, 1))
-    ...     with numpyro.plate("data", 200, subsample_size=1) as idx:
-    ...         numpyro.sample("y", dist.Normal(w * x[idx], 0.5), obs=y[idx])
-    >>> x = jax.random.normal(jax.random.key(0), (200,))
-    >>> guide = AutoNormal(model, init_scale=0.5)
-    >>> svi = SVI(model, guide, vadam(0.01, num_data=200), TraceMeanField_ELBO())
-    >>> params = svi.run(jax.random.key(1), 3000, x, 2 * x, progress_bar=False).params
-    >>> bool(abs(params["w_auto_loc"] - 2) < 0.2)
+    >>> guide, x = AutoNormal(normal_mean, init_scale=0.5), jnp.array([1.0, 2.0, 3.0])
+    >>> svi = SVI(normal_mean, guide, vadam(0.02, num_data=3), TraceMeanField_ELBO())
+    >>> params = svi.run(jax.random.key(1), 2000, x, progress_bar=False).params
+    >>> bool(abs(params["z_auto_loc"] - 1.5) < 0.4)
     True
     """
     check_learning_rate(step_size)

@@ -34,9 +34,8 @@ class GlobalTerms(NamedTuple):
     ) -> "GlobalTerms":
         """The terms at natural parameters, with ordinary gradients."""
         mean = {name: families[name].mean(q) for name, q in natural.items()}
-        kls = [jnp.sum(families[name].kl(q, prior[name])) for name, q in natural.items()]
-        kl = sum(kls, jnp.zeros(()))
-        return cls(mean, mean, kl)
+        kls = (jnp.sum(families[name].kl(q, prior[name])) for name, q in natural.items())
+        return cls(mean, mean, sum(kls, jnp.zeros(())))
 
 
 class GuideRun(NamedTuple):
@@ -67,17 +66,14 @@ class SVAEGuide:
     components that overlap; ``diagnose`` estimates by how much.
 
     Its parameters are ``{prefix}_natural``, a dict of the natural parameters of each global factor,
-    and ``{prefix}_recognition$params``. Besides the model's latent sites it has the deterministic
-    sites ``{prefix}_kl_global`` and ``{prefix}_kl_local``, ``_num_iter``, ``_residual`` and
+    and ``{prefix}_recognition$params``. It reports by the deterministic sites
+    ``{prefix}_kl_global`` and ``{prefix}_kl_local``, ``_num_iter``, ``_residual`` and
     ``_converged`` of each row.
 
     :param dict prior: natural parameters of the prior, named as in ``local_inference.families``.
         Natural parameters are not concentrations: ``Dirichlet.from_standard(concentration)``.
-    :param recognition: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, that
-        returns a potential, such as :func:`recognition_network`; :func:`allow_missing` of it, if
-        data have NaN. Where y is x with normal noise of a known precision, ``(lambda key, shape:
-        (shape, {}), lambda params, y: GaussianPotential.from_diagonal(precision * y, precision))``
-        is exact.
+    :param recognition: a stax pair, or a Flax or Equinox module, that returns a potential, such as
+        :func:`recognition_network`; :func:`allow_missing` of it, if data have NaN.
     :param local_inference: a rule, such as :class:`GMMEP`.
     :param create_plates: ``create_plates(*args, **kwargs)`` returns the data plate;
         ``numpyro.plate("data", len(y))`` by default. If y has as many rows as the plate, it is
