@@ -1,7 +1,6 @@
 r"""The base of all objectives: the particles of one evaluation, and their log densities.
 
-A new objective subclasses :class:`Objective` and writes :meth:`Objective.estimate`, a pure function
-of :class:`Draws`. For K particles :math:`z_k \sim q` that share **one** minibatch it may ask for
+For K particles :math:`z_k \sim q` that share **one** minibatch an objective may ask for
 :math:`\log p(x, z_k)` and :math:`\log q(z_k)`, split by *unit*. A unit has a log weight of its own:
 it is one element of the plates around every site of model and guide, or the whole minibatch if
 there is no such plate.

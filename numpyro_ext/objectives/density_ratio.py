@@ -18,7 +18,7 @@ from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.masked import is_masked
 from numpyro_ext._model.read import Site, base_distribution, frames, latent_sites, sample_sites
 from numpyro_ext._numpyro import unpacking_of
-from numpyro_ext._typing import Params, Trace
+from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.critic import critic_of
 from numpyro_ext.objectives.samples import Samples, SiteGroup
@@ -59,7 +59,7 @@ class DensityRatioELBO(Objective):
       constant. Parameters of the model are an error; :class:`SymmetricKL` trains them. A covariate
       c of a row is unknown to T, and a guide that takes c for -c might be as good as the posterior:
       it has to be a site, ``c = numpyro.sample("c", ..., obs=c)``, so that T sees it. Draws of the
-      model that depend on another array with as many rows as the data are an error.
+      model in a row that depend on another array of as many rows, or on its number, are an error.
 
     T comes from the ``ratio``: ``"critic"`` is the network of ``with_critic(guide)``, trained by
     :func:`~numpyro_ext.scores.logistic_loss` D in the same scalar loss :math:`-L + D -
@@ -256,34 +256,38 @@ def pairs_of(
 
 
 def _check_alike(draws: Draws, group: SiteGroup, rng_key: Array) -> None:
-    """An error if draws of the model depend on an array with as many rows as the data, so that its
-    rows do not all have the same law."""
+    """An error if draws of the model depend on an array with as many rows as the data, or on the
+    indices of rows, so that its rows do not all have the same law."""
 
     def values(params: Params) -> tuple[list[Any], list[Any]]:
         sites = list(sample_sites(draws.dream(rng_key, params=params)))
         observed = [jnp.asarray(x["infer"]["obs"]) for x in sites if "obs" in x["infer"]]
         return [site["value"] for site in sites], observed
 
+    indices = {plate: jnp.arange(M) for plate, M in zip(group.plates, group.shape, strict=True)}
     # Arrays among the arguments, and arrays that the model closes over, are constants here.
-    program, shapes = jax.make_jaxpr(values, return_shape=True)(draws.stopped)
+    inputs = {**draws.stopped, **indices}
+    program, shapes = jax.make_jaxpr(values, return_shape=True)(inputs)
     arrays = {str(i): x for i, x in enumerate(program.consts)}
 
-    def run(**arrays: Array) -> Any:
-        consts = [arrays[str(i)] for i in range(len(arrays))]
-        results = jaxpr_as_fun(program.replace(consts=consts))(*jax.tree.leaves(draws.stopped))
+    def run(indices: Sites, **arrays: Array) -> Any:
+        consts, leaves = [arrays[str(i)] for i in range(len(arrays))], {**inputs, **indices}
+        results = jaxpr_as_fun(program.replace(consts=consts))(*jax.tree.leaves(leaves))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
-    drawn, observed = (set().union(*part) for part in eval_provenance(run, **arrays))
+    origins = eval_provenance(run, indices=indices, **arrays)
+    drawn, observed = (set().union(*part) - {"indices"} for part in origins)
     sizes = {*group.shape, *(n for plate, n, _ in draws.layout.subsampled if plate in group.plates)}
     rows = sizes & {n for name in observed for n in jnp.shape(arrays[name])}
-    for shape in (jnp.shape(arrays[name]) for name in sorted(drawn)):
-        if rows & set(shape):
-            raise ValueError(
-                f"{type(draws.objective).__name__}: draws of the model depend on an array of shape"
-                f" {shape}, a covariate of the rows that the ratio does not see; make it an"
-                ' observed site, c = numpyro.sample("c", ..., obs=c), and use what that returns;'
-                " or use DensityRatioELBO(contrast='adaptive')."
-            )
+    shapes_read = [x for x in (jnp.shape(arrays[n]) for n in sorted(drawn)) if rows & {*x}]
+    by_index = any("indices" in names for names in origins[0])
+    if shapes_read or by_index:
+        what = f"an array of shape {shapes_read[0]}" if shapes_read else "the indices of its plate"
+        raise ValueError(
+            f"{type(draws.objective).__name__}: draws of the model in a row depend on {what}, which"
+            ' the ratio does not see; make a covariate an observed site, c = numpyro.sample("c",'
+            " ..., obs=c), and use what that returns; or use DensityRatioELBO(contrast='adaptive')."
+        )
 
 
 def _rows_of(site: Site, value: Any, plates: tuple[str, ...]) -> Array:

@@ -278,6 +278,12 @@ def closes_over(x, c, batch=None):
     regression(x, C, batch)
 
 
+def trend(x, c, batch=None):
+    with numpyro.plate("N", len(x), subsample_size=batch) as i:
+        z = numpyro.sample("z", dist.Normal(0.1 * i, 1.0))
+        numpyro.sample("x", Simulator(z, 0.5), obs=x[i])
+
+
 def of_regression(x, c, batch=None, as_site=False):
     slope = numpyro.param("slope", 0.5)
     with numpyro.plate("N", len(x), subsample_size=batch) as i:
@@ -292,9 +298,17 @@ C = jnp.array([0.3, -1.2, 0.8, 1.5, -0.4, 0.9])
     [DensityRatioELBO(3, "joint", ratio=LogisticRatio()), SymmetricKL(3, ratio=LogisticRatio())],
 )
 def test_a_covariate_that_the_ratio_does_not_see_is_an_error(loss):
-    """Among the arguments, whole or in a minibatch, or outside; an observed site is none."""
-    sentence = r"depend on an array of shape \(6,\), a covariate .* numpyro.sample\(\"c\""
-    for one, batch in ((regression, None), (regression, 4), (closes_over, 4)):
+    """Among the arguments, whole or in a minibatch, or outside, or the number of the row; an
+    observed site is none."""
+    of_array, of_index = r"an array of shape \(6,\)", "the indices of its plate"
+    for one, batch, what in (
+        (regression, None, of_array),
+        (regression, 4, of_array),
+        (closes_over, 4, of_array),
+        (trend, None, of_index),
+        (trend, 4, of_index),
+    ):
+        sentence = f"in a row depend on {what}, which .* numpyro.sample"
         assert_refuses(sentence, loss, {"slope": 0.5}, one, of_regression, X[:, 0], C, batch)
     seen = loss.loss(random.key(0), {"slope": 0.5}, regression, of_regression, X[:, 0], C, 4, True)
     assert np.isfinite(seen)
