@@ -40,8 +40,8 @@ class AutoAuxiliary(AutoWithoutDensity):
     \to z`, each normal given the one before, and the reverse model is the chain back. The guide
     starts at the normal approximation at the mode with a reverse model that is right to 0.001.
 
-    *Where it fails.* The bound is too low by the KL of the reverse model, so modes that need a
-    different a for the same z are lost. Take 8 particles or more and a falling rate.
+    *Where it fails.* Modes that need a different a for the same z are lost. Take 8 particles or
+    more and a falling rate.
 
     :param int aux_dim: length of a; d if None.
     :param network: a stax pair, or a Flax or Equinox module, from ``aux_dim`` numbers to

@@ -66,7 +66,7 @@ class AutoDropout(StartGiven):
     **When it fails.** The stated log density is not one (``has_density`` is False), so bounds of
     the evidence and ``pareto_khat`` are not defined. The KL leaves out what depends on p alone:
     choose p by the predictive density of held-out rows, not by the loss. The spread comes from the
-    masks alone, and does not shrink as rows are added.
+    masks alone, however many rows there are.
 
     :param model: a NumPyro model with weight matrices of prior ``Normal(0, scale)``, with a fixed
         scale that is read at the first call.

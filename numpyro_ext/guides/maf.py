@@ -16,9 +16,8 @@ class AutoMAFNormal(AutoregressiveFlowNormal):
     masked weights.
 
     The density of a given point costs one pass through the networks, but a draw (and its gradient)
-    :math:`d` passes, so that steps are slow above some tens of dimensions. NumPyro's
-    ``AutoIAFNormal`` has it the other way. Each flow stretches a coordinate by at most
-    :math:`e^{clamp}`.
+    :math:`d` passes, so that steps are slow above some tens of dimensions. Each flow stretches a
+    coordinate by at most :math:`e^{clamp}`.
 
     :param float clamp: bound of the log-scales.
 

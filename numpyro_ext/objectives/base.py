@@ -653,8 +653,8 @@ class count_steps:
 
     The wrapped guide declares the mutable site ``"_objective_step"``, ``{"step": 0}`` at first, to
     which each ``svi.update`` adds one; an order that is a callable, ``VRELBO(lambda i: ...)``,
-    reads it. ``svi.evaluate`` of NumPyro passes no mutable state, hence it sees step 0. Methods of
-    the guide (``sample_posterior``, ``median``) stay on the guide that was wrapped.
+    reads it. ``svi.evaluate`` passes no mutable state, hence it sees step 0. Methods of the guide
+    stay on the guide that was wrapped.
 
     :param guide: Python callable with NumPyro primitives, an auto guide for example.
 

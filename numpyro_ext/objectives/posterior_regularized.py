@@ -38,7 +38,7 @@ class PosteriorRegularizedELBO(Objective):
     -h(f))`` in the model has. The latter is larger if h is convex, and narrows the guide.
 
     **Minibatches.** Inside a subsampled plate f_j has a number for each row of the minibatch, and
-    the penalty of it is scaled by N/M, which is unbiased if h is a sum over the rows.
+    its penalty is scaled by N/M.
 
     **Biased.** With S draws of q the value is :math:`h(\bar f)`, too large where h bends, by
     :math:`h'' \mathrm{Var}_q[f] / (2 S)`, and by at most :math:`0.4\, c\, \mathrm{sd}_q[f] /

@@ -62,8 +62,8 @@ class SVAEGuide:
     Potentials enter q alone, so that the bound holds whatever the network returns.
 
     **Bias.** Global variables are independent of local ones under q, and z of x. So the standard
-    deviations of global variables are too small wherever the data leave local ones open, as for
-    components that overlap; ``diagnose`` estimates by how much.
+    deviations of global variables are too small, as for components that overlap; ``diagnose``
+    estimates by how much.
 
     Its parameters are ``{prefix}_natural``, a dict of the natural parameters of each global factor,
     and ``{prefix}_recognition$params``. It reports by the deterministic sites
@@ -260,9 +260,8 @@ class SVAEGuide:
         """An error that names the site where model and guide have different densities.
 
         The model's log density at random values is compared with ``prior``, and with the p(x, z |
-        theta) of the rule of local inference. A few rows are enough, and of sequences a few steps:
-        float32 loses the density of random dynamics that grow over many. Leave out a
-        ``numpyro.handlers.scale`` around both model and guide.
+        theta) of the rule of local inference. A few rows are enough, and of sequences a few steps.
+        Leave out a ``numpyro.handlers.scale`` around both model and guide.
         """
         check_model(self, model, rng_key, args, kwargs)
 
