@@ -117,17 +117,14 @@ class AmortizedGuide(AutoGuide):
 
         def draw(key: Array) -> Sites:
             guide: Any = substitute(seed(every_row(self), key), data=params)
+            model = seed(every_row(self.model), random.key(0))
             with block():
                 values: Sites = guide(*args, **kwargs)
-            return {**values, **self._deterministic(values, params, args, kwargs)}
+                trace = trace_of(substitute(model, data={**params, **values}), args, kwargs)
+            computed = (site for site in trace.values() if site["type"] == "deterministic")
+            return {**values, **{site["name"]: site["value"] for site in computed}}
 
         return draws_of(draw, rng_key, sample_shape) if sample_shape else draw(rng_key)
-
-    def _deterministic(self, values: Sites, params: Params, args: tuple, kwargs: Any) -> Sites:
-        model = seed(every_row(self.model), random.key(0))
-        with block():
-            trace = trace_of(substitute(model, data={**params, **values}), args, kwargs)
-        return {n: site["value"] for n, site in trace.items() if site["type"] == "deterministic"}
 
     def _set_up(self, args: tuple, kwargs: dict[str, Any]) -> None:
         seeded = valid_plates(first_rows(seed(valid_data(self.model), random.key(0))))
@@ -180,8 +177,6 @@ class _Global:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         key = numpyro.prng_key()
         # Hidden sites get no key from outside.
-        with block(hide_fn=self._hidden), seed(rng_seed=random.key(0) if key is None else key):
+        hide = lambda site: site["type"] == "sample" and self.plate in frames(site)  # noqa: E731
+        with block(hide_fn=hide), seed(rng_seed=random.key(0) if key is None else key):
             return self.model(*args, **kwargs)
-
-    def _hidden(self, site: dict[str, Any]) -> bool:
-        return site["type"] == "sample" and self.plate in frames(site)

@@ -82,11 +82,19 @@ class with_critic(GuideWrapper):
         size = getattr(self.fn, "latent_dim", None)
         if self.features is not None:
             plates, number = shared_plates(trace), self.features
+            shape = tuple(plates.values())
             if callable(number):
                 with inside_plates(trace, plates):
-                    features = number(*args, **kwargs)
-                number = check_features(features, tuple(plates.values())).shape[-1]
-            size = latent_size(self.fn, trace) // math.prod(plates.values()) + number
+                    features = jnp.asarray(number(*args, **kwargs)).shape
+                if features[:-1] != shape or not features:
+                    rows = " x ".join(map(str, shape)) or "no"
+                    raise ValueError(
+                        f"features gives an array of shape {features}, but the plates of the"
+                        f" guide's sites have {rows} rows in the minibatch; it must be {shape} and"
+                        " one axis more."
+                    )
+                number = features[-1]
+            size = latent_size(self.fn, trace) // math.prod(shape) + number
         elif size is None:
             size = latent_size(self.fn, trace)
         self._apply(size)
@@ -107,15 +115,3 @@ class with_critic(GuideWrapper):
     def _apply(self, size: int) -> Callable[[Array], Array]:
         pair = self.network or mlp(self.hidden_dims, self.output_dim)
         return flat_module(self.param_name, pair, (size,))
-
-
-def check_features(features: Any, shape: tuple[int, ...]) -> Array:
-    """The features as an array; an error unless it has one row for each datum of the minibatch."""
-    features = jnp.asarray(features)
-    if features.ndim != len(shape) + 1 or features.shape[:-1] != shape:
-        rows = " x ".join(map(str, shape)) or "no"
-        raise ValueError(
-            f"features gives an array of shape {features.shape}, but the plates of the guide's"
-            f" sites have {rows} rows in the minibatch; it must be {shape} and one axis more."
-        )
-    return features

@@ -284,7 +284,8 @@ def shared_sites(draws: Draws) -> frozenset[str]:
 
     shapes = jax.eval_shape(drawn)
     of_step, parents = eval_provenance(look, **shapes)
-    shared: set[str] = set().union(*jax.tree.leaves(of_step, is_leaf=_is_set))
+    origins = jax.tree.leaves(of_step, is_leaf=lambda x: isinstance(x, frozenset))
+    shared: set[str] = set().union(*origins)
     while True:
         more = set().union(*(x for name in shared for x in parents[name])) - shared
         if not more:
@@ -295,7 +296,3 @@ def shared_sites(draws: Draws) -> frozenset[str]:
 def _is_masked(site: Site) -> bool:
     """Whether there is a mask, which may be one number for each time step."""
     return any(isinstance(mask_of(layer), jax.Array) for layer in layers(site["fn"]))
-
-
-def _is_set(x: Any) -> bool:
-    return isinstance(x, frozenset)
