@@ -61,6 +61,18 @@ class _stop_at_scan(Messenger):
             raise _Reached(Scan(body, carry, xs, length, reverse, kwargs["rng_key"], given))
 
 
+class refuse_no_steps(Messenger):
+    """An error at a scan of no time steps, in which NumPyro cannot replay a guide."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "control_flow" and callable(msg["args"][0]):
+            _, _, xs, length, _ = msg["args"]
+            if length == 0 or (length is None and 0 in map(len, jax.tree.leaves(xs)[:1])):
+                raise ValueError(
+                    "a scan of model or guide has no time steps; give it data of at least one."
+                )
+
+
 def until_scan(program: Model, args: tuple, kwargs: dict[str, Any]) -> tuple[Trace, Scan | None]:
     """The trace of a program up to its first scan, and that scan, or None."""
 

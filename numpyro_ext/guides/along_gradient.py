@@ -1,4 +1,4 @@
-"""The base of guides whose draws follow the gradient of the model, with noise on the way."""
+"""The base of guides that draw along the gradient of the model, with noise on the way."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -37,8 +37,8 @@ class AutoAlongGradient(AutoWithoutDensity):
     r"""Base of the guides that draw a start and standard normal noise of T steps, and carry the
     start along the gradient of the model.
 
-    A subclass writes :meth:`carry`, whose result includes :math:`\log r`, the density of the noise
-    of the way back from where the draw is. The factor ``{prefix}_reverse`` subtracts it, so that
+    A subclass writes :meth:`carry`, which also gives :math:`\log r`, the density of the noise of
+    the way back from where the draw is. The factor ``{prefix}_reverse`` subtracts it, so that
     ``Trace_ELBO`` is the bound.
     """
 
@@ -137,8 +137,7 @@ class AutoAlongGradient(AutoWithoutDensity):
     def _gradient(
         self, args: tuple, kwargs: Params, fixed: list[Transform]
     ) -> Callable[[Array], Array]:
-        """The gradient of U on the minibatch of this call, in the coordinates before the fixed
-        map."""
+        """The gradient of U on the minibatch of this call, before the fixed map."""
         if drawn_names(self.model, args, kwargs) != set(self.latent_sites):
             # To predict, the model is called without its data: the posterior is given the others.
             args, kwargs = self.prepared

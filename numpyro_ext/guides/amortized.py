@@ -1,4 +1,4 @@
-"""The base of guides of local latents, whose network reads the data of a plate row by row."""
+"""The base of guides of local latents by a network that reads the data of a plate row by row."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ class AmortizedGuide(AutoGuide):
 
     A subclass writes :meth:`draw_local` and :meth:`register`. Latents outside the plate come from
     another guide. New data need no training: call ``Predictive`` or ``sample_posterior`` with other
-    arguments of the model, also with other rows. The arguments are those of :class:`FlowGuide`.
+    arguments of the model, also with other rows. :class:`FlowGuide` describes the arguments.
 
     **Reference:** *Amortized inference in probabilistic reasoning*, Gershman, Goodman (CogSci 2014)
     """
@@ -113,22 +113,18 @@ class AmortizedGuide(AutoGuide):
         self, rng_key: Array, params: Params, *args: Any, sample_shape: Shape = (), **kwargs: Any
     ) -> Sites:
         """As :meth:`AutoJoint.sample_posterior`, for all rows of the data in ``args``."""
-
         check_params(params, [f"{self.prefix}_net$params"], self)
 
         def draw(key: Array) -> Sites:
             guide: Any = substitute(seed(every_row(self), key), data=params)
+            model = seed(every_row(self.model), random.key(0))
             with block():
                 values: Sites = guide(*args, **kwargs)
-            return {**values, **self._deterministic(values, params, args, kwargs)}
+                trace = trace_of(substitute(model, data={**params, **values}), args, kwargs)
+            computed = (site for site in trace.values() if site["type"] == "deterministic")
+            return {**values, **{site["name"]: site["value"] for site in computed}}
 
         return draws_of(draw, rng_key, sample_shape) if sample_shape else draw(rng_key)
-
-    def _deterministic(self, values: Sites, params: Params, args: tuple, kwargs: Any) -> Sites:
-        model = seed(every_row(self.model), random.key(0))
-        with block():
-            trace = trace_of(substitute(model, data={**params, **values}), args, kwargs)
-        return {n: site["value"] for n, site in trace.items() if site["type"] == "deterministic"}
 
     def _set_up(self, args: tuple, kwargs: dict[str, Any]) -> None:
         seeded = valid_plates(on_first_rows(seed(valid_data(self.model), random.key(0))))
@@ -181,8 +177,6 @@ class _Global:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         key = numpyro.prng_key()
         # Hidden sites get no key from outside.
-        with block(hide_fn=self._hidden), seed(rng_seed=random.key(0) if key is None else key):
+        hide = lambda site: site["type"] == "sample" and self.plate in frames(site)  # noqa: E731
+        with block(hide_fn=hide), seed(rng_seed=random.key(0) if key is None else key):
             return self.model(*args, **kwargs)
-
-    def _hidden(self, site: dict[str, Any]) -> bool:
-        return site["type"] == "sample" and self.plate in frames(site)

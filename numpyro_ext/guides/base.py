@@ -87,7 +87,7 @@ class AutoJoint(CircularGuide):
     with its parameters by ``numpyro.param``; ``{prefix}_loc`` is one of them. It is a
     transformation of ``get_base_dist()``, by default standard normal.
 
-    :param model: a NumPyro model whose latent sites are continuous and not local to a subsampled
+    :param model: a NumPyro model of continuous latent sites, none of them local to a subsampled
         plate.
     :param float init_scale: the initial standard deviation of every unconstrained coordinate.
     :param str prefix: the first part of the names of the guide's own sites.
@@ -196,9 +196,8 @@ class AutoJoint(CircularGuide):
         """Quantiles of every unconstrained coordinate, constrained, from 10,000 draws of one key.
 
         Where the bijection acts on each coordinate alone these are the marginal quantiles.
-        Deterministic sites are evaluated there.
 
-        :param quantiles: a number or a list of numbers between 0 and 1, whose axis is the first.
+        :param quantiles: a number or a list of numbers between 0 and 1; their axis is the first.
         """
         q = levels_of(quantiles)
         draws = self.sample_latent(random.key(0), params, NUM_QUANTILE_DRAWS)

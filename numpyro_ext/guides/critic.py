@@ -18,27 +18,18 @@ from numpyro_ext.guides.wrapper import GuideWrapper
 from numpyro_ext.transforms.base import checked_output
 
 
-def with_critic(
-    guide: Model,
-    network: Network | None = None,
-    *,
-    name: str = "critic",
-    hidden_dims: Sequence[int] = (64, 64),
-    output_dim: int = 1,
-    features: Callable[..., Array] | int | None = None,
-) -> "CriticGuide":
+class with_critic(GuideWrapper):
     r"""A guide that carries a critic: a network for the losses that train one.
 
-    The result is called like ``guide`` and registers one parameter more, ``{name}$params``, the
-    weights of the network. Everything else, such as ``sample_posterior``, it takes from ``guide``.
+    It registers one parameter more, ``{name}$params``, the weights of the network. Everything else,
+    such as ``sample_posterior``, it takes from ``guide``.
 
     ``DensityRatioELBO`` trains one output, a log ratio of densities; the minimax form of
     ``FisherDivergence`` trains a vector field, with ``output_dim`` the number of unconstrained
     latent numbers. A critic has to keep up: give it a larger rate, and let both fall.
 
-    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from the
-        latents (and features) to ``output_dim`` numbers. The default is an MLP of ``hidden_dims``
-        (ELU) that starts at 0.
+    :param network: a stax pair, or a Flax or Equinox module, from the latents (and features) to
+        ``output_dim`` numbers. The default is an MLP of ``hidden_dims`` (ELU) that starts at 0.
     :param int output_dim: the number of outputs of the critic for a point.
     :param features: for a guide that reads its data: a function of the model's arguments that gives
         ``(M, f)`` numbers, one row for each datum of the minibatch; the critic then judges the
@@ -63,20 +54,16 @@ def with_critic(
     >>> print(f"{(low + high) / 2:.0f} {(high - low) / 2:.0f}")
     3 2
     """
-    return CriticGuide(guide, network, name, hidden_dims, output_dim, features)
-
-
-class CriticGuide(GuideWrapper):
-    """A guide and the parameter ``param_name`` of a critic; the result of :func:`with_critic`."""
 
     def __init__(
         self,
         guide: Model,
-        network: Network | None,
-        name: str,
-        hidden_dims: Sequence[int],
-        output_dim: int,
-        features: Callable[..., Array] | int | None,
+        network: Network | None = None,
+        *,
+        name: str = "critic",
+        hidden_dims: Sequence[int] = (64, 64),
+        output_dim: int = 1,
+        features: Callable[..., Array] | int | None = None,
     ) -> None:
         super().__init__(guide, "with_critic")
         self.network = as_pair(network, optional=True)
@@ -97,11 +84,19 @@ class CriticGuide(GuideWrapper):
         size = getattr(self.fn, "latent_dim", None)
         if self.features is not None:
             plates, number = shared_plates(trace), self.features
+            shape = tuple(plates.values())
             if callable(number):
                 with inside_plates(trace, plates):
-                    features = number(*args, **kwargs)
-                number = check_features(features, tuple(plates.values())).shape[-1]
-            size = latent_size(self.fn, trace) // math.prod(plates.values()) + number
+                    features = jnp.asarray(number(*args, **kwargs)).shape
+                if features[:-1] != shape or not features:
+                    rows = " x ".join(map(str, shape)) or "no"
+                    raise ValueError(
+                        f"features gives an array of shape {features}, but the plates of the"
+                        f" guide's sites have {rows} rows in the minibatch; it must be {shape} and"
+                        " one axis more."
+                    )
+                number = features[-1]
+            size = latent_size(self.fn, trace) // math.prod(shape) + number
         elif size is None:
             size = latent_size(self.fn, trace)
         self._apply(size)
@@ -122,15 +117,3 @@ class CriticGuide(GuideWrapper):
     def _apply(self, size: int) -> Callable[[Array], Array]:
         pair = self.network or mlp(self.hidden_dims, self.output_dim)
         return flat_module(self.param_name, pair, (size,))
-
-
-def check_features(features: Any, shape: tuple[int, ...]) -> Array:
-    """The features as an array; an error unless it has one row for each datum of the minibatch."""
-    features = jnp.asarray(features)
-    if features.ndim != len(shape) + 1 or features.shape[:-1] != shape:
-        rows = " x ".join(map(str, shape)) or "no"
-        raise ValueError(
-            f"features gives an array of shape {features.shape}, but the plates of the guide's"
-            f" sites have {rows} rows in the minibatch; it must be {shape} and one axis more."
-        )
-    return features

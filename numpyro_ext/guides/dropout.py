@@ -49,15 +49,15 @@ class AutoDropout(StartGiven):
 
     one draw of the masks e for all rows of the data. ``M``, the parameter ``{site}_{prefix}_loc``,
     is not scaled up by 1/p: code with inverted dropout has :math:`M' = p M`. Every other latent
-    site (bias vectors, a noise precision) is a point mass, whose prior counts. With prior precision
-    :math:`\lambda_l` of :math:`W_l`, the KL divergence of wide layers is, up to a constant,
+    site (bias vectors, a noise precision) is a point mass, and its prior counts. With prior
+    precision :math:`\lambda_l` of :math:`W_l`, the KL of wide layers is, up to a constant,
 
     .. math::
         \mathrm{KL} = \sum_l \tfrac{1}{2}\, p_l \lambda_l \lVert M_l \rVert_F^2 ,
 
     and the guide states it: its log density of W is :math:`\log p(W) + \frac{1}{2} p_l \lambda_l
-    \lVert M_l \rVert_F^2`. So ``Trace_ELBO(10)`` is the loss of dropout, and
-    ``BBAlphaELBO(alpha, 10)`` is, without any other change, dropout with alpha-divergences.
+    \lVert M_l \rVert_F^2`. So ``Trace_ELBO(10)`` is the loss of dropout, and ``BBAlphaELBO(alpha,
+    10)`` is dropout with alpha-divergences.
 
     **Which axis is the input.** A name that ends in ``kernel`` is (in, out), as in Flax, one that
     ends in ``weight`` (out, in), as in Equinox; a site may say it by ``infer={"in_axis": -2}``. Any
@@ -66,10 +66,10 @@ class AutoDropout(StartGiven):
     **When it fails.** The stated log density is not one (``has_density`` is False), so bounds of
     the evidence and ``pareto_khat`` are not defined. The KL leaves out what depends on p alone:
     choose p by the predictive density of held-out rows, not by the loss. The spread comes from the
-    masks alone, and does not shrink as rows are added.
+    masks alone, however many rows there are.
 
-    :param model: a NumPyro model whose weight matrices have priors ``Normal(0, scale)`` with a
-        fixed scale, read at the first call.
+    :param model: a NumPyro model with weight matrices of prior ``Normal(0, scale)``, with a fixed
+        scale that is read at the first call.
     :param keep_prob: p in (0, 1], a number or a dict by site; sites that the dict lacks keep all.
     :param sites: names of the matrices; by default all sites of two or more event dimensions.
     :param in_axis: the axis of the inputs, counted from the last (-1 or -2).
@@ -152,7 +152,7 @@ class AutoDropout(StartGiven):
         if axis is None and not name.endswith(("kernel", "weight")):
             message = (
                 f"AutoDropout takes '{name}' as (out, in), as in w @ x; give in_axis=-2 for x @ w,"
-                " whose outputs would be dropped, or in_axis=-1 for no warning."
+                " or its outputs are dropped, or in_axis=-1 for no warning."
             )
             warnings.warn(InferenceWarning(message), stacklevel=2)
         if axis is None:

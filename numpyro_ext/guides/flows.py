@@ -28,7 +28,7 @@ from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext.guides.base import AutoAtModes, FixedMap
-from numpyro_ext.guides.networks import check_widths, flat_module, mlp
+from numpyro_ext.guides.networks import check_widths, flat_module, masked_mlp, mlp
 from numpyro_ext.transforms import VectorTransform
 
 
@@ -185,8 +185,27 @@ class SkewTransform(VectorTransform):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
+class AutoregressiveFlowNormal(AutoFlowNormal):
+    """Base of the flow guides of networks with masked weights, one for each flow.
+
+    :param hidden_dims: widths of the hidden layers of each network (ELU).
+    """
+
+    hidden_dims: Sequence[int] = (32, 32)
+
+    def __post_init__(self) -> None:
+        self.hidden_dims = check_widths(self.hidden_dims)
+        super().__post_init__()
+
+    def net(self, i: int) -> Callable[[Array], Array]:
+        """The network of flow ``i``, from d to 2 d numbers, which starts at zero."""
+        pair = masked_mlp(self.latent_dim, self.hidden_dims)
+        return flat_module(f"{self.prefix}_net__{i}$params", pair, (self.latent_dim,))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class CouplingFlowNormal(AutoFlowNormal):
-    r"""Base of the flow guides whose layers are couplings, each with a network of its own.
+    r"""Base of the flow guides of coupling layers, each with a network of its own.
 
     The first :math:`\lfloor d/2 \rfloor` coordinates go through the network; its outputs move the
     others. After the first flow the halves change places; after each other one a new half has
@@ -195,9 +214,9 @@ class CouplingFlowNormal(AutoFlowNormal):
     With one latent dimension the guide is a normal distribution with such a skew at most.
 
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
-    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, in its place,
-        from :math:`\lfloor d/2 \rfloor` inputs to the coupling's number of outputs for each of the
-        :math:`\lceil d/2 \rceil` coordinates that move, with weights of its own in each coupling.
+    :param network: a stax pair, or a Flax or Equinox module, in its place, from :math:`\lfloor d/2
+        \rfloor` inputs to the coupling's number of outputs for each of the :math:`\lceil d/2
+        \rceil` coordinates that move, with weights of its own in each coupling.
     """
 
     hidden_dims: Sequence[int] = (32, 32)

@@ -137,7 +137,7 @@ class Linearised:
         return jnp.ravel(predictor(self.site(v)))
 
     def moments(self, root: Array) -> LinearisedPredictive:
-        """Those under a normal whose covariance has the root ``(d, d)``, or a diagonal ``(d,)``."""
+        """The moments under a normal, from a root ``(d, d)`` of its covariance, or ``(d,)``."""
 
         @jax.jit
         def both(v: Array, root: Array) -> tuple[Array, Array]:

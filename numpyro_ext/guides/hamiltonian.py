@@ -1,4 +1,4 @@
-"""A guide whose draws follow the gradient of the model: a few leapfrog steps."""
+"""A guide that draws along the gradient of the model: a few leapfrog steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,22 +37,22 @@ class AutoHVI(AutoAlongGradient):
         - \sum_t \log N(v_t; 0, I)\Big] \le \log p(x) .
 
     The change of a velocity, :math:`\epsilon \nabla U`, is bounded smoothly by 10 (x becomes 10
-    tanh(x / 10)); the map still keeps volume. The guide subtracts the sum of :math:`\log r_t` by
-    the factor ``{prefix}_reverse``: ``Trace_ELBO`` is the bound, and other losses of a density work
-    on draw and velocities together. A draw costs T ``num_leapfrog`` + T gradients of the model, and
+    tanh(x / 10)); the map still keeps volume. ``Trace_ELBO`` is the bound: the guide subtracts the
+    sum of :math:`\log r_t` by the factor ``{prefix}_reverse``. Other losses of a density work on
+    draw and velocities together. A draw costs T ``num_leapfrog`` + T gradients of the model, and
     the gradient of a loss takes its second derivatives.
 
     *Where it fails.* The bound is too low by the KL of the reverse model. Steps above twice the
     smallest standard deviation of the posterior are unstable. On minibatches the bound holds for
-    their joint density, and draws are too wide. A call without data takes those of the first.
+    their joint density, and draws are too wide. A call without data takes the data of the first.
 
     :param int num_steps: the number T of rounds, each with a velocity of its own.
     :param int num_leapfrog: leapfrog steps in a round.
     :param float step_size: the initial value of each :math:`\epsilon_t`.
-    :param reverse_network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
-        :math:`(z_t - loc) / scale` and a one-hot vector of t, d + T numbers, to means and
-        log-scales, 2 d numbers, kept between -5 and 5. The default is a linear layer plus an MLP of
-        ``hidden_dims`` (ELU), which starts at N(0, I).
+    :param reverse_network: a stax pair, or a Flax or Equinox module, from :math:`(z_t - loc) /
+        scale` and a one-hot vector of t, d + T numbers, to means and log-scales, 2 d numbers, kept
+        between -5 and 5. The default is a linear layer plus an MLP of ``hidden_dims`` (ELU), which
+        starts at N(0, I).
 
     **Reference:** *Markov chain Monte Carlo and variational inference: bridging the gap*, equation
     12 and algorithm 3, Salimans, Kingma and Welling (ICML 2015)

@@ -42,23 +42,22 @@ class AutoImplicit(AutoWithoutDensity):
     where the last layer of the network starts at zero, so that the guide starts at the normal
     approximation of the posterior at its mode. It has draws and no density. Train it with
     ``ImplicitELBO``, ``SteinDiscrepancy``, ``AmortizedMCMC``, ``DensityRatioELBO``, or with a field
-    of :mod:`numpyro_ext.particles`: ``SVI(model, AutoImplicit(model), optim, SVGD())`` is amortised
-    SVGD. A loss that needs log q, such as ``Trace_ELBO``, raises ``IntractableDensityError``.
+    of :mod:`numpyro_ext.particles`: with ``SVGD()`` it is amortised SVGD. A loss that needs log q
+    raises ``IntractableDensityError``.
 
     **When it fails.** No importance weights say how far off the guide is. Unlike a flow, the
     network can tear the noise apart into separated modes.
 
     **Transitions.** ``transition=Langevin()`` or ``NNSampler()`` applies T steps with the model's
-    gradient to the draw of the generator, on the minibatch that the loss shares with the model,
-    and learns their parameters; parameters of the model have no gradient through them. The methods
-    take all rows of the data, of their arguments or of the first call; calls of the guide, as by
-    ``Predictive``, follow their minibatch and spread further.
+    gradient to the draw of the generator, on the minibatch that the loss shares with the model, and
+    learns their parameters; parameters of the model have no gradient through them. The methods take
+    all rows of the data, of their arguments or of the first call; calls of the guide, as by
+    ``Predictive``, follow their minibatch.
 
     :param int noise_dim: number of standard normal numbers for a draw, at least d and by default d.
         With fewer the draws lie on a surface, where neither a density nor its score exists.
-    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
-        ``noise_dim`` to d numbers, for :math:`z = loc + net(\epsilon)`, whose initial weights say
-        where the guide starts.
+    :param network: a stax pair, or a Flax or Equinox module, from ``noise_dim`` to d numbers, for
+        :math:`z = loc + net(\epsilon)`; its initial weights say where the guide starts.
     :param hidden_dims: widths of the hidden layers of the default network (ELU).
     :param transition: ``Langevin(...)``, ``NNSampler(...)`` or None.
 
@@ -138,7 +137,7 @@ class AutoImplicit(AutoWithoutDensity):
     ) -> Array:
         """``z`` after the T steps."""
         T, d = transition.num_steps, self.latent_dim
-        if not (args or kwargs) and self.prepared is not None:  # those of the first call
+        if not (args or kwargs) and self.prepared is not None:  # of the first call
             args, kwargs = self.prepared
             if is_traced(self.prepared):
                 raise ValueError(

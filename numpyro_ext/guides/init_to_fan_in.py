@@ -30,10 +30,10 @@ def init_to_fan_in(site: dict[str, Any] | None = None, in_axis: InAxis = None) -
     because a product of factors has no gradient at 0. Numbers and constrained sites start at
     :func:`~numpyro.infer.initialization.init_to_median`.
 
-    **Which axis is the input.** A site whose name ends in ``weight`` is (out, in, ...), as Equinox
-    and PyTorch have it; every other matrix is (..., in, out), as the ``kernel`` of Flax and
+    **Which axis is the input.** A site with a name that ends in ``weight`` is (out, in, ...), as
+    Equinox and PyTorch have it; every other matrix is (..., in, out), as the ``kernel`` of Flax and
     ``x @ w`` have it. ``in_axis`` says otherwise, and so does a site's own ``infer={"in_axis":
-    -1}``. A site whose name ends in ``bias`` starts at 0 whatever its shape; the vector ``scale``
+    -1}``. A site with a name that ends in ``bias`` starts at 0 in any shape; the vector ``scale``
     or ``weight`` of a normalising layer inside a module (a name with a ``/``) starts at 1.
 
     **It fails** where weights have a prior mean far from zero.

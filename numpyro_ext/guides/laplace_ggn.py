@@ -35,7 +35,7 @@ LARGEST_FULL = 10_000
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AutoLaplaceGGN(AutoJoint):
-    r"""A normal at the mode, whose precision is the Gauss-Newton matrix and never singular.
+    r"""A normal at the mode; its precision is the Gauss-Newton matrix and never singular.
 
     In unconstrained space, at the mode :math:`\hat z` of the posterior density there,
 
@@ -45,7 +45,7 @@ class AutoLaplaceGGN(AutoJoint):
 
     where :math:`J_n` is the Jacobian of the parameters of row n's distribution (the outputs of the
     network) and :math:`F_n` its Fisher information in them. For canonical links this is the Hessian
-    without the curvature of the network. For a linear model with normal noise q is the posterior.
+    without the curvature of the network.
 
     **In training** the guide is a point, ``{prefix}_loc``, and ``Trace_ELBO()`` finds the mode, on
     minibatches too. Each method takes the curvature of all rows of the first call at its
@@ -54,7 +54,7 @@ class AutoLaplaceGGN(AutoJoint):
     **Predict by the linearised network**, :meth:`linearised_predictive` and
     :meth:`linearised_draws`. Draws of q in the network itself, by ``Predictive``, predict badly.
 
-    :param model: a NumPyro model whose observed sites lie in one plate and are Normal, Bernoulli,
+    :param model: a NumPyro model with observed sites in one plate that are Normal, Bernoulli,
         Binomial, Categorical or Poisson. The noise scale of a Normal may be a latent site.
     :param sites: names of the latent sites that vary; the others stay at the mode. By default all.
     :param str structure: ``"full"`` covariance, up to 10,000 coordinates; ``"diag"``, the inverse
@@ -125,8 +125,8 @@ class AutoLaplaceGGN(AutoJoint):
         return loc.at[coords].set(drawn)
 
     def get_posterior(self, params: Params, *args: Any, **kwargs: Any) -> dist.Distribution:
-        """The normal, in unconstrained space, over the sites that vary; its curvature is that of
-        the rows of ``args``, or of the first call."""
+        """The normal, in unconstrained space, over the sites that vary; its curvature is at the
+        rows of ``args``, or of the first call."""
         coords, root = self._normal(params, (args, kwargs) if args or kwargs else None)
         return _normal(params[f"{self.prefix}_loc"][coords], root)
 
@@ -202,7 +202,7 @@ class AutoLaplaceGGN(AutoJoint):
         )
 
     def as_normal(self, params: Sequence[Params]) -> tuple["AutoLaplaceGGN", list[Params]]:
-        """A guide whose every call draws from the normal, and its parameters, for diagnostics."""
+        """A guide that draws from the normal in every call, and its parameters, for diagnostics."""
         other = copy.copy(self)
         with_roots = []
         for each in params:
@@ -241,7 +241,7 @@ class AutoLaplaceGGN(AutoJoint):
 
     def _normal(self, params: Params, data: Any = None) -> tuple[np.ndarray, Array]:
         """The coordinates that vary, and a root of their covariance, or its diagonal, of the rows
-        of ``data``; None for those of the first call, whose program is compiled once."""
+        of ``data``; None for the rows of the first call, for which a program is compiled once."""
         compiled = self._compiled if data is None else None
         data = self._data() if data is None else data
         self.check_fitted(params)
@@ -287,7 +287,7 @@ class AutoLaplaceGGN(AutoJoint):
         # With parameters, because modules of Flax draw their first ones by numpyro.prng_key.
         for plate, (size, batch) in self.read(*args, **kwargs).given.items():
             raise ValueError(
-                f"the curvature is that of all rows, and the guide was given {batch} of the {size}"
+                f"the curvature is of all rows, and the guide was given {batch} of the {size}"
                 f" in the plate '{plate}'; call svi.init with all of them, and svi.update with"
                 " batches; or, after training, make the guide and its SVI anew, call svi.init with"
                 " all rows, and use the params of the training."

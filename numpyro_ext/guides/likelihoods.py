@@ -1,8 +1,8 @@
 r"""The linear predictors of likelihoods, and a root of the Fisher information in them.
 
-With the parameters :math:`\theta` of the distribution of a number, whose Fisher information is
-:math:`F = R^\top R`, the whitened parameters :math:`R(\theta_0)\,\theta` have a Jacobian in the
-latent sites whose square is the generalised Gauss-Newton matrix :math:`J^\top F J`.
+With the parameters :math:`\theta` of the distribution of a number, of Fisher information :math:`F =
+R^\top R`, the square of the Jacobian of the whitened parameters :math:`R(\theta_0)\,\theta` in the
+latent sites is the generalised Gauss-Newton matrix :math:`J^\top F J`.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def _normal(fn: Any, eta: Array) -> Array:
 
 
 def _by_variance(variance: Callable[[Any, Array], Array]) -> Callable[[Any, Array], Array]:
-    """Of a family with the canonical link, whose information is the variance of a draw."""
+    """Of a family with the canonical link: the information is the variance of a draw."""
     return lambda fn, eta: (jnp.sqrt(stop_gradient(variance(fn, eta))) * eta)[..., None]
 
 

@@ -32,7 +32,7 @@ def linear(x: Array, w: Array, *, site: str) -> Array:
     return x @ w if maps is None else maps.apply(jnp.asarray(x), w, site)
 
 
-def local_reparam(model: Model, guide: Model) -> "LocalReparam":
+class local_reparam:
     r"""The model with noise on the outputs of its linear maps in place of noise on their weights.
 
     For weights :math:`W \sim N(M, V)`, independent, the outputs of a row are
@@ -43,8 +43,7 @@ def local_reparam(model: Model, guide: Model) -> "LocalReparam":
     with squares elementwise. The model writes ``linear(x, w, site="w")`` for ``x @ w``, and this
     wrapper draws :math:`\epsilon` for each row, not one for all. The loss and its gradient have the
     same expectation, and a variance that falls as 1/rows. Train by a loss that has the KL
-    divergence of the weights in closed form, as below; outside of a training step the result is the
-    plain model.
+    divergence of the weights in closed form, as below; elsewhere the result is the plain model.
 
     **When it fails.** A weight must enter the likelihood through one call of ``linear`` alone; a
     second use in another way is not noticed. The row of an output must be used for that row of the
@@ -71,17 +70,12 @@ def local_reparam(model: Model, guide: Model) -> "LocalReparam":
     >>> bool(abs(params["w_auto_loc"] - jnp.array([1.0, -2.0, 0.5])).max() < 0.1)
     True
     """
-    return LocalReparam(model, guide)
-
-
-class LocalReparam:
-    """A model and its locally reparameterised form; the result of :func:`local_reparam`."""
 
     fn: Model
     """The plain model, under the name that NumPyro's handlers have for it."""
 
     def __init__(self, model: Model, guide: Model) -> None:
-        if isinstance(guide, AutoNormal) and isinstance(guide.model, LocalReparam):
+        if isinstance(guide, AutoNormal) and isinstance(guide.model, local_reparam):
             raise ValueError("the guide is made of the wrapped model; give it the plain one.")
         self.fn = model
         self.__name__ = getattr(model, "__name__", type(model).__name__)
@@ -101,8 +95,8 @@ class LocalReparam:
 
 
 class _Maps(Messenger):
-    """The linear maps of a model, with noise on the outputs of those of the sites ``names``; None
-    for the plain model, whose sites are ``called`` then."""
+    """The linear maps of a model, with noise on the outputs for the sites ``names``; None for the
+    plain model, which lists its sites in ``called``."""
 
     def __init__(self, fn: Model, drawn: Trace, names: list[str] | None) -> None:
         super().__init__(fn)
@@ -165,7 +159,7 @@ class _Maps(Messenger):
 
 
 class _PriorOfMap(dist.Normal):
-    """A normal prior whose density is not asked for: its KL divergence is known."""
+    """A normal prior without a density: its KL divergence is known."""
 
     def log_prob(self, value: Any, intermediates: Any = None) -> Array:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A normal guide whose precision is banded along a sequence, for models of time series."""
+"""A normal guide with a banded precision along a sequence, for models of time series."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,11 +12,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.distributions.transforms import (
-    AffineTransform,
-    IndependentTransform,
-    PermuteTransform,
-)
+from numpyro.distributions.transforms import AffineTransform, IndependentTransform, PermuteTransform
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.modes import Mode
@@ -36,8 +32,7 @@ class Chain(NamedTuple):
 
 class MarkovTransform(VectorTransform):
     r"""The map :math:`x_t = \sum_j A_{tj} x_{t+j} + L_t e_t` on the first ``T D`` coordinates, and
-    ``scale * e`` on the others, with ``factor`` L ``(T, D, D)`` and ``weights`` A ``(T, order, D,
-    D)``."""
+    ``scale * e`` on others, with ``factor`` L ``(T, D, D)`` and ``weights`` A."""
 
     arrays = ("factor", "weights", "scale")
 
@@ -90,8 +85,8 @@ class AutoMarkov(AutoAtModes):
 
         \log q(z) = \sum_t \log N(e_t; 0, I) - \sum_t \sum_i \log L_{t,ii} ,
 
-    backwards in time, with terms beyond T left out. This is any normal whose precision
-    :math:`\Lambda = B B^T` has ``order`` blocks beside the diagonal one: :math:`B_{tt} = L_t^{-T}`
+    backwards in time, with terms beyond T left out. This is any normal with a precision
+    :math:`\Lambda = B B^T` of ``order`` blocks beside the diagonal one: :math:`B_{tt} = L_t^{-T}`
     and :math:`B_{t+j,t} = -A_{tj}^T L_t^{-T}`. All other latents get an independent normal each.
     The guide begins with the band of the covariance at the mode; its fixed map is diagonal.
 
@@ -101,8 +96,8 @@ class AutoMarkov(AutoAtModes):
     ``cumsum`` has a posterior without a band: sample the path itself.
 
     :param model: as of :class:`AutoJoint`; the sequence is made by ``scan``, ``plate`` or a vector.
-    :param sites: names of the sequence sites, whose unconstrained values have the same leading
-        length T; by default those of the most frequent leading length above 1.
+    :param sites: names of the sequence sites, of the same leading length T in unconstrained space;
+        by default the sites of the most frequent leading length above 1.
     :param int order: the number of next time steps on which a time step depends; below T.
 
     **Reference:** *Black box variational inference for state space models*, section 3, Archer et

@@ -1,4 +1,4 @@
-"""A matrix-normal guide: weights whose rows and whose columns are correlated."""
+"""A matrix-normal guide: weights with correlated rows and correlated columns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import Array
-from jax.core import Tracer
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 import numpy as np
@@ -19,7 +18,7 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.util import vec_to_tril_matrix
 import optax
 
-from numpyro_ext._checks import check_positive
+from numpyro_ext._checks import check_rate
 from numpyro_ext._model.modes import Mode
 from numpyro_ext._model.normal import Normal
 from numpyro_ext._typing import Params
@@ -100,7 +99,7 @@ class Kronecker:
         return jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(self)])
 
     def unpacked(self, vector: Array) -> "Kronecker":
-        """The factor of this layout whose numbers are these."""
+        """The factor of this layout with these numbers."""
         leaves, tree = jax.tree.flatten(self)
         stops = np.cumsum([x.size for x in leaves])[:-1]
         parts = zip(jnp.split(vector, stops), leaves, strict=True)
@@ -141,8 +140,7 @@ class AutoMatrixNormal(AutoAtModes):
 
     *What it is biased by.* Different sites are independent, and so are the numbers outside of
     matrices. The covariance of two numbers in different rows and columns follows from U and V; what
-    is more correlated is too narrow, as with all of KL(q || p). Outputs with noise of different
-    scale under priors of one scale have posteriors that are not of this form.
+    is more correlated is too narrow, as with all of KL(q || p).
 
     :param model: as of :class:`AutoJoint`.
     :param sites: the names of the sites that have matrix normals. The default is every site of at
@@ -305,7 +303,8 @@ class AutoMatrixNormal(AutoAtModes):
         :param step_size: :math:`\rho`, in (0, 1], or a schedule of the number of steps.
         :param other: optimiser of the model's own parameters; None for ``optax.adam(1e-3)``.
         """
-        check_step(step_size)
+        if not callable(step_size):
+            check_rate("step_size", step_size)
         rest = optax.adam(1e-3) if other is None else other
         loc, scale = f"{self.prefix}_loc", f"{self.prefix}_scale"
 
@@ -346,10 +345,11 @@ def _triangle_step(leaf: Array, gradient: Array, rate: Any) -> Array:
     n = root.shape[-1]
     diagonal = jnp.diagonal(root, axis1=-2, axis2=-1)
     # The last n numbers are logarithms of the diagonal.
-    D = vec_to_tril_matrix(gradient[..., :-n], -1) + _diag(gradient[..., -n:] / diagonal)
+    eye = jnp.eye(n, dtype=root.dtype)
+    on_diagonal = (gradient[..., -n:] / diagonal)[..., None] * eye
+    D = vec_to_tril_matrix(gradient[..., :-n], -1) + on_diagonal
     below = jnp.tril(_product_of(root.mT, D))
     H = rate * (below + jnp.tril(below, -1).mT)
-    eye = jnp.eye(n, dtype=root.dtype)
     r = eye + H + _product_of(H, H) / 2
     new = _product_of(root, jnp.linalg.cholesky(jnp.linalg.inv(r)))
     return _of_triangle.inv(new) - leaf
@@ -382,15 +382,3 @@ def nearest(precision: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _inverse(x: np.ndarray) -> np.ndarray:
     return np.diag(1 / x) if x.ndim == 1 else np.linalg.inv(x)
-
-
-def _diag(x: Array) -> Array:
-    return x[..., None] * jnp.eye(x.shape[-1], dtype=x.dtype)
-
-
-def check_step(step_size: Any) -> None:
-    """An error unless a rate that is no schedule lies in (0, 1]."""
-    if not callable(step_size):
-        check_positive("step_size", step_size)
-        if not isinstance(step_size, Tracer) and float(step_size) > 1:
-            raise ValueError(f"step_size is {step_size!r}; it must be in (0, 1].")

@@ -19,7 +19,7 @@ from numpyro_ext.guides.base import AutoAtModes
 from numpyro_ext.guides.networks import random_param
 from numpyro_ext.guides.normal_mixture import DiagonalNormalMixture, FullNormalMixture
 
-SPREAD = 0.7  # of several components at one mode, whose variances are then half of it
+SPREAD = 0.7  # of several components at one mode, with half of its variance
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -31,12 +31,12 @@ class AutoMixtureNormal(AutoAtModes):
     .. math::
         q(z) = \sum_{c=1}^{C} w_c\, N(z; m_c, S_c), \qquad w = \mathrm{softmax}(logits) .
 
-    At ``svi.init`` the modes of the posterior are found, by 16 searches. Each mode has at least one
-    component, and more by its share of the mass. One that is alone starts as the normal
-    approximation at its mode, several around it, at 0.7 of its scale. What is trained are
-    :math:`m_c` and :math:`S_c` in units of that approximation. Where there is no search
-    (:class:`AutoAtModes`), or ``init_spread`` is given, the weights start equal, and the centres at
-    draws of :math:`N(init\_loc, init\_spread^2 I)`.
+    At ``svi.init`` the modes of the posterior are found, by 16 searches, and each has components by
+    its share of the mass, at least one. One that is alone starts as the normal approximation at its
+    mode, several around it, at 0.7 of its scale. What is trained are :math:`m_c` and :math:`S_c` in
+    units of that approximation. Where there is no search (:class:`AutoAtModes`), or ``init_spread``
+    is given, the weights start equal, and the centres at draws of :math:`N(init\_loc,
+    init\_spread^2 I)`.
 
     **Train it by** :class:`~numpyro_ext.objectives.MixtureELBO`, which evaluates the model at a
     draw of every component. With ``covariance="diag"`` the draws carry implicit gradients, with
@@ -171,7 +171,7 @@ def _at_modes(every: Modes, C: int, *, full: bool) -> tuple[_Start, Array, Array
     modes = every.modes[:C]
     shares = np.array([mode.share for mode in modes])
     counts = np.ones(len(shares), int)
-    while counts.sum() < C:  # one more to the mode whose components have the largest weights
+    while counts.sum() < C:  # one more to the mode with the largest weights of components
         counts[np.argmax(shares / counts)] += 1
     which = np.repeat(np.arange(len(shares)), counts)
     roots = np.stack([np.asarray(mode.factor, float) for mode in modes])

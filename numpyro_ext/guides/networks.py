@@ -31,8 +31,8 @@ def mlp(hidden_dims: Sequence[int], out_dim: int) -> Pair:
 
 
 def scaled_by_width(dense: Pair) -> Pair:
-    r"""A last layer whose products, but not its biases, are divided by :math:`\sqrt{width}`, as
-    Adam moves all weights by the learning rate."""
+    r"""A last layer with its products, but not its biases, over :math:`\sqrt{width}`, as Adam moves
+    all weights by the learning rate."""
     init_fn, apply_fn = dense
 
     def apply(weights: Any, x: Array, **kwargs: Any) -> Array:
@@ -55,7 +55,7 @@ def masked_mlp(dim: int, hidden_dims: Sequence[int]) -> Pair:
 
 
 def _masked_dense(mask: np.ndarray, **inits: Any) -> Pair:
-    """A dense layer whose weights are multiplied by ``mask``."""
+    """A dense layer with its weights times ``mask``."""
     init_fn, apply_fn = stax.Dense(mask.shape[1], **inits)
 
     def apply(weights: Any, x: Array, **kwargs: Any) -> Array:

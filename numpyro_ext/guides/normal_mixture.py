@@ -1,4 +1,4 @@
-"""Mixtures of normals, whose draws have the right gradient or none."""
+"""Mixtures of normals with draws that have the right gradient or none."""
 
 from typing import Any
 

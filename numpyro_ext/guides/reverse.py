@@ -14,19 +14,14 @@ from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.guides.wrapper import GuideWrapper
 
 
-def with_reverse(guide: Model, reverse: Model) -> "ReverseGuide":
+class with_reverse(GuideWrapper):
     r"""A guide with auxiliary variables a, and the reverse model :math:`r(a \mid z)` of its bound.
 
     The auxiliary sites of ``guide`` carry ``infer={"is_auxiliary": True}``. The reverse model
     ``reverse(latents, *args, **kwargs)`` has ``numpyro.sample`` sites of the same names, given the
     dict of the other sites of the guide. The result is called like ``guide``, with a
-    ``numpyro.factor`` of :math:`-\log r` for each, so that every loss of a density computes
-
-    .. math::
-        L = E[\log p(x, z) + \log r(a \mid z) - \log q(a) - \log q(z \mid a)] ,
-
-    which is the ELBO of :math:`q(z) = \int q(z \mid a) q(a) da` less :math:`E_q\,
-    \mathrm{KL}(q(a \mid z) \| r(a \mid z))`. Of ``reverse`` only the parameters are seen.
+    ``numpyro.factor`` of :math:`-\log r` for each, so that every loss of a density has the bound of
+    :class:`~numpyro_ext.objectives.AuxiliaryELBO`. Of ``reverse`` only the parameters are seen.
 
     :param guide: a guide with auxiliary sites.
     :param reverse: a Python callable with NumPyro primitives, normalised: it has one sample site
@@ -46,11 +41,6 @@ def with_reverse(guide: Model, reverse: Model) -> "ReverseGuide":
     >>> bool(abs(kl - 0.0134) < 0.03)  # this reverse is exact, and so is the KL divergence
     True
     """
-    return ReverseGuide(guide, reverse)
-
-
-class ReverseGuide(GuideWrapper):
-    """A guide and the density of its auxiliary sites; the result of :func:`with_reverse`."""
 
     def __init__(self, guide: Model, reverse: Model) -> None:
         super().__init__(guide, "with_reverse")

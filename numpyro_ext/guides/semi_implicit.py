@@ -26,7 +26,7 @@ FLOOR = 1e-3
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AutoSemiImplicit(AutoWithoutDensity):
-    r"""A semi-implicit guide over all latent sites together: a normal whose mean is random.
+    r"""A semi-implicit guide over all latent sites together: a normal with a random mean.
 
     In the model's unconstrained space of dimension :math:`d`,
 
@@ -36,9 +36,8 @@ class AutoSemiImplicit(AutoWithoutDensity):
         q(z) = E_\psi[q(z \mid \psi)] .
 
     The density of z is an integral, which :class:`~numpyro_ext.objectives.SemiImplicitELBO`, the
-    loss for this guide, bounds from below and from above. Losses that need :math:`\log q` raise
-    :class:`IntractableDensityError`; losses that need only samples work too. The network starts at
-    zero, so the guide starts at the normal approximation of the posterior at its mode.
+    loss for this guide, bounds from below and from above. Losses that need only samples work too.
+    The network starts at zero, so the guide starts at the normal approximation at the mode.
 
     *Where it fails.* Training tends to shrink ``scale`` while the network takes over the spread;
     ``scale`` stays above 0.001 of ``init_scale``. The bound is loose where ``scale`` is small
@@ -46,9 +45,9 @@ class AutoSemiImplicit(AutoWithoutDensity):
 
     :param int noise_dim: length of :math:`\epsilon`; d if None. Shorter noise spreads the means
         over a manifold, of which ``scale`` is the thickness.
-    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
-        ``noise_dim`` numbers to d shifts (and then d log-scales, if the covariance is conditional),
-        with weights in the vector ``{prefix}_net$params``, which say where the guide starts.
+    :param network: a stax pair, or a Flax or Equinox module, from ``noise_dim`` numbers to d shifts
+        (and then d log-scales, if the covariance is conditional), with weights in the vector
+        ``{prefix}_net$params``, which say where the guide starts.
     :param hidden_dims: widths of the hidden layers of the default network (ELU).
     :param str covariance: ``"shared"``, one learnt vector ``{prefix}_scale``; or ``"conditional"``,
         that vector times the exponential of the network's log-scales, between -5 and 5.
@@ -118,8 +117,8 @@ class AutoSemiImplicit(AutoWithoutDensity):
     def sample_mixing(
         self, rng_key: Array, params: Params, num_samples: int
     ) -> tuple[Array, Array]:
-        """Draws of :math:`\\psi`: locations and scales, each ``(num_samples, latent_dim)``, before
-        the fixed map."""
+        """Draws of :math:`\\psi`: locations and scales ``(num_samples, latent_dim)``, before the
+        fixed map."""
         self.check_fitted(params)
         shape = (check_count("num_samples", num_samples), self.noise_dim or self.latent_dim)
         with block(), substitute(data=params):

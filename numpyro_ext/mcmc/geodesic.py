@@ -68,7 +68,7 @@ class GeodesicKernel(SGMCMCKernel):
 
     def slope(self, z: Array, grad: Array, eps: Array) -> Array:
         """The gradient along spheres. Of probabilities it has poles, where a step would have no
-        bounded mean square: a kick is at most one thermal unit there."""
+        bounded mean square: their kicks are at most one thermal unit."""
         for name, latent in self.info.latents.items():
             if has_poles(latent.support):
                 where = self.info.slices[name]
@@ -128,18 +128,23 @@ class GeodesicSGHMC(GeodesicKernel):
         (z', r') = \Phi_{\epsilon/2}(z_m, r_b) ,
 
     each part of which is exact. All other sites move along lines, as of :class:`SGHMC`, with the
-    same step, and without spheres this is :class:`SGHMC`.
+    same step, and without spheres this is :class:`SGHMC`. There is no chart and so no pole, no cut
+    and no boundary.
 
     *What it is biased by.* With full gradients the error is of order :math:`\epsilon^2`. Gradient
-    noise of variance :math:`s^2` heats the chain as of :class:`SGHMC`, by about
-    :math:`\epsilon s^2 / (2C)`, which ``kinetic_temperature`` shows. The gradient has a pole where
-    the root of a probability is 0. A kick is at most 1 there, which is an error of order
-    :math:`\epsilon^{2\alpha}`, and kicks that no step resolves heat the chain: if a prior has
-    :math:`\alpha` near 1 take a step of 0.03 and a friction of 3, and if it is far below 1
-    :class:`SGRLD` with :class:`GammaSimplexReparam`.
+    noise of variance :math:`s^2` heats the chain as of :class:`SGHMC`, by about :math:`\epsilon s^2
+    / (2C)`, which ``kinetic_temperature`` shows. The gradient has a pole where the root of a
+    probability is 0, so kicks of such roots, :math:`\epsilon |g|`, are at most 1. At the pole that
+    is an error of order :math:`\epsilon^{2\alpha}`, and kicks that no step resolves heat the chain:
+    if a prior has :math:`\alpha` near 1 take a step of 0.03 and a friction of 3, and if it is far
+    below 1 :class:`SGRLD` with :class:`GammaSimplexReparam`. Away from it the tails of a normal
+    posterior with the standard deviation s become exponential beyond :math:`s^2 / \epsilon`, so
+    that the variance is 8 % too large at :math:`\epsilon = s / 2`, 0.4 % at :math:`s / 3`, and more
+    where minibatches make the gradient noisy. The kernel has no law by which a step could be found:
+    take about a tenth to a half of the narrowest posterior standard deviation, in radians on
+    spheres, and at most a third for probabilities.
 
-    :param step_size: positive float or schedule, in units of time, about a tenth to a half of the
-        narrowest posterior standard deviation, in radians on spheres; it is not found.
+    :param step_size: positive float or schedule, in units of time.
     :param float friction: the rate C.
 
     **References:** Liu, Zhu and Song, *Stochastic gradient geodesic MCMC methods* (NIPS 2016);

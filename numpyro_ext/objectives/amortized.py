@@ -1,7 +1,6 @@
 """A guide that learns where a few Markov transitions take its draws (Li, Turner and Liu, 2017)."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax import Array, lax, random
@@ -22,7 +21,7 @@ class AmortizedMCMC(Objective):
     r"""Distils a Markov chain into the guide, which learns the law of where the chain ends.
 
     The unconstrained vectors :math:`z_k \sim q` of K draws are moved by T transitions that leave
-    the posterior invariant, to :math:`y_k \sim q_T`, which have no gradient. The guide minimises a
+    the posterior invariant, to :math:`y_k \sim q_T`, without a gradient. The guide minimises a
     divergence:
 
     * ``divergence="energy"``: the energy distance
@@ -48,17 +47,15 @@ class AmortizedMCMC(Objective):
     variance :math:`s^2`. With a subsampled likelihood the transitions have its noise.
 
     **Units.** If plates enclose every site, each of their elements has transitions of its own.
-    Latents in a subsampled plate that does not enclose every site are an error.
 
-    A step takes K T gradients of the model (twice as many for ``"mala"``) and :math:`O(K^2 d)`.
+    A step takes K T gradients of the model (twice as many for ``"mala"``).
 
     :param int num_particles: number of draws K, at least 2 for the energy distance.
     :param int num_transitions: number of transitions T.
-    :param transition: ``"langevin"``,
-        :math:`z' = z + \epsilon \nabla \log p^*(z) + \sqrt{2\epsilon}\,\xi`; ``"mala"``, the same
-        with Metropolis' acceptance; or a function ``(rng_key, z, potential_fn)`` that gives the
-        next ``(d,)`` vector, where ``potential_fn`` is minus the log density of the whole
-        minibatch and ``z`` holds the vectors of all units.
+    :param transition: ``"langevin"``, :math:`z' = z + \epsilon \nabla \log p^*(z) +
+        \sqrt{2\epsilon}\,\xi`; ``"mala"``, the same with Metropolis' acceptance; or a function
+        ``(rng_key, z, potential_fn)`` that gives the next vector of all units, where
+        ``potential_fn`` is minus the log density of the whole minibatch.
     :param float step_size: :math:`\epsilon`, in units of length squared.
     :param str divergence: ``"energy"``, ``"kl"`` or ``"js"``.
 
@@ -135,21 +132,18 @@ class AmortizedMCMC(Objective):
         def log_p(z: Array) -> Array:
             return samples.log_p(key, z, draws.stopped)  # (*units)
 
-        move = self._user_move if callable(self.transition) else self._langevin
-
         def step(z: Array, key: Array) -> tuple[Array, None]:
-            return move(key, z, log_p), None
+            if not callable(self.transition):
+                return self._langevin(key, z, log_p), None
+
+            def potential_fn(x: Array) -> Array:
+                return -jnp.sum(log_p(x.reshape(z.shape)))
+
+            return self.transition(key, z.reshape(-1), potential_fn).reshape(z.shape), None
 
         # The first two keys of a split belong to model and guide.
         keys = random.split(random.fold_in(key, 2), self.num_transitions)
         return lax.scan(step, z, keys)[0]
-
-    def _user_move(self, key: Array, z: Array, log_p: Callable[[Array], Array]) -> Array:
-        def potential_fn(x: Array) -> Array:
-            return -jnp.sum(log_p(x.reshape(z.shape)))
-
-        fn: Any = self.transition
-        return fn(key, z.reshape(-1), potential_fn).reshape(z.shape)
 
     def _langevin(self, key: Array, z: Array, log_p: Callable[[Array], Array]) -> Array:
         eps = jnp.asarray(self.step_size, z.dtype)
@@ -168,7 +162,7 @@ class AmortizedMCMC(Objective):
         back = jnp.sum((z - mean_back) ** 2, axis=-1)
         log_ratio = log_p_there - log_p_z + (forth - back) / (4 * eps)
         log_u = jnp.log1p(-random.uniform(key_accept, log_ratio.shape, z.dtype))
-        # A proposal whose density is not finite is not accepted, but a NaN at z itself is shown.
+        # A proposal without a finite density is not accepted, but a NaN at z itself is shown.
         moved = jnp.where((log_u < log_ratio)[..., None], there, z)
         return jnp.where(jnp.isnan(log_p_z)[..., None] | jnp.isnan(mean), jnp.nan, moved)
 
@@ -188,7 +182,7 @@ def _jensen_shannon(draws: Draws, samples: Samples, z: Array, y: Array) -> Array
 
 def energy_distance(z: Array, y: Array) -> Array:
     """``(*units)``, of ``(K, *units, d)`` draws z and y without the pairs of a draw with itself, in
-    units of the standard deviations of both together: in those of y alone the gradient would not be
+    units of the standard deviations of both together: in units of y alone the gradient would not be
     zero on average for equal laws."""
     K, *units, _ = z.shape
     sd = jnp.std(jnp.concatenate([z, y]), axis=0)

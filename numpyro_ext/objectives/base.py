@@ -1,7 +1,6 @@
 r"""The base of all objectives: the particles of one evaluation, and their log densities.
 
-A new objective subclasses :class:`Objective` and writes :meth:`Objective.estimate`, a pure function
-of :class:`Draws`. For K particles :math:`z_k \sim q` that share **one** minibatch it may ask for
+For K particles :math:`z_k \sim q` that share **one** minibatch an objective may ask for
 :math:`\log p(x, z_k)` and :math:`\log q(z_k)`, split by *unit*. A unit has a log weight of its own:
 it is one element of the plates around every site of model and guide, or the whole minibatch if
 there is no such plate.
@@ -158,8 +157,8 @@ class Objective(ELBO, ABC):
         """
 
     def noise_problem(self, plates: Mapping[str, Sequence[int]]) -> str | None:
-        """What is wrong with minibatches of ``{plate: (size, batch)}``, whose rows share latent
-        sites, and what to do; None if nothing is."""
+        """What is wrong with minibatches of ``{plate: (size, batch)}`` that share latent sites, and
+        what to do; None if nothing is."""
         if self.linear or self.per_datum or self.proxy is not None or not plates:
             return None
         plate, (size, batch) = next(iter(plates.items()))
@@ -299,7 +298,7 @@ class Draws:
     def path_particle(
         self, key: Array, gamma: Array | None = None, params: Params | None = None
     ) -> "Particle":
-        """A particle whose guide has a gradient through its draws alone, scaled by ``gamma``.
+        """A particle with a gradient of its guide through the draws alone, scaled by ``gamma``.
 
         ``gamma`` is one number for each unit, or None, and ``params`` are the model's. log q has
         stopped parameters, and takes what was drawn before a fixed transform, as a value on the
@@ -333,7 +332,7 @@ class Draws:
         values: Sites | None = None,
         arguments: Arguments | None = None,
     ) -> Trace:
-        """One run of the guide; ``values`` replace its draws, and ``arguments`` those of a step."""
+        """One run of the guide; ``values`` replace its draws, ``arguments`` its arguments."""
         guide_key = random.split(key)[1]
         data = {**(self.params if params is None else params), **(values or {})}
         guide = substitute(seed(self._guide, guide_key), data=data)
@@ -376,20 +375,20 @@ class Draws:
         return guide
 
     def _check_data(self, model: Model) -> None:
-        """An error that names an observed site whose data do not fit, in any row."""
+        """An error that names an observed site with data that do not fit, in any row."""
+
+        def value_of_guide(site: Any) -> Any:  # of a parameter for which the model itself has none
+            lacks = site["type"] == "param" and site["args"] == (None,)
+            return self.stopped.get(site["name"]) if lacks else None
+
         args, kwargs = self.args, self.kwargs
-        model = substitute(model, substitute_fn=self._value_of_guide)
+        model = substitute(model, substitute_fn=value_of_guide)
         if self.layout.subsampled:
             plates_given = given_plates(model, args, kwargs, init_to_uniform)
             model = given_rows(model, plates_given)
             if self.objective.proxy is not None:
                 check_all_rows("a proxy", plates_given, args, kwargs)
         check_rows(model, args, kwargs, init_to_uniform, bounded=self.layout.bounded)
-
-    def _value_of_guide(self, site: Any) -> Any:
-        """The value of a parameter for which the model itself has none."""
-        lacks = site["type"] == "param" and site["args"] == (None,)
-        return self.stopped.get(site["name"]) if lacks else None
 
     def _read(self) -> Layout:
         """The layout; an error if the objective does not take it."""
@@ -540,14 +539,13 @@ def _depending_on_parameters(
     values = {name: site["value"] for name, site in drawn.items()}
     params = {n: draws.params[n] for n in draws.layout.guide_params if n in draws.params}
     origins = eval_provenance(
-        lambda params: fn(draws.guide_trace(key, {**draws.params, **params}, values)),
-        params=params,
+        lambda params: fn(draws.guide_trace(key, {**draws.params, **params}, values)), params=params
     )
     return [name for name, x in origins.items() if any(jax.tree.leaves(x))]
 
 
 def _path_scaled(x: Array, weight: Array) -> Array:
-    """``x`` itself, whose gradient is multiplied by ``weight``."""
+    """``x`` itself, with its gradient times ``weight``."""
     stopped = stop_gradient(x)
     return stopped + weight * (x - stopped)
 
@@ -580,6 +578,24 @@ def _refuse(objective: Objective, layout: Layout, model_trace: Trace, guide_trac
     shared = {plate: rows for plate, *rows in layout.subsampled if plate not in layout.plates}
     if (problem := objective.noise_problem(shared)) is not None:
         warnings.warn(InferenceWarning(f"{problem}."), stacklevel=3)
+
+
+class OfOrder(Objective):
+    """Base of the bounds of an order ``alpha``; of the order ``elbo`` they are the ELBO."""
+
+    elbo: float = 1.0
+
+    def __init__(
+        self, alpha: Order, num_particles: int, *, finite: bool = False, **options: Any
+    ) -> None:
+        refuse_count(self, alpha, num_particles)
+        self.alpha = check_alpha(alpha, finite=finite)
+        self.takes_powers = not (isinstance(self.alpha, float) and self.alpha == self.elbo)
+        super().__init__(num_particles, **options)
+
+    def order_at(self, step: Any) -> Any:
+        """The order of this update, from ``Draws.step``."""
+        return alpha_at(self.alpha, step)
 
 
 def check_alpha(alpha: Any, *, finite: bool = False) -> Any:
@@ -634,26 +650,13 @@ def counts_steps(guide: Any) -> bool:
     return unwrap(guide, "counts_steps") is not None
 
 
-class _StepCounted:
-    counts_steps = True
-
-    def __init__(self, guide: Model) -> None:
-        self.fn = guide
-        update_wrapper(self, guide, updated=())
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        initial: Any = {"step": jnp.zeros((), jnp.int32)}
-        mutable(STEP, initial)
-        return self.fn(*args, **kwargs)
-
-
-def count_steps(guide: Model) -> Model:
+class count_steps:
     r"""Wrap a guide so that the objectives of this package know the number of the update.
 
     The wrapped guide declares the mutable site ``"_objective_step"``, ``{"step": 0}`` at first, to
     which each ``svi.update`` adds one; an order that is a callable, ``VRELBO(lambda i: ...)``,
-    reads it. ``svi.evaluate`` of NumPyro passes no mutable state, hence it sees step 0. Methods of
-    the guide (``sample_posterior``, ``median``) stay on the guide that was wrapped.
+    reads it. ``svi.evaluate`` passes no mutable state, hence it sees step 0. Methods of the guide
+    stay on the guide that was wrapped.
 
     :param guide: Python callable with NumPyro primitives, an auto guide for example.
 
@@ -665,4 +668,14 @@ def count_steps(guide: Model) -> Model:
     >>> int(result.state.mutable_state["_objective_step"]["step"])
     300
     """
-    return _StepCounted(guide)
+
+    counts_steps = True
+
+    def __init__(self, guide: Model) -> None:
+        self.fn = guide
+        update_wrapper(self, guide, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        initial: Any = {"step": jnp.zeros((), jnp.int32)}
+        mutable(STEP, initial)
+        return self.fn(*args, **kwargs)

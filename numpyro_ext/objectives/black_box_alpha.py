@@ -3,21 +3,11 @@
 from jax import Array
 import jax.numpy as jnp
 
-from numpyro_ext.objectives.base import (
-    Draws,
-    MapT,
-    Objective,
-    Order,
-    Particle,
-    State,
-    alpha_at,
-    check_alpha,
-    refuse_count,
-)
+from numpyro_ext.objectives.base import Draws, MapT, OfOrder, Order, Particle, State
 from numpyro_ext.objectives.power_mean import surrogate
 
 
-class BBAlphaELBO(Objective):
+class BBAlphaELBO(OfOrder):
     r"""Black-box alpha energy with tied factors, as a quantity to be maximised.
 
     .. math::
@@ -32,8 +22,8 @@ class BBAlphaELBO(Objective):
 
     where :math:`\ell_{k,m}` is the log likelihood of one datum; latents of a datum add :math:`\log
     p(z_m|\theta) - \log q(z_m)` to it. The loss :math:`-\hat L` is unbiased in the minibatch, for
-    global and local latents alike. A row whose observed sites are all masked does not count in N;
-    under ``numpyro.handlers.scale`` a row is there so many times.
+    global and local latents alike. A row with a mask over all its observed sites does not count in
+    N; under ``numpyro.handlers.scale`` a row is there so many times.
 
     ``approximate_kl=True`` (Li and Gal) takes the tied factor out of the power,
 
@@ -48,12 +38,11 @@ class BBAlphaELBO(Objective):
         E_{q(\theta)\, q(z_n | x_n, \theta)} \Big[\Big( \frac{p(x_n, z_n | \theta)}{q(z_n | x_n,
         \theta)} \Big(\frac{p_0(\theta)}{q(\theta)}\Big)^{1/N} \Big)^{\alpha}\Big].
 
-    For alpha up to 1 this L is at most the one with :math:`p(x_n | \theta)`, where :math:`z_n` is
-    integrated out, so that it trains the network; they are equal if the network gives
-    :math:`p(z_n | x_n, \theta)`. The reverse, with the power of the local latents inside VI, is
-    :class:`NestedVRELBO`. With a factor for each part of the data, in place of one tied factor,
-    this is distributed black-box alpha: ``DAEP(model, partition, power=alpha, mean="moments")`` of
-    :mod:`numpyro_ext.ep`.
+    For alpha up to 1 this L is at most the one with :math:`p(x_n | \theta)`, and equal if the
+    network gives :math:`p(z_n | x_n, \theta)`. The reverse, with the power of the local latents
+    inside VI, is :class:`NestedVRELBO`. With a factor for each part of the data, in place of one
+    tied factor, this is distributed black-box alpha: ``DAEP(model, partition, power=alpha,
+    mean="moments")`` of :mod:`numpyro_ext.ep`.
 
     **Convention.** ``alpha`` is the order of power EP: ``alpha`` -> 0 is the ELBO (0 itself is
     allowed, negative values too) and 1 is EP-like. :class:`VRELBO` counts the other way: ``alpha_VR
@@ -83,6 +72,7 @@ class BBAlphaELBO(Objective):
     """
 
     per_datum = True
+    elbo = 0.0
 
     def __init__(
         self,
@@ -92,16 +82,11 @@ class BBAlphaELBO(Objective):
         vectorize_particles: bool | MapT = True,
         approximate_kl: bool = False,
     ) -> None:
-        refuse_count(self, alpha, num_particles)
-        self.alpha = check_alpha(alpha, finite=True)
+        super().__init__(alpha, num_particles, finite=True, vectorize_particles=vectorize_particles)
         self.approximate_kl = approximate_kl
-        self.takes_powers = not (isinstance(self.alpha, float) and self.alpha == 0)
         self.linear = approximate_kl or not self.takes_powers
-        super().__init__(num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
-        alpha = alpha_at(self.alpha, draws.step)
-
         def densities(particle: Particle) -> tuple[Array, Array]:
             per_datum = particle.log_lik - particle.log_q_local
             shared = particle.log_prior - particle.log_q_global
@@ -114,4 +99,6 @@ class BBAlphaELBO(Objective):
             return per_datum + tied, jnp.zeros(())
 
         (per_datum, shared), state = draws.each(densities)
-        return -jnp.mean(shared) - draws.total(surrogate(per_datum, alpha)), state
+        return -jnp.mean(shared) - draws.total(
+            surrogate(per_datum, self.order_at(draws.step))
+        ), state

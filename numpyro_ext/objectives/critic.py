@@ -23,9 +23,8 @@ def critic_of(
     field: bool = False,
     observed: int | None = None,
 ) -> Critic:
-    """The critic of the guide at points ``(..., *group.shape, d)``; a vector for each if
-    ``field``. With ``observed`` the points are ``(n, d + observed)``, of which these many numbers
-    are data."""
+    """The critic of the guide at points ``(..., *group.shape, d)``; a vector for each if ``field``.
+    With ``observed`` the points are ``(n, d + observed)``: latents and data."""
     name, guide = type(draws.objective).__name__, unwrap(draws.guide, "critic")
     dim = group.dim if field else 1
     if guide is None:

@@ -1,4 +1,4 @@
-"""The evidence lower bound of a mean-field normal whose scales learn from curvature."""
+"""The evidence lower bound of a mean-field normal with scales that learn from curvature."""
 
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -39,8 +39,7 @@ class CurvatureELBO(Objective):
 
     - ``"empirical_fisher"``: :math:`\frac{N}{M} \sum_{n \in B} (\nabla \ell_n)^2`, squares of each
       row, which are not the Gauss-Newton matrix J'HJ.
-    - ``"fisher"``: the same with labels that are drawn from the model at z, which has the mean
-      J'HJ.
+    - ``"fisher"``: the same with labels drawn from the model at z, of the mean J'HJ.
     - ``"squared_gradient"``: :math:`\frac1N (\nabla f_y)^2`, the square of the sum (Vadam).
     - ``"hessian"``: the second derivatives, d Hessian-vector products: for small d.
     - ``"reparam"``: :math:`\nabla f \cdot \epsilon / \mathrm{sd}`, what ``Trace_ELBO`` has.
@@ -50,7 +49,7 @@ class CurvatureELBO(Objective):
     v)` with random signs v: exact where the prior factorises, and unbiased elsewhere.
 
     VOGN is :func:`~numpyro_ext.optim.von` with ``"empirical_fisher"``, VON with ``"hessian"``, and
-    Vadam for any number of draws is ``vadam(squares="scale")`` with ``"squared_gradient"``.
+    Vadam ``vadam(squares="scale")`` with ``"squared_gradient"``.
 
     **Biased.** ``"hessian"`` and ``"reparam"`` are unbiased. ``"fisher"`` is where the likelihood
     is normal, or any other with its natural parameter linear in z. ``"empirical_fisher"`` is right
@@ -58,8 +57,8 @@ class CurvatureELBO(Objective):
     :math:`\sqrt M` times too large, and has lost the curvature where M is N.
 
     The guide is ``AutoNormal``, ``AutoDiagonalNormal``, or your own of independent normal sites.
-    All observed sites are in one data plate, whose rows share all latent sites. The squares of rows
-    cost M backward passes: of one row each if the model indexes its data by the plate
+    All observed sites are in one data plate, and its rows share all latent sites. The squares of
+    rows cost M backward passes: of one row each if the model indexes its data by the plate
     (``numpyro.subsample``, or ``X[idx]``), and of all M rows if it does not.
 
     :param str curvature: one of the above.
@@ -72,17 +71,12 @@ class CurvatureELBO(Objective):
     al., NeurIPS 2019
 
     >>> from numpyro_ext.optim import ivon
-    >>> def model(x, y):
-    ...     w = numpyro.sample("w", dist.Normal(0, 2))
-    ...     with numpyro.plate("rows", 3) as idx:
-    ...         numpyro.sample("y", dist.Normal(w * x[idx], 0.5), obs=y[idx])
-    >>> guide = AutoNormal(model, init_scale=0.02)
-    >>> svi = SVI(model, guide, ivon(0.05), CurvatureELBO("fisher", 4))
-    >>> data = jnp.ones(3), jnp.array([1.0, 2.0, 3.0])
-    >>> params = svi.run(jax.random.key(0), 1000, *data, progress_bar=False).params
-    >>> loc, sd = params["w_auto_loc"], params["w_auto_scale"]
-    >>> # The posterior is N(1.959, 0.286^2), with 0.286 = (1 / 4 + 3 / 0.25)^-0.5.
-    >>> bool(abs(loc - 1.96) < 0.2), bool(abs(sd - 0.286) < 0.06)
+    >>> guide = AutoNormal(normal_mean, init_scale=0.02)
+    >>> svi = SVI(normal_mean, guide, ivon(0.05), CurvatureELBO("fisher", 4))
+    >>> x = jnp.array([1.0, 2.0, 3.0])
+    >>> params = svi.run(jax.random.key(0), 1000, x, progress_bar=False).params
+    >>> loc, sd = params["z_auto_loc"], params["z_auto_scale"]
+    >>> bool(abs(loc - 1.5) < 0.3), bool(abs(sd - 0.5) < 0.1)  # the posterior is N(1.5, 0.5^2)
     (True, True)
     """
 
@@ -129,7 +123,8 @@ class CurvatureELBO(Objective):
             if self.curvature == "reparam":
                 curvature = gradient * (z - mean) / sd**2
             elif self.curvature == "hessian":
-                curvature = -_hessian_diagonal(lambda x: log_lik(x) + log_prior(x), z)
+                log_p, axes = lambda x: log_lik(x) + log_prior(x), jnp.eye(z.size, dtype=z.dtype)
+                curvature = -lax.map(lambda e: jnp.vdot(e, _times_hessian(log_p, z, e)), axes)
             else:
                 if self.curvature == "squared_gradient":
                     count = draws.total(draws.layout.observed(particle_at(z).model_trace))
@@ -240,7 +235,3 @@ def _is_one_row(alone: Callable[..., Array], *args: Array) -> bool:
 
 def _times_hessian(fn: Callable[[Array], Array], x: Array, v: Array) -> Array:
     return jax.jvp(jax.grad(fn), (x,), (v,))[1]
-
-
-def _hessian_diagonal(fn: Callable[[Array], Array], x: Array) -> Array:
-    return lax.map(lambda e: jnp.vdot(e, _times_hessian(fn, x, e)), jnp.eye(x.size, dtype=x.dtype))

@@ -6,20 +6,22 @@ from typing import Any
 
 import jax
 from jax import Array, random
+from jax.extend.core import jaxpr_as_fun
 from jax.lax import stop_gradient
 import jax.numpy as jnp
 from jax.scipy.stats import norm
 from numpyro.distributions import Unit, biject_to
+from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import check_choice, check_several
 from numpyro_ext._model.implicit import has_density
 from numpyro_ext._model.masked import is_masked
 from numpyro_ext._model.read import Site, base_distribution, frames, latent_sites, sample_sites
 from numpyro_ext._numpyro import unpacking_of
-from numpyro_ext._typing import Params, Trace
+from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.objectives.base import Draws, MapT, Objective, Particle, State
 from numpyro_ext.objectives.critic import critic_of
-from numpyro_ext.objectives.samples import Samples
+from numpyro_ext.objectives.samples import Samples, SiteGroup
 from numpyro_ext.scores import KernelRatio, logistic_loss, whiten
 
 Estimate = Callable[[Array, Array], tuple[Callable[[Array], Array], Array]]
@@ -29,9 +31,9 @@ argument only, and to the loss of what is trained for it."""
 
 
 class DensityRatioELBO(Objective):
-    r"""Evidence lower bound of a guide without a density, whose log q a density ratio replaces.
+    r"""Evidence lower bound of a guide without a density: a density ratio replaces log q.
 
-    For draws z of q and a contrast r whose density is known,
+    For draws z of q and a contrast r of known density,
 
     .. math::
         L = E_q\Big[\log p^*(z) - \log r(z) - T(z)\Big], \qquad T \approx \log \frac{q}{r},
@@ -39,9 +41,9 @@ class DensityRatioELBO(Objective):
     in nats and in unconstrained space, where :math:`\log p^*` is the log joint density, Jacobian
     included. T is estimated from K draws of each of q and r:
 
-    * ``contrast="adaptive"``: r is the normal distribution with the mean and the standard
-      deviations of the K draws of q, under ``stop_gradient``. T compares the whitened draws,
-      :math:`u = (z - loc) / scale`, with draws of N(0, I), and has only the shape of q to learn.
+    * ``contrast="adaptive"``: r is the normal with the mean and the standard deviations of the K
+      draws of q, without gradient. T compares the whitened draws, :math:`u = (z - loc) / scale`,
+      with draws of N(0, I), and has only the shape of q to learn.
     * ``contrast="prior"``: r is the prior, drawn by running the model, and
       :math:`L = E_q[\log p(x | z) - T(z)]`.
     * ``contrast="joint"``, for data in the rows of a plate that have latents of their own: T
@@ -55,20 +57,20 @@ class DensityRatioELBO(Objective):
       where :math:`\tilde p` is the density from which the data come: N times a KL divergence, 0 at
       the posterior under the true model. For the guide it differs from minus the ELBO by a
       constant. Parameters of the model are an error; :class:`SymmetricKL` trains them. A covariate
-      c of a row is unknown to T, and a guide that takes c for -c may then be as good as the
-      posterior: make it a site, ``c = numpyro.sample("c", ..., obs=c)``, so that T sees it.
+      c of a row is unknown to T, and a guide that takes c for -c might be as good as the posterior:
+      it has to be a site, ``c = numpyro.sample("c", ..., obs=c)``, so that T sees it. Draws of the
+      model in a row that depend on another array of as many rows, or on its number, are an error.
 
     T comes from the ``ratio``: ``"critic"`` is the network of ``with_critic(guide)``, trained by
-    :func:`~numpyro_ext.scores.logistic_loss` D in the same scalar loss
-    :math:`-L + D - \mathrm{sg}(D)`; D does not reach the guide, and L does not reach the critic.
+    :func:`~numpyro_ext.scores.logistic_loss` D in the same scalar loss :math:`-L + D -
+    \mathrm{sg}(D)`; D does not reach the guide, and L does not reach the critic.
     :class:`~numpyro_ext.scores.LogisticRatio` and :class:`~numpyro_ext.scores.KernelRatio` (of r/q)
     are fitted to the draws of each step, with ``"joint"`` to all rows of the minibatch together,
-    and need no critic. The gradient of the guide flows through
-    z alone, because :math:`E_q \nabla_\phi \log q = 0`.
+    and need no critic. The gradient of the guide flows through z alone, because :math:`E_q
+    \nabla_\phi \log q = 0`.
 
-    **Biased.** The value is an estimate of minus the ELBO and not a bound, because T is estimated:
-    it may be below minus the log evidence, so do not compare models by it. The adaptive contrast
-    makes it too large, by about d / K, which does not bias the gradient.
+    **Biased.** The value is no bound, because T is estimated: do not compare models by it. The
+    adaptive contrast makes it too large, by about d / K, which does not bias the gradient.
 
     **When it fails.** A critic that lags behind the guide gives a gradient towards where q was;
     with ``"adaptive"`` a correlated guide becomes too wide meanwhile. Where the critic tells all
@@ -76,9 +78,9 @@ class DensityRatioELBO(Objective):
     of dimensions), T is too small and the guide too narrow. ``LogisticRatio()`` has a quadratic log
     ratio, so that a flexible guide becomes too wide, and needs many times (d + 1)(d + 2) / 2 draws.
 
-    **Subsampling** is unbiased. ``Implicit`` sites in a plate have one ratio for each row, from K
-    draws of each, and their critic takes the data from ``with_critic(guide, features=...)``. Other
-    sites keep their density. Parameters of the model get the gradient of the ELBO.
+    **Subsampling** is unbiased. ``Implicit`` sites in a plate have one ratio for each row, and
+    their critic takes the data from ``with_critic(guide, features=...)``. Other sites keep their
+    density. Parameters of the model get the gradient of the ELBO.
 
     :param int num_particles: number of draws K, some tens at least to estimate T.
     :param str contrast: ``"adaptive"``, ``"prior"`` or ``"joint"``.
@@ -233,6 +235,7 @@ def pairs_of(
                 f" latent and observed site must be in it without a mask, and '{site['name']}' is"
                 " not; use DensityRatioELBO(contrast='adaptive')."
             )
+    _check_alike(draws, samples.group, keys[0])
 
     def draw(key: Array, dream_key: Array) -> tuple[Array, Array, State]:
         particle = draws.particle(key)
@@ -250,6 +253,41 @@ def pairs_of(
 
     x, y, state = draws.map(draw, draws.keys, keys)
     return x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]), state
+
+
+def _check_alike(draws: Draws, group: SiteGroup, rng_key: Array) -> None:
+    """An error if draws of the model depend on an array with as many rows as the data, or on the
+    indices of rows, so that its rows do not all have the same law."""
+
+    def values(params: Params) -> tuple[list[Any], list[Any]]:
+        sites = list(sample_sites(draws.dream(rng_key, params=params)))
+        observed = [jnp.asarray(x["infer"]["obs"]) for x in sites if "obs" in x["infer"]]
+        return [site["value"] for site in sites], observed
+
+    indices = {plate: jnp.arange(M) for plate, M in zip(group.plates, group.shape, strict=True)}
+    # Arrays among the arguments, and arrays that the model closes over, are constants here.
+    inputs = {**draws.stopped, **indices}
+    program, shapes = jax.make_jaxpr(values, return_shape=True)(inputs)
+    arrays = {str(i): x for i, x in enumerate(program.consts)}
+
+    def run(indices: Sites, **arrays: Array) -> Any:
+        consts, leaves = [arrays[str(i)] for i in range(len(arrays))], {**inputs, **indices}
+        results = jaxpr_as_fun(program.replace(consts=consts))(*jax.tree.leaves(leaves))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    origins = eval_provenance(run, indices=indices, **arrays)
+    drawn, observed = (set().union(*part) - {"indices"} for part in origins)
+    sizes = {*group.shape, *(n for plate, n, _ in draws.layout.subsampled if plate in group.plates)}
+    rows = sizes & {n for name in observed for n in jnp.shape(arrays[name])}
+    shapes_read = [x for x in (jnp.shape(arrays[n]) for n in sorted(drawn)) if rows & {*x}]
+    by_index = any("indices" in names for names in origins[0])
+    if shapes_read or by_index:
+        what = f"an array of shape {shapes_read[0]}" if shapes_read else "the indices of its plate"
+        raise ValueError(
+            f"{type(draws.objective).__name__}: draws of the model in a row depend on {what}, which"
+            ' the ratio does not see; make a covariate an observed site, c = numpyro.sample("c",'
+            " ..., obs=c), and use what that returns; or use DensityRatioELBO(contrast='adaptive')."
+        )
 
 
 def _rows_of(site: Site, value: Any, plates: tuple[str, ...]) -> Array:

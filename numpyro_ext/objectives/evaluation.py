@@ -41,7 +41,7 @@ def log_weights(
 
     from which every bound of this package can be estimated with many more draws than in training.
     If plates enclose every site of model and guide, there is one weight for each of their elements,
-    whose bounds are to be summed. Sites may be discrete. A subsampled plate is an error.
+    and their bounds are to be summed. Sites may be discrete. A subsampled plate is an error.
 
     :param jax.random.key rng_key: random number generator seed.
     :param dict params: values of the ``param`` sites, as ``svi.get_params(state)`` gives them;

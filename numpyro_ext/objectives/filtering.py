@@ -13,7 +13,7 @@ from numpyro_ext._checks import check_choice
 from numpyro_ext._model.density import log_density, scaled
 from numpyro_ext._model.handlers import drawn_once, valid_plates
 from numpyro_ext._model.read import Site, latent_sites, layers, sample_sites
-from numpyro_ext._model.time_steps import Scan, check_pieces, until_scan
+from numpyro_ext._model.time_steps import Scan, check_pieces, refuse_no_steps, until_scan
 from numpyro_ext._model.units import drawn_sites
 from numpyro_ext._numpyro import mask_of, without_rsample_stop_gradient
 from numpyro_ext._typing import Sites, Trace
@@ -25,7 +25,7 @@ class FilteringELBO(Objective):
     r"""Log of the evidence that a particle filter estimates, with the guide as its proposal.
 
     Model and guide each have one ``numpyro.contrib.control_flow.scan`` over the same T time steps,
-    whose bodies draw the same latent sites. The K particles take a time step of both together:
+    with bodies that draw the same latent sites. The K particles take a time step of both together:
     :math:`x_t^k \sim q(x_t \mid x_{t-1}^k)`, with the weight
 
     .. math::
@@ -40,10 +40,10 @@ class FilteringELBO(Objective):
     depend on the whole past.
 
     **Bias.** :math:`E\, e^{\hat L_K} = p(y)` at every K, so the mean of :math:`\hat L_K` is a lower
-    bound of the evidence. K = 1 is the ELBO, and ``ess_threshold=0`` is :class:`IWELBO`. To
-    keep the gap, K has to grow in proportion to T, where :class:`IWELBO` needs exponentially many
-    particles. The gap need not vanish where the guide is the exact posterior, :math:`q(x_t \mid
-    x_{t-1}, y_{t:T})`: the weights of a time step do not know the data to come.
+    bound of the evidence. K = 1 is the ELBO, and ``ess_threshold=0`` is :class:`IWELBO`. To keep
+    the gap, K has to grow in proportion to T, and exponentially for :class:`IWELBO`. The gap need
+    not vanish where the guide is the exact posterior, :math:`q(x_t \mid x_{t-1}, y_{t:T})`: the
+    weights of a time step do not know the data to come.
 
     **Latent sites before the loop.** A site from which only the initial carry is computed, the
     state at time 0, is drawn by each particle. All others, which the body reads, are parameters of
@@ -90,7 +90,7 @@ class FilteringELBO(Objective):
     True
     """
 
-    without_log_q = "a distribution whose log density can be evaluated"
+    without_log_q = "a distribution with a log density that can be evaluated"
 
     def __init__(
         self,
@@ -115,6 +115,10 @@ class FilteringELBO(Objective):
             )
         self.ess_threshold, self.gradient = float(ess_threshold), gradient
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
+
+    def loss_with_mutable_state(self, *args: Any, **kwargs: Any) -> Any:
+        with refuse_no_steps():
+            return super().loss_with_mutable_state(*args, **kwargs)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
         shared = shared_sites(draws)
@@ -280,7 +284,8 @@ def shared_sites(draws: Draws) -> frozenset[str]:
 
     shapes = jax.eval_shape(drawn)
     of_step, parents = eval_provenance(look, **shapes)
-    shared: set[str] = set().union(*jax.tree.leaves(of_step, is_leaf=_is_set))
+    origins = jax.tree.leaves(of_step, is_leaf=lambda x: isinstance(x, frozenset))
+    shared: set[str] = set().union(*origins)
     while True:
         more = set().union(*(x for name in shared for x in parents[name])) - shared
         if not more:
@@ -291,7 +296,3 @@ def shared_sites(draws: Draws) -> frozenset[str]:
 def _is_masked(site: Site) -> bool:
     """Whether there is a mask, which may be one number for each time step."""
     return any(isinstance(mask_of(layer), jax.Array) for layer in layers(site["fn"]))
-
-
-def _is_set(x: Any) -> bool:
-    return isinstance(x, frozenset)

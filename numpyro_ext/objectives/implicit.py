@@ -38,10 +38,9 @@ class ImplicitELBO(Objective):
     **Bias.** The ridge of :class:`SteinScore` shrinks the force of the entropy, so that q is
     slightly too narrow; the error grows with d and falls with K. In heavy tails q is too wide.
 
-    **Plates.** The ``Implicit`` sites make one vector for each element of the plates around them
-    (for each datum of a minibatch), with a score estimate of its own from K draws, and the terms
-    are scaled by N/M. Sites with a density keep it. An ``Implicit`` site must not depend on a
-    latent that has one; the other way is allowed.
+    **Plates.** The ``Implicit`` sites make one vector for each element of the plates around them,
+    with a score estimate of its own from K draws. Sites with a density keep it. An ``Implicit``
+    site must not depend on a latent that has one; the other way is allowed.
 
     :param int num_particles: number of particles K, at least 2, better 50 to 200; the score takes
         :math:`O(K^3 + K^2 d)` per element of the plates.
@@ -80,8 +79,8 @@ class ImplicitELBO(Objective):
         check_several("num_particles", num_particles, why)
         if isinstance(score, DenoisingScore) and score.network is not None:
             raise ValueError(
-                "score is a DenoisingScore with a network, whose parameters the guide does not"
-                " have; give the network to with_critic, and DenoisingScore sigma alone."
+                "score is a DenoisingScore with a network, and its parameters are not in the guide;"
+                " give the network to with_critic, and DenoisingScore sigma alone."
             )
         self.score = SteinScore() if score is None else score
         super().__init__(num_particles, vectorize_particles=vectorize_particles)

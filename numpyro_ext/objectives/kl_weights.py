@@ -32,16 +32,16 @@ class KLWeightedELBO(ELBO):
         \mathcal{L}_\beta = E_{q(z)}[\log p(x \mid z)] - \beta\, \mathrm{KL}[q(z) \,\|\, p(z)],
         \qquad \beta \ge 0,
 
-    in nats, whose negative is the loss. A schedule that rises from 0 to 1 is KL annealing. A
-    constant below 1 is the tempered, or cold, posterior: the optimum over all q is proportional to
-    :math:`p(z)\, p(x \mid z)^{1 / \beta}`. For an auto-encoder it is that of the beta-VAE.
+    in nats; the loss is its negative. A schedule that rises from 0 to 1 is KL annealing. A constant
+    below 1 is the tempered, or cold, posterior: the optimum over all q is proportional to
+    :math:`p(z)\, p(x \mid z)^{1 / \beta}`. For an auto-encoder it is the beta-VAE's.
 
     The prior is every site of the model that is not observed, the likelihood every observed site
     and ``numpyro.factor``. Sites in a minibatch are scaled by N/M as before.
 
     **Biased**: with a weight other than 1 the optimum is not the posterior of the model; below 1
-    the draws are too narrow, above 1 too wide. The value is a bound on the evidence for a weight of
-    1 and above only.
+    the draws are too narrow, above 1 too wide. The value is a bound on the evidence from a weight
+    of 1 on.
 
     **One weight for each minibatch.** With ``pi = J * minibatch_kl_weights(J)`` and J minibatches
     in order, ``KLWeightedELBO(lambda i: pi[i % J])`` has the weights of an epoch.
@@ -116,8 +116,8 @@ class KLWeightedELBO(ELBO):
 def minibatch_kl_weights(num_batches: int) -> Array:
     r"""Weights :math:`\pi_i` of the KL term in the B minibatches of an epoch, summing to 1.
 
-    The epoch's losses :math:`\pi_i \mathrm{KL}[q \| p_0] - \log p(\mathrm{batch}_i | \theta)` sum
-    to minus the evidence lower bound of all data, whatever the weights. With
+    The losses :math:`\pi_i \mathrm{KL}[q \| p_0] - \log p(\mathrm{batch}_i | \theta)` sum to minus
+    the evidence lower bound of all data, whatever the weights. With
 
     .. math::
         \pi_i = \frac{2^{B-i}}{2^B - 1}, \qquad i = 1, \ldots, B,

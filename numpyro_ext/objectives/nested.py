@@ -4,21 +4,11 @@ from jax import Array, random
 import jax.numpy as jnp
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.objectives.base import (
-    Draws,
-    MapT,
-    Objective,
-    Order,
-    State,
-    alpha_at,
-    check_alpha,
-    map_over,
-    refuse_count,
-)
+from numpyro_ext.objectives.base import Draws, MapT, OfOrder, Order, State, map_over
 from numpyro_ext.objectives.power_mean import surrogate
 
 
-class NestedVRELBO(Objective):
+class NestedVRELBO(OfOrder):
     r"""Evidence lower bound over global latents, with a Renyi bound for the latents of each datum.
 
     .. math::
@@ -79,15 +69,10 @@ class NestedVRELBO(Objective):
         num_inner: int = 10,
         vectorize_particles: bool | MapT = True,
     ) -> None:
-        refuse_count(self, alpha, num_particles)
-        self.alpha = check_alpha(alpha)
-        self.takes_powers = not (isinstance(self.alpha, float) and self.alpha == 1)
         self.num_inner = check_count("num_inner", num_inner)
-        super().__init__(num_particles, vectorize_particles=vectorize_particles)
+        super().__init__(alpha, num_particles, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
-        alpha = alpha_at(self.alpha, draws.step)
-
         def outer(key: Array, inner_key: Array) -> tuple[Array, Array, State]:
             particle = draws.particle(key)
             values = particle.values
@@ -108,5 +93,5 @@ class NestedVRELBO(Objective):
 
         inner_keys = random.split(draws.extra_key, self.num_particles)
         log_ratio, lw, state = draws.map(outer, draws.keys, inner_keys)
-        inner = surrogate(jnp.moveaxis(lw, 1, 0), 1 - alpha)
+        inner = surrogate(jnp.moveaxis(lw, 1, 0), 1 - self.order_at(draws.step))
         return -jnp.mean(log_ratio) - draws.total(inner) / self.num_particles, state

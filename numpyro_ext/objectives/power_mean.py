@@ -6,8 +6,7 @@ r"""The power mean of K weights in log space, and the weights of its gradient.
 
 with the mean (a = 0), the largest (a = inf) and the smallest (a = -inf) of the log weights as its
 limits; for K = 1 it is the log weight itself. The axis of particles comes first. ``a`` may be a
-traced number, which must be finite. Only :func:`surrogate` and :func:`weighted_surrogate` have a
-gradient.
+traced number, which must be finite. Only the two surrogates have a gradient.
 """
 
 from typing import Any
@@ -24,7 +23,7 @@ def _is_static(a: Any, value: float) -> bool:
 
 def power_mean(lw: Array, a: Any) -> tuple[Array, Array]:
     """``L(a)`` of shape ``(*units)`` and ``w^`` of shape ``(K, *units)``, from ``lw`` of that
-    shape; the weights sum to 1, or are 0 in a unit whose ``L`` is infinite."""
+    shape; the weights sum to 1, or are 0 in a unit with an infinite ``L``."""
     lw = stop_gradient(lw)
     num_particles = lw.shape[0]
     mean = jnp.mean(lw, 0)

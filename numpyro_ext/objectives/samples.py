@@ -100,7 +100,7 @@ class Structure:
     """The properties of the vectors of a guide that no draw changes.
 
     * ``group`` - the sites of which the vectors are made.
-    * ``uncounted`` - the sites of the guide whose density does not enter log p*.
+    * ``uncounted`` - the sites of the guide with a density that does not enter log p*.
     * ``num_states`` - the length T of the trajectory that an ``Implicit`` site carries, or 1.
     """
 
@@ -191,7 +191,7 @@ class Samples:
         return {name: biject_to(supports[name]) for name in parts}
 
     def refuse_auxiliary(self) -> None:
-        """An error for a guide with auxiliary sites, whose log q of the latents is not known."""
+        """An error for a guide with auxiliary sites, of which log q of the latents is not known."""
         trace, draws = self._draws.guide_trace(self._draws.keys[0]), self._draws
         if not all(has_density(site["fn"]) for site in latent_sites(trace)):
             return  # log q of an Implicit site is an error of its own
@@ -295,7 +295,7 @@ def _ancestors(name: str, parents: Parents) -> set[str]:
 
 
 def _implicit_sites(trace: Trace, parents: Parents) -> tuple[list[str], set[str]]:
-    """The Implicit sites, and the sites whose density does not count: theirs and their noise's."""
+    """The Implicit sites, and the sites without a density that counts: they and their noise."""
     names = [site["name"] for site in latent_sites(trace) if not has_density(site["fn"])]
     if not names:
         raise ValueError(

@@ -26,7 +26,7 @@ class SemiImplicitELBO(Objective):
         \qquad L_J \le \mathrm{ELBO} \le U_J,
 
     in nats, with :math:`p^*` the joint density in unconstrained space. Both approach the ELBO as J
-    grows. The loss is :math:`-L_J`, whose gradient is unbiased; :meth:`bounds` gives both.
+    grows. The loss is :math:`-L_J`, with an unbiased gradient; :meth:`bounds` gives both.
 
     **Bias.** :math:`L_J` is the ELBO only for many :math:`\psi` or where :math:`q(z \mid \psi)` is
     about as wide as q itself. For small J the optimum has too narrow a spread of :math:`\psi`, and
@@ -53,11 +53,7 @@ class SemiImplicitELBO(Objective):
     minus_elbo = True
 
     def __init__(
-        self,
-        num_particles: int = 8,
-        num_aux: int = 20,
-        *,
-        vectorize_particles: bool | MapT = True,
+        self, num_particles: int = 8, num_aux: int = 20, *, vectorize_particles: bool | MapT = True
     ) -> None:
         self.num_aux = check_count("num_aux", num_aux, minimum=0)
         super().__init__(num_particles, vectorize_particles=vectorize_particles)

@@ -24,11 +24,11 @@ class SymmetricKL(DensityRatioELBO):
     ``DensityRatioELBO(contrast="joint")``. At the optimum, where the model has the law of the data
     and the guide is its posterior, both are 0; the second divergence is large for a model that
     draws what no data look like, for which the ELBO has no penalty. A covariate of a row has to be
-    an observed site, as there, or a wrong guide may be as good as the posterior.
+    an observed site, as there.
 
     **The gradient** passes through the draws alone, as in the paper: the guide descends the first
     divergence, which is minus its ELBO, and the parameters of the model the second. It is not the
-    gradient of the sum, whose other halves, :math:`-E_p \nabla \log q` and :math:`-E_q \nabla \log
+    gradient of the sum. The other halves, :math:`-E_p \nabla \log q` and :math:`-E_q \nabla \log
     p`, need densities. Both vanish at the optimum.
 
     **Biased and unstable.** As of :class:`DensityRatioELBO`, T is estimated. The two players follow

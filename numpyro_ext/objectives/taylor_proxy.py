@@ -1,4 +1,4 @@
-"""Bounds of minibatches as sharp as those of all rows: a control variate for global latents."""
+"""Bounds of minibatches as sharp as of all rows: a control variate for global latents."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def taylor_proxy(
     rng_key: Array | None = None,
     **kwargs: Any,
 ) -> TaylorProxy:
-    r"""A control variate with which bounds on minibatches are as sharp as those on all rows.
+    r"""A control variate with which bounds on minibatches are as sharp as on all rows.
 
     .. math::
         \hat\ell_B(t) = L + G^\top v + \tfrac12 v^\top H v + \frac NM \sum_{n \in B} \Big[
@@ -26,10 +26,10 @@ def taylor_proxy(
     where :math:`\ell_n` is the log likelihood of a row in nats, t the unconstrained latent sites,
     and :math:`g_n` and :math:`H_n` the gradient and the Hessian of a row at the center c. Their
     sums L, G and H over all N rows are computed once. Give the result as ``proxy=`` to
-    :class:`VRELBO` and the other objectives whose latent sites are shared by all rows.
+    :class:`VRELBO` and other objectives where all rows share the latent sites.
 
     At every t, the mean of the estimate over minibatches is the log likelihood of all rows. Its
-    noise is of third order in the distance from the center (that of a plain minibatch of first
+    noise is of third order in the distance from the center (a plain minibatch has noise of first
     order), and zero for a likelihood that is normal in t. Degree 1 leaves out the Hessians; its
     noise is of second order.
 
@@ -42,21 +42,19 @@ def taylor_proxy(
     A step that is compiled on arguments of its own, as by ``jax.jit(svi.update)``, compares its
     minibatch, and its loss is NaN if that differs.
 
-    **When it fails.** Far from the center the noise is that of a plain minibatch or worse. An
+    **When it fails.** Far from the center the noise is as of a plain minibatch or worse. An
     ``InferenceWarning`` says so if its standard deviation exceeds 0.5 nats where the normal
-    approximation at the center has its mass. Then make it with ``center=(guide, params)``, the
-    mean of a guide. A posterior with several separated modes has no center.
+    approximation at the center has its mass. Then make it with ``center=(guide, params)``, the mean
+    of a guide. A posterior with several separated modes has no center.
 
-    The latent sites must lie outside the plate that takes the minibatch, and the model must have no
-    ``numpyro.param``. ``proxy.center`` holds the constrained values of c, which
-    :class:`numpyro_ext.mcmc.ControlVariate` and ``numpyro.infer.init_to_value`` take.
+    The latent sites lie outside the plate of the minibatch, and the model has no ``numpyro.param``.
+    :class:`numpyro_ext.mcmc.ControlVariate` and ``init_to_value`` take ``proxy.center``.
 
     :param model: Python callable with NumPyro primitives, in which one plate takes a minibatch.
-    :param args: arguments of the model, and ``kwargs`` too: those of ``svi.run``.
-    :param center: None for the mode, which is searched from one point, by 2,000 minibatches and at
-        most 300 gradients of all rows; or the result of ``find_modes``, of which it is the heaviest
-        one; or a dict of constrained values of all latent sites; or a pair ``(guide, params)`` for
-        the mean of a guide.
+    :param args: arguments of the model, as of ``svi.run``, and ``kwargs`` too.
+    :param center: None for the mode, searched from one point, by 2,000 minibatches and at most 300
+        gradients of all rows; or the result of ``find_modes``, for the heaviest one; or a dict of
+        constrained values of all latent sites; or ``(guide, params)`` for a guide's mean.
     :param int degree: 2, or 1 for the expansion without Hessians. Above 512
         dimensions it is 1, except for a hierarchy of which each row sees one effect of each factor.
     :param jax.random.key rng_key: the key of the search, ``jax.random.key(0)`` if None.
@@ -75,8 +73,6 @@ def taylor_proxy(
     ...     numpyro.sample("mean", dist.Normal(3., 0.03))
     >>> x = 3 + jnp.sin(jnp.arange(1000.))
     >>> proxy = taylor_proxy(model, x, batch=50)
-    >>> proxy
-    TaylorProxy(degree=2, 1000 rows of 'rows', 1 dimensions)
     >>> key = jax.random.key(0)
     >>> all_rows = VRELBO(0.5).loss(key, {}, model, guide, x)
     >>> fifty = VRELBO(0.5, proxy=proxy).loss(key, {}, model, guide, x, batch=50)

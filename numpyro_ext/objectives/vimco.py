@@ -7,21 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._checks import check_choice, check_several
-from numpyro_ext.objectives.base import (
-    Draws,
-    MapT,
-    Objective,
-    Order,
-    Particle,
-    State,
-    alpha_at,
-    check_alpha,
-    refuse_count,
-)
+from numpyro_ext.objectives.base import Draws, MapT, OfOrder, Order, Particle, State
 from numpyro_ext.objectives.power_mean import power_mean, weighted_surrogate
 
 
-class VIMCO(Objective):
+class VIMCO(OfOrder):
     r"""Renyi bound for a guide with discrete sites, or others that are not reparameterised.
 
     The value is :class:`VRELBO`'s, :math:`\hat L_{\alpha, K}` of the log weights
@@ -42,17 +32,16 @@ class VIMCO(Objective):
         \text{ replaced by }
         \frac{1}{K - 1} \sum_{k \ne j} lw_k.
 
-    Both are unbiased for the gradient of the K-particle bound. If every site is reparameterised the
-    loss is ``VRELBO(alpha, K)`` with its standard gradient. Minibatches are as there.
+    Both are unbiased for the bound of K particles. Minibatches are as in :class:`VRELBO`.
 
     **When it fails.** The score term is noisy, the more so the more discrete sites share one bound.
-    If plates enclose every site of model and guide, each of their elements has its own bound and
-    its own baseline, which removes most of the noise; so use plates in the guide too.
+    If plates enclose every site of model and guide, each of their elements has a bound and a
+    baseline of its own, with much less noise.
 
     **Which order.** ``alpha`` is Renyi's order as in :class:`VRELBO`: 0 is the paper's bound, 1 the
-    ELBO. Near the posterior the bound of order 0 is K times flatter than the ELBO: its gradient
-    falls as :math:`1/K`, and the noise of it as :math:`1/\sqrt K`. So if a posterior is what you
-    want, take ``alpha=1``. Order 0 is for the parameters of a model, whose bound it makes tighter.
+    ELBO. Near the posterior the bound of order 0 is K times flatter than the ELBO, and its noise is
+    :math:`\sqrt K` times less. So for a posterior take ``alpha=1``. Order 0 is for the parameters
+    of a model: it makes their bound tighter.
 
     :param alpha: order, a finite number, a traced scalar, or a callable of the step (with
         :func:`count_steps` around the guide).
@@ -88,14 +77,11 @@ class VIMCO(Objective):
         check_choice("baseline", baseline, ("arithmetic", "geometric"))
         why = "the baseline of a particle is made of the others"
         check_several("num_particles", num_particles, why)
-        refuse_count(self, alpha, num_particles)
-        self.alpha = check_alpha(alpha, finite=True)
-        self.takes_powers = not (isinstance(self.alpha, float) and self.alpha == 1)
         self.baseline = baseline
-        super().__init__(num_particles, vectorize_particles=vectorize_particles)
+        super().__init__(alpha, num_particles, finite=True, vectorize_particles=vectorize_particles)
 
     def estimate(self, draws: Draws) -> tuple[Array, State]:
-        alpha = alpha_at(self.alpha, draws.step)
+        alpha = self.order_at(draws.step)
         scored = draws.layout.not_reparameterized
 
         def densities(particle: Particle) -> tuple[Array, Array]:

@@ -33,8 +33,8 @@ class ReweightedWakeSleep(Objective):
     :math:`KL(p(z | x) \| q)`.
 
     No gradient goes through a draw, so that guide sites may be **discrete**, and no score is
-    multiplied by a log weight. With K draws :math:`z_k \sim q` and normalised weights
-    :math:`\hat w_k \propto p(x, z_k) / q(z_k)` the gradients are those of
+    multiplied by a log weight. With K draws :math:`z_k \sim q` and normalised weights :math:`\hat
+    w_k \propto p(x, z_k) / q(z_k)` the gradients are of
 
     .. math::
         \text{model:}\quad & \sum_k \hat w_k \log p(x, z_k) \\
@@ -48,13 +48,13 @@ class ReweightedWakeSleep(Objective):
 
     **Sleep.** A dream is a draw of latents and data from the model. The guide is called with the
     dreamed data in place of the argument that has the name of the observed site, so write
-    ``numpyro.sample("x", ..., obs=x)`` for the argument ``x``, whose rows a plate may take. Each
+    ``numpyro.sample("x", ..., obs=x)`` for the argument ``x``. A plate may take its rows. Each
     latent site of the model has to be one of the guide, which has to read the dreamed data.
 
     **Biased.** The model and the wake update by O(1/K), towards the guide. The sleep update is
     unbiased for the mean divergence over data *of the model*, which are far from the given ones
-    until the model is good. The two losses differ, so the value need not fall. A minibatch of data
-    that share latent sites has the noise of :class:`VRELBO` of order 0, and is an error with sleep.
+    until the model is good. The value need not fall. A minibatch of data that share latent sites
+    has the noise of :class:`VRELBO` of order 0, and is an error with sleep.
 
     :param int num_particles: number of particles K; at least 2 unless ``guide_update="sleep"``.
     :param str guide_update: ``"wake"``, ``"sleep"``, or ``"both"`` for the mean of the two.
@@ -107,8 +107,8 @@ class WakeSleep(Objective):
         (\tilde z_k, \tilde x_k) \sim p(z, x),
 
     with the draws fixed. The loss has the value of minus the ELBO in nats, but its gradient in the
-    parameters of the guide is that of sleep alone, as in :class:`ReweightedWakeSleep`, which has
-    the tighter bound for the model. It has no weights that could degenerate.
+    parameters of the guide is of sleep alone, as in :class:`ReweightedWakeSleep`, which has the
+    tighter bound for the model. It has no weights that could degenerate.
 
     **Biased.** The model by the gap of the ELBO, which the guide does not minimise; so a fit may
     end worse than it was. The guide learns from data of the model alone.
@@ -141,7 +141,7 @@ class WakeSleep(Objective):
 
 
 def _estimate(draws: Draws, power: float, wake: float) -> tuple[Array, State]:
-    """The loss, whose weights are :math:`w^{power}`; ``wake`` is the share of the wake update."""
+    """The loss of weights :math:`w^{power}`; ``wake`` is the share of the wake update."""
     drawn = draws.layout.drawn_global + draws.layout.drawn_local
 
     def densities(key: Array) -> tuple[Array, Array, State]:
@@ -226,7 +226,7 @@ class Dreams:
                 raise self._error(f"draws of the model do not follow the factor '{name}'")
 
     def _argument(self, name: str) -> Array:
-        """The argument of the guide in whose place dreamed data of this site are."""
+        """The argument of the guide that dreamed data of this site replace."""
         value = self._bound.arguments.get(name)
         if not isinstance(value, np.ndarray | Array | float | int):
             raise self._error(

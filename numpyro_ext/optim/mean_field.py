@@ -56,8 +56,8 @@ def mean_field_optimiser(
     scale_transform: Transform | None,
     other: optax.GradientTransformation | None,
 ) -> optax.GradientTransformation:
-    """A rule for the means and precisions of a mean-field normal, whose memory is that of
-    ``start(name, mean, precision)`` at first, as an optax transformation."""
+    """A rule for the means and precisions of a mean-field normal, with the memory ``start(name,
+    mean, precision)`` at first, as an optax transformation."""
     to_sd: Any = SoftplusTransform() if scale_transform is None else scale_transform
     rest = optax.adam(1e-3) if other is None else other
 

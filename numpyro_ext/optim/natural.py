@@ -5,11 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax
-from jax.core import Tracer
 import jax.numpy as jnp
 import optax
 
-from numpyro_ext._checks import check_positive
+from numpyro_ext._checks import check_rate
 
 _MOST_HALVINGS = 20
 
@@ -26,8 +25,7 @@ class NaturalGradientState(NamedTuple):
 
 
 def natural_gradient(
-    step_size: optax.ScalarOrSchedule,
-    domain: Callable[[Any], Any] | None = None,
+    step_size: optax.ScalarOrSchedule, domain: Callable[[Any], Any] | None = None
 ) -> optax.GradientTransformation:
     r"""Natural-gradient descent on natural parameters, with a guard of their domain.
 
@@ -37,9 +35,8 @@ def natural_gradient(
     .. math:: n \leftarrow n - \rho\, \nabla, \qquad \rho \in (0, 1].
 
     For a conjugate term :math:`\rho = 1` is the exact update of coordinate ascent, and a smaller
-    :math:`\rho` the average of stochastic variational inference. A step whose new parameters are
-    outside the domain is halved; after 20 halvings, or along a gradient that is not finite, it
-    is left out.
+    :math:`\rho` the average of stochastic variational inference. A step to parameters outside the
+    domain is halved; after 20 halvings, or along a gradient that is not finite, it is left out.
 
     **When it fails.** Use it without momentum, clipping or Adam, and on natural parameters only:
     :func:`optax.multi_transform` gives the other parameters to another optimiser. If
@@ -66,9 +63,7 @@ def natural_gradient(
     15.0 13.0 7.069
     """
     if not callable(step_size):
-        check_positive("step_size", step_size)
-        if not isinstance(step_size, Tracer) and float(step_size) > 1:  # type: ignore[arg-type]
-            raise ValueError(f"step_size is {step_size!r}; it must be in (0, 1].")
+        check_rate("step_size", step_size)
 
     def init(params: Any) -> NaturalGradientState:
         zero = jnp.zeros((), jnp.int32)

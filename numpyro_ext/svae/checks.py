@@ -19,7 +19,7 @@ from numpyro_ext.svae.potentials import GaussianPotential, MixturePotential
 
 
 def check_naturals(argument: str, naturals: Mapping[str, Any], rule: LocalInference) -> None:
-    """An error that names the factor whose natural parameters are not in the domain, if known."""
+    """An error that names the factor with natural parameters outside the domain, if known."""
     if sorted(naturals) != sorted(rule.families):
         raise ValueError(
             f"{argument} has {sorted(naturals)}, but {type(rule).__name__} has the global factors"
@@ -172,8 +172,8 @@ def _check_known_normal(guide: Any, traces: tuple[Trace, Trace], model_trace: Tr
     change, wanted = log_p[1] - log_p[0], expected[1] - expected[0]
     if not bool(jnp.all(jnp.abs(change - wanted) <= 1e-3 * (1 + jnp.abs(wanted)))):
         raise ValueError(
-            f"the model's log density of '{site}' is not that of {type(rule).__name__}; give both"
-            " the same prior."
+            f"the model and {type(rule).__name__} have different log densities of '{site}'; give"
+            " both the same prior."
         )
 
 

@@ -58,7 +58,7 @@ class SVAEELBO(ELBO):
     is more robust. All other parameters have ordinary gradients.
 
     A ``numpyro.handlers.scale`` of latent sites must be the same in the model and in the guide, and
-    one for all global and one for all local sites. A step whose loss is NaN or whose gradient is
+    one for all global and one for all local sites. A step with a loss of NaN or a gradient that is
     not finite leaves the parameters, and warns.
 
     **When it fails.** Whether the model has the guide's densities of latent sites is not noticed
@@ -68,8 +68,7 @@ class SVAEELBO(ELBO):
     :param str implicit: ``"full"`` or ``"explicit_only"``.
     :param int num_particles: number of draws of x; local inference runs once.
 
-    References: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016),
-    section 4.
+    References: Johnson et al. (NIPS 2016), section 4.
 
     >>> from numpyro_ext.svae import SVAEELBO
     >>> SVAEELBO("explicit_only").num_particles
@@ -241,7 +240,7 @@ def _natural_terms(
     natural: Mapping[str, Any],
     prior: Mapping[str, Any],
 ) -> GlobalTerms:
-    """The terms of the global factors, whose gradients are minus the natural ones."""
+    """The terms of the global factors, with minus the natural gradients for gradients."""
     mean = {name: straight_through_mean(families[name], q) for name, q in natural.items()}
     inner = jax.lax.stop_gradient(mean) if explicit_only else mean
     kls = [straight_through_kl(families[n], q, prior[n], mean[n]) for n, q in natural.items()]

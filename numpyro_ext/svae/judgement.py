@@ -12,9 +12,9 @@ from numpyro_ext._model.read import latent_sites, shape_trace, trace_of
 from numpyro_ext._typing import Model, Params, Sites
 
 UNCONVERGED, COLLAPSED = 0.01, 0.01
-"""Shares of the data whose local inference may stop early, and of those in a state in use."""
+"""Shares of the data that may stop early in local inference, and that a state in use has."""
 _BLOCK, _PRIOR_DRAWS, _DRAWS = 50, 200, 50
-"""The numbers of draws that are in memory together, of the prior, and whose states are counted."""
+"""The numbers of draws in memory together, of the prior, and with states that are counted."""
 
 
 class Judgement(NamedTuple):

@@ -125,7 +125,7 @@ class MixturePotential(_Factor):
 
 
 def merge_normals(weights: Array, normals: GaussianStandard) -> GaussianStandard:
-    """Mean and covariance of a mixture of K normals, whose components are the last batch axis."""
+    """Mean and covariance of a mixture of K normals, the last batch axis."""
     loc = jnp.einsum("...k,...ki->...i", weights, normals.loc)
     # About the common mean: a difference of second moments would lose the digits far out.
     away = normals.loc - loc[..., None, :]

@@ -1,4 +1,4 @@
-"""Models: a logistic regression, a network, and targets whose answers are known."""
+"""Models: a logistic regression, a network, and targets with known answers."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -59,7 +59,7 @@ def bayesian_mlp(
     ``w0`` of shape (in, out), ``b0``, ``w1``, ..., ``noise_precision`` and ``y`` in the plate
     ``data``; without ``y`` there is the deterministic site ``f``, too.
 
-    Standardise the data first, and give guides ``init_loc_fn=init_to_fan_in()`` and a small
+    Standardise the data, and give guides ``init_loc_fn=init_to_fan_in()`` and a small
     ``init_scale``.
 
     :param X: features, shape ``(N, d)``.

@@ -33,7 +33,7 @@ class RationalQuadraticSpline(VectorTransform):
     quadratic equation in t. The function has one continuous derivative.
 
     :param widths: ``(..., K)`` positive numbers that add up to :math:`2B` along the last axis; the
-        leading axes are those of the coordinates, or none.
+        leading axes are of the coordinates, or none.
     :param heights: ``(..., K)``, likewise.
     :param derivatives: ``(..., K - 1)`` positive derivatives at the knots between the bins; those
         at the two ends are 1.
@@ -143,7 +143,7 @@ class RationalQuadraticSpline(VectorTransform):
 
 
 class SplineCoupling(Coupling):
-    r"""A coupling layer whose moving half goes through rational-quadratic splines.
+    r"""A coupling layer: the moving half goes through rational-quadratic splines.
 
     .. math::
         y = (a,\; \text{spline}(b; net(a))), \qquad

@@ -296,6 +296,11 @@ def no_loop(y=Y):
     [
         (walk, AutoNormal(walk), "the guide has no numpyro.contrib.control_flow.scan"),
         (no_loop, no_loop, "the guide has no numpyro.contrib.control_flow.scan"),
+        (
+            partial(walk, Y[:0]),
+            partial(proposal, Y[:0]),
+            "a scan of model or guide has no time steps",
+        ),
         (walk, partial(proposal, reverse=True), r"the guide has 5 time steps \(reverse=True\)"),
         (walk, latents_before, "'x' is in the scan of the model and not in the guide's"),
         (data_after, proposal, "the site 'last' comes after scan"),

@@ -263,3 +263,53 @@ def test_the_critic_sees_latents_and_data_and_what_does_not_fit_is_named():
     assert_refuses(
         sentence, DensityRatioELBO(3, "joint", ratio=LogisticRatio()), params, weighted, guide, X
     )
+
+
+def regression(x, c, batch=None, as_site=False):
+    """Rows with a covariate, of which a guide that takes c for -c has the same joint of (z, x)."""
+    with numpyro.plate("N", len(x), subsample_size=batch) as i:
+        c = c[i]
+        if as_site:
+            c = numpyro.sample("c", dist.Normal(0.0, 1.0), obs=c)
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", Simulator(c * z, 0.5), obs=x[i])
+
+
+def closes_over(x, c, batch=None):
+    regression(x, C, batch)
+
+
+def trend(x, c, batch=None):
+    with numpyro.plate("N", len(x), subsample_size=batch) as i:
+        z = numpyro.sample("z", dist.Normal(0.1 * i, 1.0))
+        numpyro.sample("x", Simulator(z, 0.5), obs=x[i])
+
+
+def of_regression(x, c, batch=None, as_site=False):
+    slope = numpyro.param("slope", 0.5)
+    with numpyro.plate("N", len(x), subsample_size=batch) as i:
+        numpyro.sample("z", dist.Normal(slope * c[i] * x[i], 0.5))
+
+
+C = jnp.array([0.3, -1.2, 0.8, 1.5, -0.4, 0.9])
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [DensityRatioELBO(3, "joint", ratio=LogisticRatio()), SymmetricKL(3, ratio=LogisticRatio())],
+)
+def test_a_covariate_that_the_ratio_does_not_see_is_an_error(loss):
+    """Among the arguments, whole or in a minibatch, or outside, or the number of the row; an
+    observed site is none."""
+    of_array, of_index = r"an array of shape \(6,\)", "the indices of its plate"
+    for one, batch, what in (
+        (regression, None, of_array),
+        (regression, 4, of_array),
+        (closes_over, 4, of_array),
+        (trend, None, of_index),
+        (trend, 4, of_index),
+    ):
+        sentence = f"in a row depend on {what}, which .* numpyro.sample"
+        assert_refuses(sentence, loss, {"slope": 0.5}, one, of_regression, X[:, 0], C, batch)
+    seen = loss.loss(random.key(0), {"slope": 0.5}, regression, of_regression, X[:, 0], C, 4, True)
+    assert np.isfinite(seen)

@@ -85,7 +85,7 @@ def test_a_rule_without_global_variables_is_checked_against_the_model():
     """Its own prior passes; another scale is refused."""
     guide = SVAEGuide({}, NETWORK, Scaled(PLAIN, 2.0))
     guide.check(lambda y: known(y, 2.0), random.key(0), Y[:5])
-    with pytest.raises(ValueError, match="log density of 'x' is not that of Scaled"):
+    with pytest.raises(ValueError, match="and Scaled have different log densities of 'x'"):
         guide.check(lambda y: known(y, 2.1), random.key(0), Y[:5])
 
 

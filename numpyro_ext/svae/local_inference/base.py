@@ -167,7 +167,7 @@ class CoordinateAscent(Rule):
         self.max_iter = check_count("max_iter", self.max_iter)
 
     def init_in_shape(self, potential: Factor, shape: tuple[int, ...]) -> Array:
-        """The array ``init`` in this shape, whose first axis, of the batch, it may lack."""
+        """The array ``init`` in this shape; it may lack the first axis, of the batch."""
         if self.init.shape not in (shape, shape[1:]):
             raise ValueError(
                 f"init of {type(self).__name__} has shape {self.init.shape}; it must be {shape[1:]}"

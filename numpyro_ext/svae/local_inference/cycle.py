@@ -96,7 +96,7 @@ class CycleEP(_Cycle):
     With the plug-in normals :math:`\eta_{lr}` of the components, pair i has the log factor
     :math:`\phi_i(l, r) = \log \int N(x \mid \eta_{lr})\, \psi_i(x)\, dx`; :func:`cycle_bp` gives
     the marginals :math:`q(z_i)` and the beliefs :math:`R_i(l, r)` of pairs, and :math:`q(x_i)` is
-    the normal whose moments are :math:`\sum_{lr} R_i(l, r)\, \mathrm{E}\, t(x)` of normal times
+    the normal of the moments :math:`\sum_{lr} R_i(l, r)\, \mathrm{E}\, t(x)` of normal times
     potential. The bound uses :math:`q(z_i)\, q(z_{i+1})`, because q is a product.
 
     The global factors are ``pi``, Beta of batch ``(K,)``, and ``components``, NIW of batch
@@ -135,9 +135,7 @@ class CycleMeanField(CoordinateAscent, _Cycle):
         &q(x_i) \propto \psi_i(x) \exp \sum_{lr} q_i(l)\, q_{i+1}(r)
         \langle \eta_{lr}, t(x) \rangle .
 
-    Every sweep raises the surrogate bound. The answer depends on the start, and q is too sure of z.
-
-    It has the global factors and potentials of :class:`CycleEP`.
+    The bias is as of :class:`GMMMeanField`, global factors and potentials as of :class:`CycleEP`.
 
     :param init: where q(z = 1) starts: None is 1/2, with the potential's own moments of x; or an
         array ``(K,)`` or ``(B, K)`` of probabilities.
