@@ -69,8 +69,9 @@ def test_draws_of_two_chains(method):
     np.testing.assert_allclose(host, arrays, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of so few steps
-@pytest.mark.parametrize("loss", [Trace_ELBO(2), *each_slow(VRELBO(0.5, 3))])
+@pytest.mark.parametrize("loss", [Trace_ELBO(2), VRELBO(0.5, 3)])
 def test_fits(loss):
     fits = []
     for args in (HOST, ARRAYS):
@@ -91,6 +92,7 @@ def test_a_flow_starts_at_the_same_normal():
     np.testing.assert_allclose(fits[0], fits[1], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_chain_and_a_fit_of_a_loader():
     """Each batch once a pass: the mean of two passes is that of the data."""
     rows = random.normal(random.key(3), (N,)) + 2.0

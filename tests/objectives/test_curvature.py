@@ -127,6 +127,7 @@ def test_rows_that_count_twice_have_the_curvature_of_two_rows(curvature, guide):
     )
 
 
+@pytest.mark.slow
 def test_a_scale_around_the_guide_is_that_of_its_entropy(guide):
     lighter = numpyro.handlers.scale(guide, scale=0.3)
     loss = lambda p: CurvatureELBO("hessian").loss(random.key(0), p, model, lighter, *DATA)  # noqa: E731

@@ -203,6 +203,7 @@ def shares():
         numpyro.sample("chance", dist.Beta(0.5, 0.5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["stl", "dreg"])
 def test_log_q_of_a_value_on_the_boundary_is_that_of_what_was_drawn(gradient):
     """A share of 1 in float32 has no inverse; its density in unconstrained space is known.
@@ -225,6 +226,7 @@ def test_log_q_of_a_value_on_the_boundary_is_that_of_what_was_drawn(gradient):
         np.testing.assert_allclose(by_path[name], by_all[name], atol=5 / 0.5 / size**0.5)
 
 
+@pytest.mark.slow
 def test_default_is_the_path_derivative_at_order_1_where_it_is_cheap(monkeypatch):
     """That is where log q of a given draw is to be had, at a cost like that of the draw's own."""
     taken = []

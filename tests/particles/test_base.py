@@ -183,6 +183,7 @@ def test_a_local_latent_site_is_an_error():
         handlers.seed(AutoParticles(local_latents, 5, init_from=None), 0)()
 
 
+@pytest.mark.slow
 def test_a_field_of_ones_own_needs_only_its_velocity():
     class Ascent(ParticleField):
         def resolved_velocity(self, kernel, x, grad_log_p):

@@ -121,6 +121,7 @@ def test_chains_one_by_one_are_an_error_that_names_vectorized():
         mcmc.run(random.key(0))
 
 
+@pytest.mark.slow
 def test_pickling_keeps_the_samples_and_an_optimiser_that_pickle_can_store():
     mcmc = ensemble(
         ParVI(model, optim=partial(optax.sgd, 0.1), init_from=None),
