@@ -610,7 +610,7 @@ def _precision_problem(potential: Potential, centers: Iterable[Array]) -> tuple[
     jax.eval_shape(lambda x: traces.append(trace(x)), points[0])
     if not may_be_imprecise(traces[0]):
         return ()
-    run = jit_on_data(lambda x: numbers_of(trace(x)))
+    run = jit_on_data(lambda x: numbers_of(trace(x)), quick_options())
     each = [imprecise(traces[0], jax.device_get(run(x)), share) for x in points]
     sentences = next(filter(None, each), [])
     return tuple(Problem(f"where a search ended, {x}", "single precision") for x in sentences)

@@ -20,7 +20,7 @@ from numpyro_ext._model.normal import Normal
 from numpyro_ext._model.operations import count_operations, jit_on_data, linearized, quick_options
 from numpyro_ext._model.potential import Potential
 
-WORTH_OPTIMISING = 2e8
+WORTH_OPTIMISING = 1e9
 """Numbers that a search computes, above which an optimised program pays for its compilation."""
 _CURVATURE_ROWS = 10_000
 _POINTS, _POWERS = 64, 10
@@ -287,7 +287,9 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
     cost = count_operations(
         potential.value_and_grad_flat, np.zeros(n, dtype), potential.first_rows()
     )
-    options = quick_options(cost * _PARTICLES * _STAGES * _STAGE_STEPS, WORTH_OPTIMISING)
+    # Most fits take no more than half of the stages.
+    numbers = cost * _PARTICLES * (_STAGES // 2) * _STAGE_STEPS
+    options = quick_options(numbers, WORTH_OPTIMISING)
     run = jit_on_data(stage, options)
     spent = _PARTICLES * _STAGE_STEPS * batch_rows(potential)
 
