@@ -50,8 +50,8 @@ def draw_params(
 
 
 def params_in_scope(model: Model, args: tuple, kwargs: dict[str, Any]) -> Params:
-    """The current values of the model's ``param`` sites, for a guide that runs its model, of which
-    the handlers around the call see no other site."""
+    """The current values of the model's ``param`` sites, for a guide that runs its model. The
+    handlers around the call see no other site of this run."""
     key: Any = numpyro.prng_key()
     with block(hide_fn=lambda site: site["type"] != "param"):
         fn = seed(first_rows(model), random.key(0) if key is None else key)
@@ -75,7 +75,7 @@ def draw_start(
 
     :param rng_key: one key, or an array of keys for as many starts along a leading axis.
     :return: unconstrained sites in the flat order, their potentials (not finite where no start was
-        found), and the values of ``param`` and ``mutable`` sites; those of ``initialize_model``.
+        found), and the values of ``param`` and ``mutable`` sites, all as by ``initialize_model``.
     """
 
     def draw(forward: bool, rng_key: Array) -> tuple[Sites, Array, Params]:
@@ -130,7 +130,7 @@ def start_near_median(
 
 
 def prior_center(rng_key: Array, model: Model, potential: Potential) -> tuple[Array, Array]:
-    """The prior's median and standard deviations, ``(n,)``, of each site given those before it."""
+    """The prior's median and standard deviations, ``(n,)``, of each site given the sites before."""
 
     def draws_of(site: dict[str, Any], key: Array) -> Array:
         try:
@@ -161,7 +161,7 @@ def _medians(rng_key: Array, model: Model, potential: Potential) -> tuple[Array,
 
 
 def _to_median(site: dict[str, Any]) -> Array | None:
-    """The median of a latent site given those before it: that of draws, or a mean near to it."""
+    """The median of draws of a latent site given the sites before it, or a mean near to it."""
     if site["type"] != "sample" or site["is_observed"]:
         return None
     fn, shape = site["fn"], site["kwargs"].get("sample_shape", ())
