@@ -14,6 +14,13 @@ JAX compiles, and the processor seconds of the whole process from its start, on 
 regression with 30 groups. `--cold` chooses rows of it, and `--row` of the first one; without
 either, both tables are made. With `JAX_COMPILATION_CACHE_DIR` set, programs that are found there do
 not count.
+
+A third table, by `--seconds`, has the processor seconds of a fit in a new process on five small
+models over those of NumPyro's NUTS: from the construction of the kernel or guide to its draws, with
+compilation and with the seconds of child processes, and without imports. Chains go on until each
+latent number has 400 effective draws, after 500 steps of warmup by NUTS and 200 by `SGHMC`, of
+which a draw is 20 steps; a flow makes 5,000 steps, and 50 particles 500. Compiled programs are not
+kept.
 """
 
 import argparse
@@ -21,6 +28,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 import importlib
 import multiprocessing
+import os
 from pathlib import Path
 import pkgutil
 import statistics
@@ -34,6 +42,7 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from numpyro.diagnostics import effective_sample_size
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
@@ -232,6 +241,92 @@ def run_cold(name: str) -> tuple[int, float]:
     return sum(compiled) - before, time.process_time()
 
 
+def robust(x, y):
+    b = numpyro.sample("b", dist.Normal(0, 2).expand([4]).to_event(1))
+    scale = numpyro.sample("scale", dist.HalfNormal(1))
+    numpyro.sample("y", dist.StudentT(3, x @ b, scale), obs=y)
+
+
+def counts(x, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([3]).to_event(1))
+    concentration = numpyro.sample("concentration", dist.Gamma(2, 0.5))
+    numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(x @ b), concentration), obs=y)
+
+
+def growth(t, y):
+    top = numpyro.sample("top", dist.LogNormal(2, 1))
+    rate = numpyro.sample("rate", dist.LogNormal(0, 1))
+    middle = numpyro.sample("middle", dist.Normal(5, 3))
+    noise = numpyro.sample("noise", dist.HalfNormal(1))
+    numpyro.sample("y", dist.Normal(top / (1 + jnp.exp(-rate * (t - middle))), noise), obs=y)
+
+
+def schools(y, error):
+    mean = numpyro.sample("mean", dist.Normal(0, 5))
+    sd = numpyro.sample("sd", dist.HalfCauchy(5))
+    with numpyro.plate("schools", 8):
+        effect = numpyro.sample("effect", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(mean + sd * effect, error), obs=y)
+
+
+COLUMNS = np.c_[np.ones(200), rng.normal(size=(200, 3))]
+TIMES = np.linspace(0, 10, 50)
+CURVE = 8 / (1 + np.exp(-0.9 * (TIMES - 4)))
+RATES = np.exp(COLUMNS[:, :3] @ [1.0, 0.5, -0.3])
+MODELS: dict[str, tuple[Callable[..., object], tuple[np.ndarray, ...]]] = {
+    "robust regression": (robust, (COLUMNS, COLUMNS @ [1, 2, 0, -1] + rng.standard_t(3, 200))),
+    "30 groups": (groups, GROUPS),
+    "counts": (counts, (COLUMNS[:, :3], rng.negative_binomial(3, 3 / (3 + RATES)))),
+    "growth": (growth, (TIMES, CURVE + 0.5 * rng.normal(size=50))),
+    "eight schools": (
+        schools,
+        (np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])),
+    ),
+}
+EFFECTIVE, MOST_RUNS = 400, 20
+
+
+def to_effective(kernel, num_warmup: int, data: tuple[np.ndarray, ...]) -> None:
+    mcmc, draws = MCMC(kernel, num_warmup=num_warmup, num_samples=1000, progress_bar=False), []
+    for key in range(MOST_RUNS):
+        mcmc.run(random.key(key), *data)
+        draws.append({name: np.asarray(x) for name, x in mcmc.get_samples().items()})
+        sites = [np.concatenate([x[name] for x in draws]) for name in draws[0]]
+        if min(np.min(effective_sample_size(site[None])) for site in sites) >= EFFECTIVE:
+            return
+        mcmc.post_warmup_state = mcmc.last_state
+    raise RuntimeError(f"there are no {EFFECTIVE} effective draws after {MOST_RUNS} runs.")
+
+
+def fitted(guide, loss, num_steps: int, data: tuple[np.ndarray, ...]) -> object:
+    svi = SVI(guide.model, guide, optax.adam(0.005), loss)
+    params = svi.run(random.key(0), num_steps, *data, progress_bar=False).params
+    draws = guide.sample_posterior(random.key(1), params, *data, sample_shape=(400,))
+    return jax.block_until_ready(draws)
+
+
+METHODS: dict[str, Callable[..., object]] = {
+    "NUTS": lambda model, data: to_effective(NUTS(model), 500, data),
+    "flow": lambda model, data: fitted(AutoRealNVPNormal(model), Trace_ELBO(), 5000, data),
+    "`SGHMC`": lambda model, data: to_effective(SGHMC(model, steps_per_sample=20), 200, data),
+    "particles": lambda model, data: fitted(AutoParticles(model, 50), SVGD(), 500, data),
+}
+
+
+def processor_seconds() -> float:
+    """Of this process, and of its children."""
+    return sum(os.times()[:4])
+
+
+def run_seconds(model: str, method: str) -> float:
+    jax.config.update("jax_enable_compilation_cache", False)
+    before = processor_seconds()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        METHODS[method](*MODELS[model])
+    return processor_seconds() - before
+
+
 def functions_entered(use: Use) -> set[CodeType]:
     """The functions of the package that Python enters while `use` runs."""
     entered = set()
@@ -278,14 +373,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--row", nargs="*", choices=list(ROWS))
     parser.add_argument("--cold", nargs="*", choices=list(COLD))
+    parser.add_argument("--seconds", nargs="*", choices=list(MODELS), help="five small models")
     parser.add_argument("--files", action="store_true", help="list the files of each row")
     args = parser.parse_args()
-    if args.row is None and args.cold is None:
+    if args.row is None and args.cold is None and args.seconds is None:
         args.row, args.cold = list(ROWS), list(COLD)
     if args.row is not None:
         print_lines(args.row or list(ROWS), args.files)
     if args.cold is not None:
         print_programs(args.cold or list(COLD))
+    if args.seconds is not None:
+        print_seconds(args.seconds or list(MODELS))
     return 0
 
 
@@ -301,6 +399,19 @@ def print_programs(names: list[str]) -> None:
     with processes() as pool:
         for name, (programs, seconds) in zip(names, pool.map(run_cold, names), strict=True):
             print(f"| {name} | {programs} | {seconds:.1f} |", flush=True)
+
+
+def print_seconds(models: list[str]) -> None:
+    methods = list(METHODS)
+    print(f"\n| processor seconds | {' | '.join(methods)} |\n|---|{'---|' * len(methods)}")
+    ratios = []
+    with processes() as pool:
+        for model in models:
+            seconds = list(pool.map(run_seconds, [model] * len(methods), methods))
+            ratios.append([x / seconds[0] for x in seconds])
+            print(f"| {model} | {' | '.join(f'{x:.1f}' for x in seconds)} |", flush=True)
+    medians = [statistics.median(x) for x in zip(*ratios, strict=True)]
+    print(f"| over NUTS, median | {' | '.join(f'{x:.2f}' for x in medians)} |")
 
 
 def print_lines(names: list[str], list_files: bool) -> None:

@@ -71,7 +71,7 @@ _GROUPS_FROM = 256
 """Latent numbers from which a hierarchy is searched by the structure of its rows."""
 _ADAM_STEPS, _ADAM_PIECE, _SEARCHES = 2000, 100, 4
 _MOST_OF_ADAM = 5e10
-"""Numbers that Adam may compute; of more a search begins with Newton steps."""
+"""Numbers that Adam may compute; a search that takes more begins with Newton steps."""
 _NEWTON_STEPS, MOST_PASSES = 60, 300
 """The budget of one search: Newton steps, and gradients of all rows."""
 _STEPS_OF_A_STAGE = 10
@@ -87,9 +87,10 @@ _NORMAL_ALONG_ALL = 0.45
 0.36, on ten groups with standard errors of 1, SGHMC has the right law of their scale; where it is
 0.65 half the right standard deviation of its logarithm, which moves of the draws do not see."""
 _FAR_ALONG_ONE = 0.75
-"""The worst error of a gradient from which a departure counts that is beyond its limit by less than
-its error. Of ten centred groups with a LogNormal scale it is 0.81, and SGHMC has 0.84 of the right
-standard deviation of the scale's logarithm; of a decentred one it is 0.67, and SGHMC is right."""
+"""The worst error of a gradient from which a departure counts even if it is beyond its limit by
+less than its error. Of ten centred groups with a LogNormal scale it is 0.81, and SGHMC has 0.84 of
+the right standard deviation of the scale's logarithm; of a decentred one it is 0.67, and SGHMC is
+right."""
 _STEEP = 3.0
 """The slope of a fit above which it is said to be unfinished."""
 _REDRAWN = 8  # starts, of up to 100 tries each
@@ -105,8 +106,8 @@ _AT_ONCE, _LARGEST_WEIGHT, _BEYOND = 32, 0.1, 0.1
 """Points together; and the share of one weight up to which they are known, and of the mass beyond
 the modes from which it is said."""
 _EDGE, _JUMP = 1e-5, 0.1
-_SAME_COORDINATE = 0.999  # the cosine of the directions of two
 """The distance from pi of both sides, and the nats by which they may differ."""
+_SAME_COORDINATE = 0.999  # the cosine of the directions of two
 
 
 def find_modes(
@@ -126,17 +127,17 @@ def find_modes(
     is the covariance, dense up to 512 latent dimensions and diagonal above, where conjugate
     gradients solve for a step. A hierarchy of more than 256 numbers, of which each row sees one
     effect of each factor, has the normal of greatest ELBO in place of a mode, with the structure of
-    its rows. Of a model whose gradient has no derivative (``odeint``, or another
-    ``jax.custom_vjp``) differences of gradients give the curvature, two gradients a direction.
+    its rows. Where the gradient of a model has no derivative (``odeint``, or another
+    ``jax.custom_vjp``), differences of gradients give the curvature, two gradients a direction.
 
     Each search takes 2,000 minibatches and at most 300 gradients of all rows; of a hundred thousand
     rows and more it takes 10,000 first, then ten times as many, and so on. Ends of searches are one
     mode if they lie within 1.5 standard deviations of each other, and modes with less than a
     thousandth of the mass are left out.
 
-    Where there is no mode, as in a centred hierarchy, where gradients around it are far from those
-    of a normal posterior, or where another normal has an ELBO that is surely higher, the normal of
-    greatest ELBO takes its place, if its ELBO is greater than that of the mode's normal: it is
+    The normal of greatest ELBO takes the place of a mode in three cases: there is no mode, as in a
+    centred hierarchy; gradients around the mode are not as a normal posterior has them; or another
+    normal surely has a higher ELBO. It does so only if its ELBO is greater than at the mode. It is
     fitted from the mode (or from where the search began) and from the prior's median. Its ``slope``
     says whether it has converged: a step would gain half of its square in nats.
 
@@ -391,7 +392,7 @@ def search_modes(
     is_uphill = mode.slope - 2 * mode.slope_error > 1
     if not mode.at_mode or mode.departure > _NORMAL_MODE or is_uphill:
         if not np.isfinite(mode.decrement):
-            # The search leaves out minibatches whose gradient is not finite; all rows are in here.
+            # The search leaves out minibatches without a finite gradient; all rows are in here.
             rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
             at_start = jax.jit(potential.full_value_and_grad)(start)
             potential.check_start(start, rows, *at_start, give="another start")
@@ -454,7 +455,7 @@ def _of_groups(
 def _start_again(
     rng_key: Array, model: Model, potential: Potential, init_strategy: Callable[..., Any]
 ) -> Sites:
-    """The start of lowest potential near the prior's median, or of those that are drawn anew."""
+    """The start of lowest potential near the prior's median, or among starts drawn anew."""
     start, energy, grad = start_near_median(rng_key, model, potential)
     drawn, energies, _ = draw_start(
         random.split(rng_key, _REDRAWN),
@@ -631,7 +632,7 @@ def _precision_problem(potential: Potential, centers: Iterable[Array]) -> tuple[
     jax.eval_shape(lambda x: traces.append(trace(x)), points[0])
     if not may_be_imprecise(traces[0]):
         return ()
-    run = jit_on_data(lambda x: numbers_of(trace(x)))
+    run = jit_on_data(lambda x: numbers_of(trace(x)), quick_options())
     each = [imprecise(traces[0], jax.device_get(run(x)), share) for x in points]
     sentences = next(filter(None, each), [])
     return tuple(Problem(f"where a search ended, {x}", "single precision") for x in sentences)
@@ -823,7 +824,7 @@ def _halved(point: _Point, step: np.ndarray, sums: Callable[[np.ndarray], Any]) 
 
 class _Directions:
     r"""Newton steps, and the factor A with :math:`A A^\top = H^{-1}`, from the curvature of at most
-    10,000 rows, whose negative directions are turned positive; for large n its diagonal."""
+    10,000 rows with its negative directions turned positive; for large n its diagonal."""
 
     def __init__(self, potential: Potential, options: Any) -> None:
         n, self.exact = potential.info.size, potential.has_curvature

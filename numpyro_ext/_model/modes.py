@@ -286,5 +286,5 @@ def given_modes(init_from: InitFrom) -> Modes | None:
 
 
 def check_sites(modes: Modes, info: ModelInfo, what: str = "init_from") -> None:
-    """An error if the model has other latent sites than those for which the modes were found."""
+    """An error unless the model has the latent sites for which the modes were found."""
     info.check_shapes(modes.shapes, what, "find or fit it on this model, with the same arguments")

@@ -20,7 +20,7 @@ from numpyro_ext._model.normal import Normal
 from numpyro_ext._model.operations import count_operations, jit_on_data, linearized, quick_options
 from numpyro_ext._model.potential import Potential
 
-WORTH_OPTIMISING = 2e8
+WORTH_OPTIMISING = 1e9
 """Numbers that a search computes, above which an optimised program pays for its compilation."""
 _CURVATURE_ROWS = 10_000
 _POINTS, _POWERS = 64, 10
@@ -31,7 +31,7 @@ _QUANTILE, _STIFFEST = 0.95, 1e4
 _ROUNDINGS = 64  # of the potential, in a difference of two
 _STAGES, _STAGE_STEPS, _PARTICLES = 8, 500, 8
 _RATE = 0.02
-"""The rate of Adam at the begin of a stage, in which it falls to a twentieth; at most
+"""The rate of Adam at the beginning of a stage, in which it falls to a twentieth; at most
 ``_FASTEST`` where the posterior is far away."""
 _FASTEST = 0.2
 _CONVERGED = 0.3
@@ -196,9 +196,9 @@ class NormalMeasure:
 
 
 def median_and_error(x: np.ndarray) -> tuple[float, float]:
-    """The median of independent values, and its standard error: half of the distance between the
-    order statistics whose ranks are half of the root of their number away, as far as the rank of
-    the right median scatters. It is 0 where one of these is not finite."""
+    """The median of m independent values, and its standard error: half of the distance between the
+    order statistics sqrt(m) / 2 ranks below and above, as far as the rank of the right median
+    scatters. It is 0 where one of these is not finite."""
     away = 0.5 / len(x) ** 0.5
     with np.errstate(invalid="ignore"):
         low, median, high = np.quantile(x, [0.5 - away, 0.5, 0.5 + away])
@@ -207,8 +207,8 @@ def median_and_error(x: np.ndarray) -> tuple[float, float]:
 
 
 def _slope(xi: np.ndarray, b: np.ndarray, dense: bool) -> tuple[float, float]:
-    """The length of the ELBO's natural gradient from pairs of ``(m, n)`` draws, so without bias of
-    its square, and its standard error."""
+    """The length of the ELBO's natural gradient and its standard error, from pairs of ``(m, n)``
+    draws, so that its square has no bias."""
     if not np.all(np.isfinite(b)):
         return np.inf, np.inf
     m = len(xi)
@@ -220,7 +220,7 @@ def _slope(xi: np.ndarray, b: np.ndarray, dense: bool) -> tuple[float, float]:
     np.fill_diagonal(pairs, 0)
     of_each = np.sum(pairs, axis=1) / (m - 1)
     square = np.mean(of_each)
-    # Of a mean over pairs the draws' own part; where the slope is 0, that of the pairs themselves.
+    # The error of a mean over pairs by the draws; where the slope is 0, by the pairs themselves.
     error = 2 * np.std(of_each) / m**0.5 + np.std(pairs) / m
     length = max(square, 0.0) ** 0.5
     return float(length), float(error / max(2 * length, error**0.5, 1e-30))
@@ -287,7 +287,9 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
     cost = count_operations(
         potential.value_and_grad_flat, np.zeros(n, dtype), potential.first_rows()
     )
-    options = quick_options(cost * _PARTICLES * _STAGES * _STAGE_STEPS, WORTH_OPTIMISING)
+    # Most fits take no more than half of the stages.
+    numbers = cost * _PARTICLES * (_STAGES // 2) * _STAGE_STEPS
+    options = quick_options(numbers, WORTH_OPTIMISING)
     run = jit_on_data(stage, options)
     spent = _PARTICLES * _STAGE_STEPS * batch_rows(potential)
 

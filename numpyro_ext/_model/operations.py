@@ -36,7 +36,7 @@ times the rounding of a gradient."""
 
 
 def on_numbers() -> AbstractContextManager[None]:
-    """Inside, what is on numbers is computed at once, also where a program is traced around it.
+    """Operations on numbers are computed at once inside, also where a program is traced around it.
     Only there, because JAX then takes the operations on a model's data out of programs that are
     traced inside, too, and compiles each of them by itself."""
     is_traced = isinstance(jax.device_put(np.zeros(())), Tracer)  # which compiles nothing
@@ -186,7 +186,7 @@ def _count_equation(equation: Any, inputs: list[bool]) -> tuple[float, list[bool
 
 
 _MOVED = {"broadcast_in_dim", "convert_element_type", "gather", "reshape", "slice", "squeeze"}
-"""Operations whose numbers are those of their first operand."""
+"""Operations that only move the numbers of their first operand."""
 
 
 def is_part_of(fn: Callable[[Array], Array], x: Array) -> bool:
@@ -196,7 +196,7 @@ def is_part_of(fn: Callable[[Array], Array], x: Array) -> bool:
 
 
 def _origin(jaxpr: Any, variable: Any) -> Any:
-    """The variable whose numbers this one has."""
+    """The variable from which this one has its numbers."""
     made_by = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
     while not hasattr(variable, "val") and variable in made_by:
         equation, place = made_by[variable], 0

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 from jax import Array, lax, random
 from jax.core import Tracer
 import jax.numpy as jnp
@@ -49,8 +50,8 @@ def draw_params(
 
 
 def params_in_scope(model: Model, args: tuple, kwargs: dict[str, Any]) -> Params:
-    """The current values of the model's ``param`` sites, for a guide that runs its model, of which
-    the handlers around the call see no other site."""
+    """The current values of the model's ``param`` sites, for a guide that runs its model. The
+    handlers around the call see no other site of this run."""
     key: Any = numpyro.prng_key()
     with block(hide_fn=lambda site: site["type"] != "param"):
         fn = seed(on_first_rows(model), random.key(0) if key is None else key)
@@ -74,7 +75,7 @@ def draw_start(
 
     :param rng_key: one key, or an array of keys for as many starts along a leading axis.
     :return: unconstrained sites in the flat order, their potentials (not finite where no start was
-        found), and the values of ``param`` and ``mutable`` sites; those of ``initialize_model``.
+        found), and the values of ``param`` and ``mutable`` sites, all as by ``initialize_model``.
     """
 
     def draw(forward: bool, rng_key: Array) -> tuple[Sites, Array, Params]:
@@ -129,21 +130,22 @@ def start_near_median(
 
 
 def prior_center(rng_key: Array, model: Model, potential: Potential) -> tuple[Array, Array]:
-    """The prior's median and standard deviations, ``(n,)``, of each site given those before it."""
+    """The prior's median and standard deviations, ``(n,)``, of each site given the sites before."""
 
-    def spread(site: dict[str, Any], key: Array) -> Array:
-        transform = biject_to(site["fn"].support)
+    def draws_of(site: dict[str, Any], key: Array) -> Array:
         try:
-            low, _, high = _quartiles(site["fn"], key)
-            return (high - low) / 1.349  # of a normal, the standard deviation
+            return _draws(site["fn"], key)
         except NotImplementedError:  # an improper prior
-            return jnp.ones_like(transform.inv(site["value"]))
+            z = biject_to(site["fn"].support).inv(site["value"])
+            return jnp.zeros((_PRIOR_DRAWS, *jnp.shape(z)))
 
     def find(rng_key: Array) -> tuple[Array, Array]:
         key_median, key_spread = random.split(random.fold_in(rng_key, 0))
         median, trace = _medians(key_median, model, potential)
         info = potential.info
-        sds = info.ravel({n: spread(trace[n], key_spread) for n in info.latents})
+        draws = {n: draws_of(trace[n], key_spread) for n in info.latents}
+        low, _, high = _quartiles(jax.vmap(info.ravel)(draws))
+        sds = (high - low) / 1.349  # of a normal, the standard deviation
         return median, jnp.where(jnp.isfinite(sds) & (sds > 0), sds, 1)
 
     return run_once(find, rng_key)
@@ -159,7 +161,7 @@ def _medians(rng_key: Array, model: Model, potential: Potential) -> tuple[Array,
 
 
 def _to_median(site: dict[str, Any]) -> Array | None:
-    """The median of a latent site given those before it: that of draws, or a mean near to it."""
+    """The median of draws of a latent site given the sites before it, or a mean near to it."""
     if site["type"] != "sample" or site["is_observed"]:
         return None
     fn, shape = site["fn"], site["kwargs"].get("sample_shape", ())
@@ -167,7 +169,7 @@ def _to_median(site: dict[str, Any]) -> Array | None:
         return None
     transform = biject_to(fn.support)
     try:
-        low, median, high = _quartiles(fn, site["kwargs"]["rng_key"])
+        low, median, high = _quartiles(_draws(fn, site["kwargs"]["rng_key"]))
         mean = transform.inv(jnp.broadcast_to(fn.mean, shape + fn.batch_shape + fn.event_shape))
         near = jnp.abs(mean - median) < (high - low) / 4
         return transform(jnp.where(near, mean, median))
@@ -176,10 +178,17 @@ def _to_median(site: dict[str, Any]) -> Array | None:
         return value
 
 
-def _quartiles(fn: Any, rng_key: Array) -> Array:
-    """``(3, ...)`` of draws of a distribution, in unconstrained space."""
-    draws = biject_to(fn.support).inv(fn(rng_key=rng_key, sample_shape=(_PRIOR_DRAWS,)))
-    return jnp.quantile(draws, jnp.array([0.25, 0.5, 0.75]), axis=0)
+def _draws(fn: Any, rng_key: Array) -> Array:
+    """``(100, ...)`` of a distribution, in unconstrained space."""
+    return biject_to(fn.support).inv(fn(rng_key=rng_key, sample_shape=(_PRIOR_DRAWS,)))
+
+
+def _quartiles(draws: Array) -> Array:
+    """``(3, ...)``, as of ``jnp.quantile``, which is a much larger program."""
+    ordered = jnp.sort(draws, axis=0)  # what is NaN comes last
+    places = [divmod(share * (len(draws) - 1), 1) for share in (0.25, 0.5, 0.75)]
+    values = [(1 - s) * ordered[int(k)] + s * ordered[int(k) + 1] for k, s in places]
+    return jnp.where(jnp.isnan(ordered[-1]), jnp.nan, jnp.stack(values))
 
 
 def guide_start(

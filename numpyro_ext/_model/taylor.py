@@ -194,9 +194,9 @@ class TaylorProxy:
         return change, residuals
 
     def _by_differences(self, v: Array, rows_at: Callable[[Array], Array]) -> tuple[Array, Array]:
-        """The log likelihood of rows at c, and their terms in v, without a forward mode: the mean
-        is that of gradients of the sum, and the deviations from it are differences of values, which
-        have fewer digits and enter the variance alone."""
+        """The log likelihood of rows at c, and their terms in v, without a forward mode: gradients
+        of the sum give the mean, and differences of values the deviations from it, which have
+        fewer digits and enter the variance alone."""
         c, h, v0 = self.normal.center, _VALUES, stop_gradient(v)
         grad = jax.grad(lambda x: jnp.sum(rows_at(x)))
         at_center, up, down = rows_at(c), rows_at(c + h * v), rows_at(c - h * v)
@@ -373,7 +373,7 @@ def sd_over_minibatches(variances: Any, size: int, batch: int) -> float:
 
 
 def noise_message(noise: float, batch: int, size: int) -> str:
-    """The sentence about a proxy whose noise is too large."""
+    """The sentence about a proxy with too much noise."""
     return (
         f"with the proxy the log likelihood has a standard deviation of {noise:.2g} nats over"
         f" minibatches of {batch} of {size} rows (up to {LARGEST_NOISE} is fine), so that guides of"

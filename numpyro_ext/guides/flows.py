@@ -4,9 +4,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+import math
 from typing import Any
 
 from jax import Array
+from jax.nn import softplus
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -19,6 +21,7 @@ from numpyro.distributions.transforms import (
     IdentityTransform,
     IndependentTransform,
     LowerCholeskyAffine,
+    ParameterFreeTransform,
     PermuteTransform,
     Transform,
 )
@@ -45,42 +48,49 @@ class RowsOfFactor(type(constraints.scaled_unit_lower_cholesky)):  # pyright: ig
     """Lower triangular factors of which an optimiser moves a row, not each number, by its step."""
 
 
-class _Quieter(VectorTransform):
-    """The numbers below the diagonal of a (d, d) factor, which come first, over the root of d."""
-
-    def call_with_intermediates(self, x: Array) -> tuple[Array, Array]:
-        units = self.units(x)
-        return x * units, jnp.sum(jnp.log(units)) + 0 * x[..., 0]
-
-    def _inverse(self, y: Array) -> Array:
-        return y / self.units(y)
-
-    def units(self, x: Array) -> Array:
-        d = int((2 * x.shape[-1]) ** 0.5)
-        below = jnp.arange(x.shape[-1]) < x.shape[-1] - d
-        return jnp.where(below, d**-0.5, 1.0).astype(x.dtype)
-
-
 @cache
 def _factor_and_numbers() -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
-    whole = ComposeTransform([_Quieter(), biject_to(constraints.scaled_unit_lower_cholesky)])
-    options = quick_options()
-    return jit_on_data(lambda x: whole(x), options), jit_on_data(lambda y: whole.inv(y), options)
+    whole, options = _OfRows(), quick_options()
+    return jit_on_data(whole.factor, options), jit_on_data(whole.numbers, options)
 
 
-class _InOneProgram(ComposeTransform):
-    """The map of :class:`RowsOfFactor`, where ``SVI`` calls it outside of a program."""
+class _OfRows(ParameterFreeTransform):
+    """NumPyro's map from numbers to a (d, d) factor, with the numbers below the diagonal, which
+    come first, over the root of d. Its indices are constants, which NumPyro computes in every
+    program; where ``SVI`` calls it outside of one, it is a program."""
+
+    domain = constraints.real_vector  # pyright: ignore[reportAssignmentType]
+    codomain = constraints.scaled_unit_lower_cholesky  # pyright: ignore[reportAssignmentType]
 
     def __call__(self, x: Array) -> Any:
-        return super().__call__(x) if is_traced(x) else _factor_and_numbers()[0](x)
+        return self.factor(x) if is_traced(x) else _factor_and_numbers()[0](x)
 
     def _inverse(self, y: Array) -> Any:
-        return super()._inverse(y) if is_traced(y) else _factor_and_numbers()[1](y)
+        return self.numbers(y) if is_traced(y) else _factor_and_numbers()[1](y)
+
+    def factor(self, x: Array) -> Array:
+        d = int((2 * x.shape[-1]) ** 0.5)
+        unit = jnp.broadcast_to(jnp.eye(d, dtype=x.dtype), (*x.shape[:-1], d, d))
+        rows, columns = np.tril_indices(d, -1)
+        unit = unit.at[..., rows, columns].set(x[..., :-d] * d**-0.5, unique_indices=True)
+        return unit * softplus(x[..., -d:])[..., None]
+
+    def numbers(self, y: Array) -> Array:
+        d, diagonal = y.shape[-1], jnp.diagonal(y, axis1=-2, axis2=-1)
+        rows, columns = np.tril_indices(d, -1)
+        below = (y / diagonal[..., None])[..., rows, columns] / d**-0.5
+        return jnp.concatenate([below, jnp.log(-jnp.expm1(-diagonal)) + diagonal], axis=-1)
+
+    def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
+        d = y.shape[-1]
+        log_diagonal = jnp.log(jnp.diagonal(y, axis1=-2, axis2=-1))
+        slopes = (log_diagonal * jnp.arange(d) - softplus(-x[..., -d:])).sum(-1)
+        return slopes - d * (d - 1) / 4 * math.log(d)
 
 
 @biject_to.register(RowsOfFactor)
 def _rows_of_factor(_: RowsOfFactor) -> Transform:
-    return _InOneProgram([_Quieter(), biject_to(constraints.scaled_unit_lower_cholesky)])
+    return _OfRows()
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
