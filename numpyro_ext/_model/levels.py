@@ -133,7 +133,9 @@ class Lookups:
                 levels.append(level)
                 if by is not None:
 
-                    def moved(node: _Node = node, level: _Node = level, size: int = size) -> Any:
+                    def moved(
+                        node: _Node = node, level: _Node = level, size: int = size, by: float = by
+                    ) -> Any:
                         outside = (level.value < 0) | (level.value >= size)
                         return node.value + by * jnp.expand_dims(outside, dims.offset_dims)
 
