@@ -233,7 +233,8 @@ def row(name: str, method: str, full: bool, out: Path, again: bool, limit: int) 
         if run.returncode == -signal.SIGXCPU:
             return [name, method, size, f"not done in {limit} processor seconds"]
         if run.returncode:
-            why = run.stderr.strip().splitlines()[-1].split(f"{Missing.__name__}: ")[-1]
+            said = run.stderr.strip() or f"ended by the signal {-run.returncode}"
+            why = said.splitlines()[-1].split(f"{Missing.__name__}: ")[-1]
             return [name, method, size, why[:120]]
         kept.write_text(run.stdout.strip().splitlines()[-1])
     took = json.loads(kept.read_text())

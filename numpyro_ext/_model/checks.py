@@ -15,9 +15,10 @@ from numpyro.infer import init_to_uniform
 from numpyro.primitives import Messenger
 
 from numpyro_ext._model.arguments import has_words, is_traced
-from numpyro_ext._model.density import seen
+from numpyro_ext._model.density import log_prob, seen
 from numpyro_ext._model.handlers import every_row, on_first_rows
 from numpyro_ext._model.implicit import has_density
+from numpyro_ext._model.levels import Lookups, marked_latents
 from numpyro_ext._model.operations import jit_on_data, on_numbers
 from numpyro_ext._model.read import (
     ModelInfo,
@@ -196,7 +197,8 @@ def check_rows(
     bounded: bool = True,
 ) -> None:
     """An error that names an observed site with data that are NaN, in any row, or beyond bounds of
-    its support that do not depend on latent sites; it runs the model once on all rows."""
+    its support that do not depend on latent sites, or levels that a latent site does not have; it
+    runs the model once on all rows."""
     look = partial(_look_at_rows, model, args, kwargs)
     with on_numbers():
         has_nan = any(map(_has_nan, jax.tree.leaves((args, kwargs))))
@@ -220,6 +222,7 @@ def check_rows(
                 f"the observed site '{name}' has no density at {number} of its {size} values, such"
                 f" as {example}, which is outside of its support; drop these rows, or mask them."
             )
+    _check_levels(model, args, kwargs, init_strategy)
 
 
 def _look_at_rows(
@@ -232,15 +235,7 @@ def _look_at_rows(
 ) -> dict[str, Any]:
     """``{site: look(site)}`` of the observed sites where it is not None, on all rows, or on as many
     as a minibatch has where they are on the host; empty where data are traced, or elsewhere."""
-    on = on_first_rows if is_on_host((args, kwargs)) else every_row
-
-    def run(rng_key: Array) -> dict[str, Any]:
-        with block():
-            fn = seed(marked_plates(on(model)), rng_key)
-            trace = trace_of(substitute(fn, substitute_fn=init_strategy), args, kwargs)
-        looked = {name: look(site) for name, site in trace.items() if is_data(site)}
-        return {name: x for name, x in looked.items() if x is not None}
-
+    run = _run_on_rows(model, args, kwargs, look, init_strategy)
     # On numbers, also the key, while a loss is traced; NumPyro would blame a parameter of a
     # distribution.
     with on_numbers(), validation_enabled(False):
@@ -249,6 +244,66 @@ def _look_at_rows(
             return {}
         looked = jit_on_data(run)(rng_key)
         return {} if _is_hidden(looked) else jax.device_get(looked)  # the model may hold tracers
+
+
+def _run_on_rows(
+    model: Model,
+    args: tuple,
+    kwargs: dict[str, Any],
+    look: Callable[[Site], Any],
+    init_strategy: Callable[..., Any],
+    of: Callable[[Site], bool] = is_data,
+) -> Callable[[Array], dict[str, Any]]:
+    on = on_first_rows if is_on_host((args, kwargs)) else every_row
+
+    def run(rng_key: Array) -> dict[str, Any]:
+        with block():
+            fn = seed(marked_plates(marked_latents(on(model))), rng_key)
+            trace = trace_of(substitute(fn, substitute_fn=init_strategy), args, kwargs)
+        looked = {name: look(site) for name, site in trace.items() if of(site)}
+        return {name: x for name, x in looked.items() if x is not None}
+
+    return run
+
+
+def _check_levels(
+    model: Model, args: tuple, kwargs: dict[str, Any], init_strategy: Callable[..., Any]
+) -> None:
+    """An error where a density depends on a level that a latent site does not have, or that of data
+    on one from the end."""
+    observed: set[str] = set()
+
+    def of(site: Site) -> bool:
+        if is_data(site):
+            observed.add(site["name"])
+        return site["type"] == "sample" and has_density(site["fn"])
+
+    run = _run_on_rows(model, args, kwargs, log_prob, init_strategy, of)
+    with on_numbers(), validation_enabled(False):
+        rng_key = random.key(0)
+        if _is_hidden((args, kwargs)):
+            return
+        program, names = jax.make_jaxpr(run, return_shape=True)(rng_key)
+        if _is_hidden(program.consts):
+            return
+        lookups = Lookups(program)
+        if not (beyond := lookups.beyond()):
+            return
+        changed = dict(zip(names, lookups.changed(rng_key), strict=True))
+    worst = min(beyond, key=lambda x: x.is_negative)
+    for name, x in changed.items():
+        if np.any(x) and (name in observed or not worst.is_negative):
+            why = "JAX takes the nearest; give the site a number for each level, or"
+            if worst.is_negative:
+                why = (
+                    "JAX counts from the end, while pandas gives -1 to a missing category; take it"
+                    f" modulo {worst.size} if the end is meant, or"
+                )
+            raise ValueError(
+                f"{np.sum(x)} of {x.size} densities of the site '{name}' take number"
+                f" {worst.example} of '{worst.site}', which has the numbers 0 to {worst.size - 1}:"
+                f" {why} leave these rows out, or mask them."
+            )
 
 
 def _count_nan(site: Site) -> tuple[Any, ...]:

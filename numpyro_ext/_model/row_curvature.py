@@ -25,13 +25,11 @@ from scipy.linalg import block_diag
 
 from numpyro_ext._model.arrow import ArrowPrecision, lower_root
 from numpyro_ext._model.bend import WIDEST, Bend
-from numpyro_ext._model.density import log_prob, row_log_prob, scaled
+from numpyro_ext._model.density import row_log_prob, scaled
 from numpyro_ext._model.modes import Problem
-from numpyro_ext._model.operations import jit_on_data, quick_options
+from numpyro_ext._model.operations import jit_on_data
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import is_data
 from numpyro_ext._numpyro import site_of_log_det
-from numpyro_ext._typing import Sites
 
 _FEW = 16
 """Numbers of a site up to which each is a coordinate of the core by itself."""
@@ -48,35 +46,6 @@ class Color(NamedTuple):
 
     site: str
     places: np.ndarray
-
-
-def _outside(potential: Potential, x: np.ndarray, sites: list[str]) -> list[str]:
-    """The sites with an effect that a row reads and that does not exist: JAX takes the last effect
-    instead, so that one more effect, which is NaN, shows in such rows."""
-    z = potential.info.unravel(jnp.asarray(x, jnp.result_type(float)))
-
-    def lost(names: list[str]) -> bool:
-        def count(z: Sites, idx: dict[str, Array]) -> Array:
-            here = potential.with_rows(idx)
-            plain, total = here.trace(z, idx), jnp.zeros((), int)
-            values = {name: jnp.asarray(plain[name]["value"]) for name in names}
-            more = {
-                n: jnp.concatenate([y, jnp.full_like(y[:1], jnp.nan)]) for n, y in values.items()
-            }
-            others = {n: y for n, y in z.items() if n not in names}
-            longer = here.trace(others, idx, values=more)
-            for site in filter(is_data, plain.values()):
-                before, after = (jnp.isnan(log_prob(t[site["name"]])) for t in (plain, longer))
-                total = total + jnp.sum(after & ~before)
-            return total
-
-        run = jit_on_data(count, quick_options())
-        try:
-            return any(int(run(z, idx)) for _, idx in potential.pieces())
-        except (TypeError, ValueError):  # the model takes the effects as one array
-            return len(names) > 1
-
-    return [name for name in sites if lost([name])] if lost(sites) else []
 
 
 def _along(fn: Callable[[Array], Any], x: Array, v: Array) -> Any:
@@ -114,13 +83,6 @@ class RowCurvature:
         self.arrow = bool(kept)
         if not kept:
             return
-        sizes = {color.site: len(color.places) for color in self.colors}
-        for name in _outside(potential, x, list(sizes)):
-            raise ValueError(
-                f"a row reads an effect of '{name}' that there is not: they have the numbers 0 to"
-                f" {sizes[name] - 1}, and -1 is what pandas gives to a missing category; give the"
-                " plate the size of the categories, or leave these rows out."
-            )
         self.pairs = list(combinations_with_replacement(range(len(self.colors)), 2))
         self._directions = self._ones([color.places for color in self.colors])
         self._lay_out()

@@ -110,19 +110,3 @@ def test_effects_that_are_means_of_others_have_rows():
     y = jnp.asarray(Y)
     info = read_global(nested, (y,), {}, because="")
     assert not RowCurvature(Potential(nested, info, {}, (y,), {}), np.zeros(info.size)).problems()
-
-
-@pytest.mark.parametrize("number", [WEEKS, -1])
-def test_a_level_outside_of_its_plate_is_an_error(number):
-    """JAX reads the last effect for both, without a word."""
-
-    def plain(week, y):
-        with numpyro.plate("weeks", WEEKS):
-            own = numpyro.sample("own", dist.Normal(0.0, 1.0))
-        with numpyro.plate("rows", N):
-            numpyro.sample("y", dist.Poisson(jnp.exp(own[week])), obs=y)
-
-    week, y = WEEK.at[7].set(number), jnp.asarray(Y)
-    info = read_global(plain, (WEEK, y), {}, because="")
-    with pytest.raises(ValueError, match="a row reads an effect of 'own' that there is not"):
-        RowCurvature(Potential(plain, info, {}, (week, y), {}), np.zeros(info.size))

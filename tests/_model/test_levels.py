@@ -1,0 +1,102 @@
+"""A level that a factor does not have is refused by name, and so is one from the end."""
+
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, init_to_uniform
+import pytest
+
+from numpyro_ext._model.checks import check_rows
+from numpyro_ext.ep import EP
+from numpyro_ext.mcmc import SGHMC
+from numpyro_ext.optim import find_modes
+
+N = 60
+SHOP, WEEK = np.arange(N) % 5, np.arange(N) % 7
+
+
+def model(shop, week, known=None, within=None):
+    mean = numpyro.sample("mean", dist.Normal(0, 1))
+    with numpyro.plate("shops", 5):
+        of_shop = numpyro.sample("of_shop", dist.Normal(mean, 1))
+    with numpyro.plate("weeks", 7):
+        of_week = numpyro.sample("of_week", dist.Normal(0, 1).expand([2]).to_event(1))
+    if within is not None:
+        with numpyro.plate("streets", len(within)):
+            numpyro.sample("of_street", dist.Normal(of_shop[within], 1))
+    with numpyro.plate("rows", N) as i:
+        effect = of_shop[shop[i]] + of_week[week, 1]
+        if known is not None:
+            effect = jnp.where(known, effect, mean)
+        numpyro.sample("y", dist.Normal(effect, 1), obs=jnp.zeros(N))
+
+
+def with_levels(levels, *values):
+    levels = np.array(levels)
+    levels[3 : 3 + len(values)] = values
+    return levels
+
+
+def look(*args, **kwargs):
+    check_rows(model, args, kwargs, init_to_uniform)
+
+
+def test_all_levels_are_fine():
+    look(SHOP, WEEK, within=np.arange(20) % 5)
+    look(jnp.asarray(SHOP), jnp.asarray(WEEK))
+
+
+@pytest.mark.parametrize(
+    ("shop", "week", "within", "sentence"),
+    [
+        (
+            with_levels(SHOP, 5, 9),
+            WEEK,
+            None,
+            "2 of 60 .* number 9 of 'of_shop', .* 0 to 4",
+        ),
+        (SHOP, with_levels(WEEK, 7), None, "1 of 60 .* 'y' take number 7 of 'of_week', .* 0 to 6"),
+        (
+            with_levels(SHOP, -1),
+            WEEK,
+            None,
+            "1 of 60 .* number -1 of 'of_shop', .* pandas",
+        ),
+        (with_levels(SHOP, -6), WEEK, None, "1 of 60 .* 'y' take number -6 of 'of_shop'"),
+        (SHOP.astype(np.int8) + np.int8(1), WEEK, None, "12 of 60 .* number 5 of 'of_shop'"),
+        (SHOP, WEEK, np.array([0, 1, 5]), "1 of 3 .* 'of_street' take number 5 of 'of_shop'"),
+    ],
+)
+def test_a_level_beyond_is_refused_by_name(shop, week, within, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        look(shop, week, within=within)
+
+
+def test_a_density_of_effects_may_count_from_the_end():
+    def ring():
+        with numpyro.plate("places", 9):
+            z = numpyro.sample("z", dist.Normal(0, 1))
+        numpyro.sample("step", dist.Normal(z[jnp.arange(9) - 1], 1).to_event(1))
+
+    check_rows(ring, (), {}, init_to_uniform)
+
+
+def test_levels_of_masked_rows_may_be_any():
+    for shop in (with_levels(SHOP, 5), with_levels(SHOP, -1)):
+        look(shop, WEEK, known=(shop >= 0) & (shop < 5))
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        lambda *args: find_modes(model, *args),
+        lambda *args: MCMC(SGHMC(model), num_warmup=1, num_samples=1).run(random.key(0), *args),
+        lambda *args: EP(model).run(random.key(0), 1, *args, progress_bar=False),
+    ],
+    ids=["find_modes", "SGHMC", "EP"],
+)
+def test_fits_refuse_it(fit):
+    with pytest.raises(ValueError, match="take number 5 of 'of_shop'"):
+        fit(with_levels(SHOP, 5), WEEK)
