@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
-from scipy.interpolate import PchipInterpolator
 
 from numpyro_ext._model.arrow import Arrow, ArrowPrecision
 from numpyro_ext._model.bend import Bend
@@ -189,6 +188,8 @@ def _sides(
     scales. A scale has the moments of the density :math:`\exp(-E[U \mid \xi_i])`, by its slopes at
     a few points, out to where there is little of it: the density of greatest ELBO if all other
     coordinates stay as they are."""
+    from scipy.interpolate import PchipInterpolator  # which imports much
+
     sides = np.tile([0.0, 1.0, 0.0], (curvature.size, 1))
     for i in scales:
         unit = np.eye(1, curvature.size, i)[0]
