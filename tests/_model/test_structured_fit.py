@@ -201,7 +201,7 @@ def unknown_noise(y):
 def test_forty_groups_of_two_rows_with_an_unknown_noise():
     """Before any step: the scale, which may be 0, and the noise. Their posterior is on a grid: the
     sums of squares between groups and within are independent, given the flat mean."""
-    rng = np.random.default_rng(2)
+    rng = np.random.default_rng(1)
     y = 2 + np.repeat(0.3 * rng.normal(size=40), 2) + rng.normal(size=80)
     pairs_of = y.reshape(-1, 2)
     between = np.sum((pairs_of.mean(1) - y.mean()) ** 2)
@@ -212,7 +212,10 @@ def test_forty_groups_of_two_rows_with_an_unknown_noise():
     log_p = T + U - np.exp(2 * T) / 2 - np.exp(2 * U) / 8
     log_p -= 40 * U + within / np.exp(2 * U) / 2
     log_p -= (39 * np.log(variance) + between / variance) / 2
-    draws = np.exp(draws_at_start(unknown_noise, y)[:, 1:3])
+    guide = AutoStructuredNormal(unknown_noise)
+    svi = SVI(unknown_noise, guide, optax.adam(1e-3), Trace_ELBO())
+    params = svi.get_params(svi.init(random.key(0), y))
+    draws = np.exp(guide.sample_latent(random.key(1), params, 4000)[:, 1:3])
     for x, axis, grid in zip(draws.T, (1, 0), (t, u), strict=True):
         p = np.exp(log_p - log_p.max()).sum(axis)
         p /= p.sum()
