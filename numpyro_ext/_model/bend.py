@@ -127,9 +127,10 @@ class Bend:
     def straight(cls, size: int, of: Any = (0,), rows: Any = (), columns: Any = ()) -> "Bend":
         """The identity."""
         of, rows, columns = (jnp.asarray(x, int) for x in (of, rows, columns))
-        shapes = (2, size), (4, size, len(of)), (size, len(of)), (len(rows), len(of)), (2, 0, 0)
-        *parts, shears, turns = map(jnp.zeros, shapes)
-        return cls(of, *parts, rows, columns, shears, jnp.zeros(0, int), turns)
+        b, zeros = len(of), jnp.zeros
+        parts = zeros((2, size)), zeros((4, size, b)), zeros((size, b))
+        rest = zeros((len(rows), b)), zeros(0, int), zeros((2, 0, 0))
+        return cls(of, *parts, rows, columns, *rest)
 
     def astype(self, dtype: Any) -> "Bend":
         """The same in another precision."""

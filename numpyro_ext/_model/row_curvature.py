@@ -36,8 +36,10 @@ _FEW = 16
 _MOST_SINGLES, _MOST_CORE, _MOST_ACROSS = 512, 4096, 4e7
 """The most coordinates with a column each, coordinates of the core, and numbers between core and
 leaves."""
-_SAME, _MOST_BENT, _FEW_ROWS, _MOST_OF = 1e-3, 2.0, 10_000, 32
-"""The most that a bend may change by; and rows and globals up to which it knows how rows change."""
+_SAME, _MOST_BENT, _LEAST_SHARE = 1e-3, 2.0, 1e-6
+"""The most that a bend may change by, and the least share of a curvature that may change."""
+_FEW_ROWS, _MOST_OF = 10_000, 32
+"""Rows and globals up to which a bend knows how the rows change."""
 Frame = tuple[Any, Bend]
 
 
@@ -345,11 +347,11 @@ class RowCurvature:
         part, unit = self.parts[kind], np.eye(1, self.size, i)[0]
         first, second = (self._directions[list(x)] for x in zip(*self._blocks, strict=True))
         pairs = np.concatenate([first, turns]), np.concatenate([second, turns])
-        x, unit, *pairs = (jnp.asarray(y, self.dtype) for y in (x, unit, *pairs))
+        at, v, *both_of = (jnp.asarray(y, self.dtype) for y in (x, unit, *pairs))
         sums = [np.zeros(len(self.colors[a].places)) for a, _ in self._blocks]
         of_turns = np.zeros(len(turns))
         for (weight, idx), seen in zip(part.pieces, part.seen, strict=True):
-            each = np.asarray(self._thirds[kind](x, unit, pairs, idx), float)
+            each = np.asarray(self._thirds[kind](at, v, both_of, idx), float)
             for (a, b), values, total in zip(self._blocks, each, sums, strict=False):
                 pair = seen[[a, b]]
                 both = np.all(pair >= 0, axis=0)
@@ -426,7 +428,7 @@ class RowCurvature:
         turned, within = np.zeros((2, self.size, b)), np.zeros((L, w, w, b))
         blocks = list(self._together(of_prior, precision))
         at = np.concatenate([np.zeros(0, int), *(places for places, _ in blocks)])
-        Q = block_diag(*(Q for _, Q in blocks)) if blocks else np.zeros((0, 0))
+        Q: Any = block_diag(*(Q for _, Q in blocks)) if blocks else np.zeros((0, 0))
         directions = np.zeros((len(at), self.size))
         directions[:, at] = Q.T
         for k, i in enumerate(of):
@@ -452,7 +454,7 @@ class RowCurvature:
             whole = own[0] + own[1]
             p, pull = np.clip(own[1] / whole, 0, 1), pull / whole
             a = [
-                np.where(np.abs(y / whole) > _SAME, t.T / y, 0).T
+                np.where(np.abs(y / whole) > _LEAST_SHARE, t.T / y, 0).T
                 for y, t in zip(own, turned, strict=True)
             ]
             a = np.clip(np.nan_to_num(a), -2 * _MOST_BENT, 2 * _MOST_BENT)
@@ -471,9 +473,15 @@ class RowCurvature:
         slopes[self.leaves] = np.diagonal(sheared, axis1=1, axis2=2).transpose(0, 2, 1)
         slopes = np.clip(np.nan_to_num(slopes), -_MOST_BENT, _MOST_BENT)
         shears = np.concatenate([np.zeros((0, b)), *(sheared[:, p, q] for p, q in _below(w))])
-        new = of_effects, parts, slopes, straight.rows, straight.columns, shears, at
-        turns = np.array([Q, np.linalg.inv(Q)])
-        return Bend(straight.of, *map(jnp.asarray, new), jnp.asarray(turns))
+        return replace(
+            straight,
+            of_effects=jnp.asarray(of_effects),
+            of_parts=jnp.asarray(parts),
+            slopes=jnp.asarray(slopes),
+            shears=jnp.asarray(shears),
+            turned=jnp.asarray(at),
+            turns=jnp.asarray(np.array([Q, np.linalg.inv(Q)])),
+        )
 
     def _own(self, precision: ArrowPrecision, of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The diagonal ``(n,)``, and the columns ``(n, b)`` of globals."""

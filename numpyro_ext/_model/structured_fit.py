@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
-from scipy.interpolate import PchipInterpolator
 
 from numpyro_ext._model.arrow import Arrow, ArrowPrecision
 from numpyro_ext._model.bend import Bend
@@ -66,6 +65,10 @@ def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float)
         rows, prior = (x + np.asarray(_push_each(factor, xi.astype(curvature.dtype))) for xi in xis)
         return rows, prior
 
+    def bent(bend: Bend, move: np.ndarray) -> np.ndarray:
+        moved = bend.astype(curvature.dtype)(jnp.asarray(move, curvature.dtype))[0]
+        return np.asarray(moved, float)
+
     held = np.zeros(n, bool)
     for name, latent in potential.info.latents.items():
         if elementwise(latent.support) is not constraints.real:
@@ -102,7 +105,8 @@ def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float)
         return None
     factor, _ = precision.factor()
     best, before = (math.inf, x, factor, curvature.straight), []
-    lowest, share, move, last = math.inf, 1.0, np.zeros(n), (x, factor, precision, of_rows)
+    lowest, share, move = math.inf, 1.0, np.zeros(n)
+    last = x, factor, precision, of_rows, curvature.straight
     for _ in range(_STEPS):
         bend = curvature.bend(x, of_rows)
         frame = x, bend
@@ -131,15 +135,16 @@ def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float)
             share /= 2
             if share < _LEAST:
                 break
-            x, factor, precision, of_rows = last
-            x = x + share * move
+            x, factor, precision, of_rows, bend = last
+            x = x + bent(bend, share * move)
             continue
-        lowest, last = min(lowest, loss), (x, factor, precision, of_rows)
+        lowest, last = min(lowest, loss), (x, factor, precision, of_rows, bend)
         step = -np.asarray(_solve(factor, grad.astype(curvature.dtype)), float)
         sds = np.asarray(factor.sds(), float)
         size = float(np.max(np.abs(step) / sds))
-        if size < best[0]:
-            best = size, x, factor, bend
+        # Of steps of which none ends the search, the one with the greatest ELBO.
+        if size < _NEAR or loss < best[0]:
+            best = loss, x, factor, bend
         if size < _NEAR:
             break
         if size < 1:
@@ -152,7 +157,7 @@ def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float)
             new, _, _, k = halved(x, -step, value, factor, frame)
             move, before, passes = new - x, [], passes + k * len(xis[0])
         share = min(1.0, 2 * share)
-        x = x + share * move
+        x = x + bent(bend, share * move)
     _, x, factor, bend = best
     bending = np.asarray(bend.of)[np.any(np.asarray(bend.of_parts[0]) != 0, axis=0)]
     scales = np.intersect1d(np.union1d(np.flatnonzero(held), bending), curvature.singles)
@@ -183,6 +188,8 @@ def _sides(
     scales. A scale has the moments of the density :math:`\exp(-E[U \mid \xi_i])`, by its slopes at
     a few points, out to where there is little of it: the density of greatest ELBO if all other
     coordinates stay as they are."""
+    from scipy.interpolate import PchipInterpolator  # which imports much
+
     sides = np.tile([0.0, 1.0, 0.0], (curvature.size, 1))
     for i in scales:
         unit = np.eye(1, curvature.size, i)[0]
@@ -193,7 +200,7 @@ def _sides(
             rows, prior = (x + np.asarray(_push_each(factor, xi)) for xi in given)
             return float(column @ curvature.value_and_grad((rows, prior), (x, bend))[1])
 
-        slopes, beyond = {at: slope(at) for at in _AT}, [0.0]
+        slopes, beyond, t, p = {at: slope(at) for at in _AT}, [0.0], _AT, np.ones(len(_AT))
         while beyond and np.all(np.isfinite(list(slopes.values()))):
             at = np.sort(list(slopes))
             t = np.linspace(at[0], at[-1], 801)

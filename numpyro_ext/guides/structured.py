@@ -126,7 +126,9 @@ class AutoStructuredNormal(AutoAtModes):
 
     *What it is biased by.* In those coordinates effects are independent given the globals, and so
     are effects of crossed factors; what the fixed map does not know of their correlation is lost.
-    Beside the skew the globals are normal, or what the couplings of ``num_flows`` make of them.
+    Beside the skew the globals are normal, or what the couplings of ``num_flows`` make of them. Of
+    few groups with few rows the scale has a tail to 0 that is left out in part, so that the spread
+    of its logarithm is too small.
 
     :param model: as of :class:`AutoJoint`.
     :param int num_flows: couplings of :class:`AutoRealNVPNormal` on the globals alone, before their
@@ -215,8 +217,9 @@ class AutoStructuredNormal(AutoAtModes):
             bend = mode.bend if mode is not None else None
             packed = Bend.straight(self.latent_dim).packed if bend is None else bend.packed
             start = [None] * len(names) if known else [jnp.asarray(x, loc.dtype) for x in packed]
-            *numbers, places = map(fixed_param, names, start)
-            bend = Bend.unpacked(*lax.stop_gradient(numbers), _integers(places))
+            of_globals, effects, turns, places = map(fixed_param, names, start)
+            numbers = lax.stop_gradient((of_globals, effects, turns))
+            bend = Bend.unpacked(*numbers, _integers(places))
             center = jnp.asarray(fixed[0](jnp.zeros_like(loc)))
             fixed = [*fixed, BendTransform(center, bend)]
         return loc, scale, fixed, mode

@@ -187,6 +187,44 @@ def of_density(log_p: np.ndarray, t: np.ndarray) -> tuple[float, float]:
     return float(mean), float((p @ (t - mean) ** 2) ** 0.5)
 
 
+def unknown_noise(y):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    s = numpyro.sample("s", dist.HalfNormal(1.0))
+    noise = numpyro.sample("noise", dist.HalfNormal(2.0))
+    with numpyro.plate("groups", 40):
+        own = numpyro.sample("own", dist.Normal(mean, s))
+    with numpyro.plate("rows", 80):
+        numpyro.sample("y", dist.Normal(own[np.arange(80) // 2], noise), obs=y)
+
+
+@pytest.mark.slow
+def test_forty_groups_of_two_rows_with_an_unknown_noise():
+    """Before any step: the scale, which may be 0, and the noise. Their posterior is on a grid: the
+    sums of squares between groups and within are independent, given the flat mean."""
+    rng = np.random.default_rng(1)
+    y = 2 + np.repeat(0.3 * rng.normal(size=40), 2) + rng.normal(size=80)
+    pairs_of = y.reshape(-1, 2)
+    between = np.sum((pairs_of.mean(1) - y.mean()) ** 2)
+    within = np.sum((pairs_of - pairs_of.mean(1, keepdims=True)) ** 2)
+    t, u = np.linspace(-9, 1, 500), np.linspace(-0.7, 0.7, 300)
+    T, U = np.meshgrid(t, u, indexing="ij")
+    variance = np.exp(2 * T) + np.exp(2 * U) / 2
+    log_p = T + U - np.exp(2 * T) / 2 - np.exp(2 * U) / 8
+    log_p -= 40 * U + within / np.exp(2 * U) / 2
+    log_p -= (39 * np.log(variance) + between / variance) / 2
+    guide = AutoStructuredNormal(unknown_noise)
+    svi = SVI(unknown_noise, guide, optax.adam(1e-3), Trace_ELBO())
+    params = svi.get_params(svi.init(random.key(0), y))
+    draws = np.exp(guide.sample_latent(random.key(1), params, 4000)[:, 1:3])
+    for x, axis, grid in zip(draws.T, (1, 0), (t, u), strict=True):
+        p = np.exp(log_p - log_p.max()).sum(axis)
+        p /= p.sum()
+        mean = p @ np.exp(grid)
+        sd = (p @ (np.exp(grid) - mean) ** 2) ** 0.5
+        assert abs(float(x.mean()) - mean) < 0.2 * sd
+        assert float(x.std()) == pytest.approx(sd, rel=0.2)
+
+
 WEEK, SHOP = np.random.default_rng(5).integers(0, 20, (2, 60))
 
 

@@ -101,6 +101,7 @@ def svi_of_nine(loss, at=0.0) -> SVI:
     return SVI(nine, guide, optax.adam(1e-2), loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [Trace_ELBO(num_particles=3), VRELBO(0.5)], ids=["ELBO", "Renyi"])
 def test_an_optimiser_has_no_part_of_the_fixed_map(loss, tmp_path):
     """It has the location, factor and skew of nine globals, twice as many moments, and two counts;
