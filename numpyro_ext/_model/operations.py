@@ -43,7 +43,7 @@ def on_numbers() -> AbstractContextManager[None]:
     return jax.ensure_compile_time_eval() if is_traced else nullcontext()
 
 
-def has_forward_mode(fn: Callable[[Array], Any], x: Array) -> bool:
+def has_forward_mode(fn: Callable[[Array], Any], x: Array | np.ndarray) -> bool:
     """Whether ``fn`` has a derivative along a direction; it has none where a part of it is a
     ``jax.custom_vjp``, as ``odeint`` is, or a function of the host behind one."""
     try:
