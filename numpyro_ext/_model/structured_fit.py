@@ -21,9 +21,10 @@ from numpyro_ext._model.row_curvature import RowCurvature
 _NEWTON_STEPS, _STEPS, _HALVINGS = 20, 40, 12
 _OF_PRIOR, _MOST_PAIRS, _ROWS_OF_DRAWS = 16, 8, 10**6
 """Pairs of opposite draws of the prior's terms; of the rows' at most so many, and so many rows."""
-_NEAR, _FARTHEST, _MEMORY = 0.03, 2.0, 5
-"""Standard deviations that the last step moves a coordinate, and that a mixed one may; and the
-number of points before the last that it is mixed from."""
+_SHIFT, _NEAR, _FARTHEST, _MEMORY = 1.0, 0.03, 2.0, 5
+"""What scales are moved by for another start; standard deviations that the last step moves a
+coordinate, and that a mixed one may; and the number of points before the last that it is mixed
+from."""
 _NATS, _LEAST = 1.0, 0.05
 """What a step may raise the loss, which the draws know so well, and the least part of a step."""
 _PINNED, _MOST_BEYOND = 1e30, 5.0
@@ -32,7 +33,12 @@ _AT_END, _STRETCH, _MOST_SDS = 0.01, 1.4, 20.0
 """The density of a scale, of its largest, beyond which its points go out, and how far."""
 
 
-def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float) -> Mode | None:
+def fit_structured(
+    potential: Potential,
+    x: np.ndarray,
+    worth_optimising: float,
+    curvature: RowCurvature | None = None,
+) -> Mode | None:
     r"""
     The normal of greatest ELBO with an :class:`Arrow` for its factor; None where the terms of the
     model do not have that structure.
@@ -46,12 +52,16 @@ def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float)
     for the scale s of J effects u they contain :math:`J s^2 = E \sum u_j^2`, with the variances
     that a joint mode leaves out. The draws are the same in each step: opposite pairs with second
     moments of 1, more of them for the terms of the prior, which cost little. Before, Newton steps
-    with all scales held find where effects and slopes are.
+    with all scales held find where effects and slopes are. Where steps on few rows do not end, it
+    begins again from smaller and from larger scales, and keeps the greatest ELBO.
+
+    :param curvature: of a search that begins again.
     """
+    is_first, start = curvature is None, x
     rows = sum(size for size, _ in potential.plates.values()) or batch_rows(potential)
     cost = count_operations(potential.value_and_grad_flat, x, potential.first_rows())
     options = quick_options(100 * cost * rows / batch_rows(potential), worth_optimising)
-    curvature = RowCurvature(potential, x, options)
+    curvature = RowCurvature(potential, x, options) if curvature is None else curvature
     if not curvature.arrow:
         return None
     n, rng = potential.info.size, np.random.default_rng(1)
@@ -104,7 +114,7 @@ def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float)
     if not precision.is_finite:
         return None
     factor, _ = precision.factor()
-    best, before = (math.inf, x, factor, curvature.straight), []
+    best, before, size = (math.inf, x, factor, curvature.straight), [], math.inf
     lowest, share, move = math.inf, 1.0, np.zeros(n)
     last = x, factor, precision, of_rows, curvature.straight
     for _ in range(_STEPS):
@@ -158,22 +168,28 @@ def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float)
             move, before, passes = new - x, [], passes + k * len(xis[0])
         share = min(1.0, 2 * share)
         x = x + bent(bend, share * move)
-    _, x, factor, bend = best
+    loss, x, factor, bend = best
     bending = np.asarray(bend.of)[np.any(np.asarray(bend.of_parts[0]) != 0, axis=0)]
     scales = np.intersect1d(np.union1d(np.flatnonzero(held), bending), curvature.singles)
     sides = _sides(curvature, x, factor, bend, xis, scales)
     passes += len(scales) * len(_AT) * len(xis[0])
     dtype = curvature.dtype
     center = jnp.asarray(x, dtype)
-    return Mode(
+    fit = Mode(
         center,
         factor.astype(dtype),
         bend=bend.astype(dtype),
         sides=jnp.asarray(sides, dtype),
         row_gradients=passes * rows,
+        log_evidence=-loss,
         variational=True,
         problems=curvature.problems(),
     )
+    if is_first and size >= _NEAR and curvature.few_rows:
+        again = (start + shift * held for shift in (-_SHIFT, _SHIFT))
+        fits = [fit_structured(potential, y, worth_optimising, curvature) for y in again]
+        fit = max([fit, *filter(None, fits)], key=lambda x: x.log_evidence)
+    return fit
 
 
 def _sides(
