@@ -72,8 +72,9 @@ class SVAEGuide:
 
     :param dict prior: natural parameters of the prior, named as in ``local_inference.families``.
         Natural parameters are not concentrations: ``Dirichlet.from_standard(concentration)``.
-    :param recognition: a stax pair, or a Flax or Equinox module, that returns a potential, such as
-        :func:`recognition_network`; :func:`allow_missing` of it, if data have NaN.
+    :param recognition: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, that
+        returns a potential, such as :func:`recognition_network`; :func:`allow_missing` of it, if
+        data have NaN.
     :param local_inference: a rule, such as :class:`GMMEP`.
     :param create_plates: ``create_plates(*args, **kwargs)`` returns the data plate;
         ``numpyro.plate("data", len(y))`` by default. If y has as many rows as the plate, it is

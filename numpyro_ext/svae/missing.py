@@ -43,8 +43,8 @@ def allow_missing(recognition: Network) -> MissingNetwork:
     not on the value itself. If large values are missing more often, means are too small; a model of
     ``seen`` given y is needed then.
 
-    :param recognition: a stax pair, or a Flax or Equinox module, that returns a potential of batch
-        shape ``y.shape[:-1]``, such as :func:`recognition_network`.
+    :param recognition: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, that
+        returns a potential of batch shape ``y.shape[:-1]``, such as :func:`recognition_network`.
 
     References: Little and Rubin, *Statistical Analysis with Missing Data* (Wiley, 1987), chapter 5.
 
