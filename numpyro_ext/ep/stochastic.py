@@ -192,7 +192,8 @@ class StochasticEP(RandomRowsEngine):
         arguments of the run, which are compared with it; None for plain minibatches.
 
     **References:** Li, Hernandez-Lobato, Turner, *Stochastic expectation propagation* (NeurIPS
-    2015), algorithm 1 and section 4; for averaged EP :class:`DAEP`.
+    2015), algorithm 1 and section 4; Dehaene, Barthelme, *Expectation propagation in the large-data
+    limit* (JRSS B 2018), for averaged EP.
 
     >>> from numpyro_ext.ep import StochasticEP
     >>> from numpyro_ext.objectives import taylor_proxy
