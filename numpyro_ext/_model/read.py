@@ -276,6 +276,7 @@ class ModelInfo:
     :param dict given: the same of the plates that have one minibatch as the arguments: no observed
         site in them follows the index, as in ``plate("rows", N, subsample_size=len(x))`` around
         ``obs=x``. They are not among ``plates``.
+    :param tuple data: names of the observed sites.
     :param frozenset data_plates: names of the plates around observed sites.
     :param tuple deterministic: names of the deterministic sites.
     :param tuple params: names of the ``param`` sites.
@@ -290,6 +291,7 @@ class ModelInfo:
 
     latents: dict[str, Latent]
     plates: dict[str, tuple[int, int]]
+    data: tuple[str, ...]
     data_plates: frozenset[str]
     deterministic: tuple[str, ...]
     params: tuple[str, ...]
@@ -389,6 +391,7 @@ def model_info(trace: Trace, *, sums: bool = False) -> ModelInfo:
     return ModelInfo(
         latents=latents,
         plates=subsampled_plates(trace),
+        data=tuple(name for name, site in trace.items() if is_data(site)),
         data_plates=frozenset(n for x in observed for n in frames(x)),
         deterministic=tuple(n for n, site in trace.items() if site["type"] == "deterministic"),
         params=tuple(n for n, site in trace.items() if site["type"] == "param"),
