@@ -19,8 +19,15 @@ _FAR = 60.0
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=[
-        *("of", "of_effects", "of_parts", "slopes", "rows", "columns", "shears"),
-        *("turned", "turns"),
+        "of",
+        "of_effects",
+        "of_parts",
+        "slopes",
+        "rows",
+        "columns",
+        "shears",
+        "turned",
+        "turns",
     ],
     meta_fields=[],
 )

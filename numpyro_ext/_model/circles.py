@@ -27,7 +27,8 @@ _SHARPNESS, _PLACES = 4.0, 64
 
 
 def wrapped(angle: Any, middle: Any = 0.0) -> Any:
-    """The same angles ``(*batch, *site)`` within pi of a middle."""
+    """The same angles ``(*batch, *site)`` within pi of a middle, so that what is near on the circle
+    is near as a number."""
     turn = jnp if isinstance(angle, Array) else np
     middle = turn.asarray(middle, angle.dtype)
     return middle + turn.remainder(angle - middle + np.pi, 2 * np.pi) - np.pi

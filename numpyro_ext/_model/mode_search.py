@@ -576,7 +576,7 @@ def mass_beyond(
             " with lighter tails."
         )
         is_problem, share, error = bool(far[largest]), math.nan, math.nan
-    return share, error, (Problem(sentence, "mass beyond"),) * is_problem
+    return share, error, (Problem(sentence, "mass beyond"),) if is_problem else ()
 
 
 def _is_copy(mode: Mode, other: Mode) -> bool:
@@ -688,10 +688,10 @@ def advice(info: ModelInfo, worst: int = 0) -> str:
     site = next(name for name, places in info.slices.items() if worst < places.stop)
     if is_sphere(info.latents[site].support):
         name = site.removesuffix("_sphere")
-        other = f"leave out the SphereReparam of '{name}', or " * has_poles(
-            info.latents[site].support
-        )
-        return f"{other}take GeodesicSGHMC, which moves on the sphere itself"
+        take = "take GeodesicSGHMC, which moves on the sphere itself"
+        if has_poles(info.latents[site].support):
+            return f"leave out the SphereReparam of '{name}', or {take}"
+        return take
     done = [name.removesuffix("_decentered") for name in info.latents if "_decentered" in name]
     change = "reparametrise the model (LocScaleReparam for hierarchies)"
     if done:

@@ -262,11 +262,12 @@ class Potential(Program):
                 part, weight = average(rest, idx | {name: here}), len(here) / size
                 return jax.tree.map(lambda a, b: a + weight * b, total, part)
 
+            def body(k: Array, total: Any) -> Any:
+                return add(total, k * chunk + jnp.arange(chunk))
+
             shapes = jax.eval_shape(self.value_and_grad, z, self.first_rows())
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-            total = lax.fori_loop(
-                0, size // chunk, lambda k, sum: add(sum, k * chunk + jnp.arange(chunk)), zeros
-            )
+            total = lax.fori_loop(0, size // chunk, body, zeros)
             rest_of_rows = jnp.arange(size - size % chunk, size)
             return add(total, rest_of_rows) if len(rest_of_rows) else total
 

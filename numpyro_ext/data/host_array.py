@@ -47,9 +47,9 @@ class HostArray(HostRows):
      - a dict or tuple of these with the same number of rows, which are read together.
 
     Nothing is copied or hashed. Two objects are equal if their sources are the same memory, file or
-    object and their transforms the same function, so that a new one does not compile anew; a
-    source that changes between two calls of a program is read as it is at each. Inside a loop the
-    compiler may read the same rows once for all steps.
+    object and their transforms the same function, so that a new one does not compile anew; a source
+    that changes between two calls of a program is read as it is at each. Inside a loop the compiler
+    may read rows that do not depend on the step once for all steps.
 
     Numbers have the dtypes of JAX, in the order of the bytes of the machine: 64 bits become 32
     without ``jax_enable_x64``, with an error for a number that does not fit. A read that fails, a
@@ -59,7 +59,8 @@ class HostArray(HostRows):
     :param source: where the rows are.
     :param transform: a function of the rows that were read, in NumPy (the array, dict or tuple),
         which returns as many rows: to standardise, to decode. Its output's shapes are found once.
-    :param bool allow_nan: whether NaN is a value of the data, as where the model masks it.
+    :param bool allow_nan: whether NaN is a value of the data, as where the model masks what is
+        missing.
     :param sharding: a ``NamedSharding`` of one axis, ``P("rows")``, over the devices of all
         processes (``jax.distributed``), of which each gives a source with the rows of its own:
         process 0 has the first, and ``len(x)`` counts all. A row is read by the process that has
@@ -146,8 +147,9 @@ class HostArray(HostRows):
         rows = self._columns
         if self.transform is not None:
             rows = self._take(np.arange(min(2, self._length)))
-        shape = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)  # noqa: E731
-        return jax.tree.map(shape, rows, is_leaf=_is_column)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows, is_leaf=_is_column
+        )
 
     def __getitem__(self, index: Any) -> Any:
         """The rows ``index``: integers of any shape, a slice, or ``...``; ``x[i, j]`` is

@@ -21,11 +21,13 @@ def shuffled_copy(source: Any, path: str | Path, *, seed: int = 0, memory: int =
     once, into several files that are then shuffled in memory. All orders are equally likely. The
     disk needs room for two copies until the end.
 
-    :param source: what :class:`HostArray` takes, or one; its columns stay together.
+    :param source: what :class:`HostArray` takes, or such an object; several columns of one source
+        stay together.
     :param path: a folder that is made, with a file ``0.npy``, ``1.npy`` and so on for each column.
     :param int seed: another one is another order.
     :param int memory: the bytes of rows that are in memory together.
-    :return: the columns as ``np.memmap``, in the dict or tuple of the source.
+    :return: the columns as ``np.memmap``, in the dict or tuple of the source, for
+        :class:`HostArray`.
 
     .. doctest::
 

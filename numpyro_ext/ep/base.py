@@ -125,8 +125,9 @@ class EPEngine(Engine):
     :param projection: how the tilted moments are found; None for ``Quadrature()`` where a factor
         depends on at most ``max_rank`` directions, and ``ImportanceSampling()`` otherwise, with
         2,048 points for rows with several coordinates of local sites.
-    :param int max_rank: the largest number of directions, at most 3; with 0 all coordinates.
-    :param str data_plate: the plate of the factors, if observed sites are in several.
+    :param int max_rank: the largest number of directions, at most 3; 0 takes every factor in all
+        coordinates.
+    :param str data_plate: the plate with the factors as its rows, if observed sites are in several.
     :param str prefix: prefix of the names of the guide's parameters.
     :param tuple prior: yesterday's fit, ``(engine, result)``, ``(svi, result)`` or ``(guide,
         params)`` of a normal guide; its posterior replaces the priors of its sites by
@@ -205,7 +206,8 @@ class EPEngine(Engine):
         return find_table(reading, arrays, prior, self.rows_of(reading.factors), *how)
 
     def init(self, rng_key: Array, *args: Any, **kwargs: Any) -> EPState:
-        """The state before the first step: q is the prior, or a normal one of its moments."""
+        """The state before the first step on these arguments of the model: q is the prior, or a
+        normal one of its moments."""
         key_prior, key_state = random.split(rng_key)
         reading, arrays = self._reader.read(args, kwargs)
         prior = read_prior(reading, arrays, key_prior, self.family == "diagonal")
@@ -261,7 +263,8 @@ class EPEngine(Engine):
                 return
 
     def get_params(self, state: EPState) -> Params:
-        """Of the guide: ``{prefix}_loc``, ``{prefix}_scale_tril`` or ``{prefix}_scale``."""
+        """The parameters of the guide: ``{prefix}_loc``, and ``{prefix}_scale_tril`` or
+        ``{prefix}_scale``."""
         mean, root = _mean_and_root(state.total)
         kind = "scale" if self.family == "diagonal" else "scale_tril"
         return {f"{self.prefix}_loc": mean, f"{self.prefix}_{kind}": root}

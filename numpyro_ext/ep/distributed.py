@@ -172,9 +172,11 @@ class DistributedEP(_InParts, EP):
     have ``ImportanceSampling()``, or ``projection=NUTSProjection()``, which has no evidence and
     leaves noise in the sites, so that the residual stays above ``tol``.
 
-    :param str schedule: ``"parallel"``, or ``"serial"``, which takes no executor.
+    :param str schedule: ``"parallel"``, all parts from one q, or ``"serial"``, which takes no
+        executor.
 
-    **Reference:** Gelman et al., *Expectation propagation as a way of life* (JMLR 2020), alg. 1.
+    **Reference:** Gelman et al., *Expectation propagation as a way of life* (JMLR 2020), algorithm
+    1.
 
     >>> from numpyro_ext.ep import DistributedEP
     >>> ep = DistributedEP(normal_mean, 2)

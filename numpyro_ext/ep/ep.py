@@ -75,9 +75,10 @@ class EP(EPEngine):
     mean moves by more than 3 standard deviations and no standard deviation changes by more than a
     factor of 5. Serial sweeps settle more often. A posterior with several modes is covered by one
     normal distribution. With a power above 1, a factor that holds more than 1 / power of the
-    precision of q has an improper cavity, and the loss is NaN. **Memory.** The state has
-    :math:`r D + r^2 + r + 1` numbers for each row, which depends on r directions of D coordinates;
-    for too many rows there is :class:`StochasticEP`.
+    precision of q has an improper cavity, and the loss is NaN.
+
+    **Memory.** The state has :math:`r D + r^2 + r + 1` numbers for each row, which depends on r
+    directions of D coordinates; for too many rows there is :class:`StochasticEP`.
 
     :param float power: alpha, at least 0.
     :param str schedule: ``"serial"``, one factor after the other, the prior's last; or
@@ -87,7 +88,8 @@ class EP(EPEngine):
         what rounding leaves of a mean far from 0.
 
     References: Minka, *Expectation propagation for approximate Bayesian inference* (UAI 2001),
-    section 3; Minka, *Power EP* (2004), section 4; Li, *Approximate inference: new visions* (2018).
+    section 3; Minka, *Power EP* (2004), section 4; Li, *Approximate inference: new visions* (2018),
+    equation 2.35.
 
     >>> from numpyro_ext.ep import EP
     >>> ep = EP(normal_mean)
@@ -227,7 +229,8 @@ class ADF(EPEngine):
     pass counts the data **again**, so that the precision grows with every pass; the estimate of the
     evidence is from the first pass. Factors of the prior are updated as in EP, after the data.
 
-    Reference: Minka (UAI 2001), section 2, as of :class:`EP`.
+    References: Minka, *Expectation propagation for approximate Bayesian inference* (UAI 2001),
+    section 2.
 
     >>> from numpyro_ext.ep import ADF
     >>> adf = ADF(normal_mean)
@@ -240,7 +243,8 @@ class ADF(EPEngine):
         return filtering_pass(plan, state, arrays)
 
     def log_evidence(self, state: EPState, *args: Any, **kwargs: Any) -> Array:
-        """The estimate of log p(y) by the first pass; with arguments, by a first pass on these."""
+        """The estimate of log p(y) that the first pass has collected; with arguments of the model,
+        of a first pass on these."""
         if not args and not kwargs:
             return state.log_evidence
         fresh = self.init(state.rng_key, *args, **kwargs)

@@ -40,8 +40,9 @@ class Quadrature(Projection):
         \qquad\text{or}\qquad \hat S = \operatorname{Cov}[e]
 
     under the tilted distribution, in coordinates e in which the cavity is N(0, I). The first form
-    is right to rounding for weak factors, the second for narrow ones, and for a jump or a kink of
-    l. The first is taken if the smallest eigenvalue of Cov[e] is above 1/2 and the two agree.
+    is right to rounding for weak factors, the second for narrow ones. The first is taken if the
+    smallest eigenvalue of Cov[e] is above 1/2 and the two agree, as they do not at a jump or a kink
+    of l.
 
     The centre c of the nodes is where exp(alpha l), times the density of the cavity, changes most.
     Along the axes of :math:`I + g g^\top + |H|`, with g and H the derivatives of alpha l at c, the

@@ -143,7 +143,8 @@ class NUTSProjection(Projection):
 
     :param int num_warmup, num_samples: steps of a chain that adapt the sampler, and its draws.
 
-    **Reference:** Gelman et al. (JMLR 2020), section 4.3, as of :class:`DistributedEP`.
+    **Reference:** *Expectation propagation as a way of life*, Andrew Gelman et al., JMLR 2020
+    (section 4.3).
 
     >>> from numpyro_ext.ep import NUTSProjection
     >>> factor = lambda u: -3 * (u[0] - 1)**2 / 2                   # a precision of 3

@@ -164,7 +164,9 @@ def _taylor(A: Array, center: Array, g: Array, H: Array, diagonal: bool) -> Site
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SharedSitesEngine(EPEngine):
-    r"""The base of engines in which factors share sites; the loss estimates no evidence.
+    r"""The base of engines in which factors share sites.
+
+    The loss of a step is a monitor, and no estimate of the evidence.
 
     :param float power: alpha, at least 0.
     :param step: epsilon in (0, 1], or a function of the number of the step; None for the inverse of

@@ -60,8 +60,8 @@ class RandomRowsEngine(SharedSitesEngine):
         averaged = max(1, round(num_steps / 2))
         first = state.i + num_steps - averaged
         zeros = jax.tree.map(jnp.zeros_like, (state.total, state.sites))
-        shapes = (_PARTS, 2, *state.total.shift.shape), _PARTS, ()
-        sums = _Sums(zeros, zeros, *map(jnp.zeros, shapes))
+        parts = jnp.zeros((_PARTS, 2, *state.total.shift.shape))
+        sums = _Sums(zeros, zeros, parts, jnp.zeros(_PARTS), jnp.zeros(()))
         for done in range(0, num_steps, _CHUNK):
             n = min(_CHUNK, num_steps - done)
             counted = sums, first, jnp.asarray(averaged), n
@@ -192,7 +192,8 @@ class StochasticEP(RandomRowsEngine):
         arguments of the run, which are compared with it; None for plain minibatches.
 
     **References:** Li, Hernandez-Lobato, Turner, *Stochastic expectation propagation* (NeurIPS
-    2015), algorithm 1 and section 4; for averaged EP :class:`DAEP`.
+    2015), algorithm 1 and section 4; Dehaene, Barthelme, *Expectation propagation in the large-data
+    limit* (JRSS B 2018), for averaged EP.
 
     >>> from numpyro_ext.ep import StochasticEP
     >>> from numpyro_ext.objectives import taylor_proxy

@@ -23,7 +23,8 @@ class ExponentialFamily[N: tuple, M: tuple, S: tuple](ABC):
     shapes in the same order, so that the product pairs them leaf by leaf. Batch dimensions lead,
     and the batch shapes of the leaves broadcast. Matrices are full, and only the symmetric part of
     a symmetric one counts: the representation is overcomplete, and gradients are symmetric.
-    Parameters outside the domain give NaN; :meth:`in_domain` tells beforehand.
+    Parameters outside the domain give NaN, never another number; :meth:`in_domain` tells
+    beforehand.
 
     **A family of your own.** Subclass ``ExponentialFamily[Natural, Mean, Standard]``, with three
     tuples that carry the shapes of their leaves by ``Annotated[Array, "d d symmetric"]``; say in

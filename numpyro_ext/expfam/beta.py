@@ -13,7 +13,8 @@ from numpyro_ext.expfam.dirichlet import Dirichlet, DirichletMean, DirichletNatu
 
 
 class BetaNatural(NamedTuple):
-    """Natural parameters of :class:`Beta`: concentrations minus 1; data add their counts."""
+    """Natural parameters of :class:`Beta`: the concentrations minus 1; data add their counts of
+    ones and of zeros."""
 
     a: Annotated[Array, ""]
     b: Annotated[Array, ""]

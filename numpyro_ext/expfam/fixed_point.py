@@ -13,7 +13,8 @@ from numpyro_ext._checks import check_count, check_nonnegative
 
 class FixedPointResult(NamedTuple):
     """Result of :func:`fixed_point`: the last finite iterate, the number of evaluations of f, the
-    largest change in the last one, or infinity, and whether it was within the tolerance."""
+    largest change in the last of them, infinite if it was not finite, and whether it was within the
+    tolerance."""
 
     value: Any
     num_iter: Array

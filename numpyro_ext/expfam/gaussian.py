@@ -56,7 +56,8 @@ class Gaussian(LocationFamily[GaussianNatural, GaussianMean, GaussianStandard]):
     :math:`\mathrm{E} x x^\top - \mathrm{E} x\, \mathrm{E} x^\top`, which loses all digits where
     the mean is 1e3 standard deviations or more.
 
-    Reference: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016), app. B
+    References: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016),
+    appendix B.
 
     >>> from numpyro_ext.expfam import Gaussian
     >>> natural = Gaussian.from_standard(loc=jnp.array([1.0]), covariance_matrix=jnp.eye(1) / 4)

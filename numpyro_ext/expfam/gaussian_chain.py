@@ -75,7 +75,8 @@ class GaussianChain(
     **When it fails.** If the weight lets variances grow more than a millionfold in num_steps,
     float32 loses their inverse: log densities and draws are NaN then, or keep few digits.
 
-    Reference: Johnson et al. (NIPS 2016), section 4, as of :class:`Gaussian`.
+    References: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016),
+    section 4.
 
     >>> from numpyro_ext.expfam import GaussianChain
     >>> prior = GaussianChain.from_standard(

@@ -36,10 +36,11 @@ class InverseGamma(ExponentialFamily[InverseGammaNatural, InverseGammaMean, Inve
         p(v) = \tfrac1v \exp\{-a \log v - b / v - A\}, \qquad t(v) = (-\log v,\; -1 / v), \qquad
         A = \log\Gamma(a) - a \log b.
 
-    The natural parameters are the ones of 1 / v; b, which NumPyro calls the rate, is the scale of
-    v. The mean of v exists above a = 1 alone, and is :math:`b / (a - 1)`.
+    The natural parameters are the ones of the gamma distribution of 1 / v; b, which NumPyro calls
+    the rate, is the scale of v. The mean of v exists above a = 1 alone, and is :math:`b / (a - 1)`.
 
-    Reference: Gelman et al., *Bayesian data analysis*, third edition (2013), section 2.6.
+    References: Gelman et al., *Bayesian data analysis*, third edition (2013), appendix A and
+    section 2.6.
 
     >>> from numpyro_ext.expfam import InverseGamma, InverseGammaNatural, multiply
     >>> prior = InverseGamma.from_standard(concentration=3.0, rate=2.0)

@@ -25,7 +25,8 @@ from numpyro_ext.expfam.wishart import Wishart, WishartMean, WishartNatural, bar
 
 
 class MNIWNatural(NamedTuple):
-    """Natural parameters of :class:`MNIW`; data add sums of x x^T, x u^T, u u^T, and 1."""
+    """Natural parameters of :class:`MNIW`; data add the sums of x x^T, x u^T and u u^T, and their
+    number."""
 
     A: Annotated[Array, "d d symmetric"]
     B: Annotated[Array, "d p"]

@@ -21,12 +21,14 @@ def straight_through_mean(family: Family, natural: Any) -> Any:
     .. math:: [\nabla^2 A(n)]^{-1} \nabla g(n) = \nabla f(\mu),
 
     so that n is given the cotangent of the mean unchanged, its symmetric part where the leaf is
-    symmetric. It is a natural-gradient step in every minimal representation of the family too.
+    symmetric. In an overcomplete family a step along it is a natural-gradient step of every minimal
+    representation.
 
     **When it fails.** Everything that depends on n must do so through this mean, once: a function
     of n itself adds an ordinary gradient, in other units. Forward mode raises JAX's own error.
 
-    Reference: Hoffman, Blei, Wang, Paisley, *Stochastic variational inference* (JMLR 2013), sec. 2.
+    References: Hoffman, Blei, Wang and Paisley, *Stochastic variational inference* (JMLR 2013),
+    section 2.2.
 
     >>> from numpyro_ext.expfam import Bernoulli, BernoulliNatural, straight_through_mean
     >>> loss = lambda n: straight_through_mean(Bernoulli, n).prob ** 2
@@ -60,7 +62,8 @@ def straight_through_kl(family: Family, q: Any, p: Any, mean: Any) -> Array:
     with sg for ``stop_gradient``. The value is ``family.kl(q, p)``. With ``mean =
     straight_through_mean(family, q)`` and a data term that is a function of the same mean, the
     gradient of KL minus data term is minus the natural gradient of the ELBO; for a data term
-    :math:`\langle s, mean \rangle` it is :math:`q - p - s`: a step of size 1 ends at p + s.
+    :math:`\langle s, mean \rangle` it is :math:`q - p - s`, and a step of size 1 ends at the
+    posterior p + s.
 
     References: Hoffman et al., *Stochastic variational inference* (JMLR 2013), equation 15.
 

@@ -62,8 +62,9 @@ class NIW(ExponentialFamily[NIWNatural, NIWMean, NIWStandard]):
 
     It is the :class:`MNIW` with a single input that is 1, and is computed as such.
 
-    References: Johnson et al. (NIPS 2016), appendix D, as of :class:`Gaussian`; Murphy, *Conjugate
-    Bayesian analysis of the Gaussian distribution* (2007), section 9.
+    References: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016),
+    appendix D; Murphy, *Conjugate Bayesian analysis of the Gaussian distribution* (2007), section
+    9.
 
     >>> from numpyro_ext.expfam import NIW, NIWNatural, multiply
     >>> prior = NIW.from_standard(

@@ -38,7 +38,8 @@ class WishartMean(NamedTuple):
 
 
 class WishartStandard(NamedTuple):
-    """Standard parameters of :class:`Wishart`: nu, above d - 1, and S, about nu times Sigma."""
+    """Standard parameters of :class:`Wishart`: nu, above d - 1, and S, positive definite and about
+    nu times the covariance."""
 
     df: Annotated[Array, ""]
     rate_matrix: Annotated[Array, "d d symmetric"]

@@ -137,7 +137,8 @@ class AutoAlongGradient(AutoWithoutDensity):
     def _gradient(
         self, args: tuple, kwargs: Params, fixed: list[Transform]
     ) -> Callable[[Array], Array]:
-        """The gradient of U on the minibatch of this call, before the fixed map."""
+        """The gradient of U on the minibatch of this call, in the coordinates before the fixed
+        map."""
         if drawn_names(self.model, args, kwargs) != set(self.latent_sites):
             # To predict, the model is called without its data: the posterior is given the others.
             args, kwargs = self.prepared

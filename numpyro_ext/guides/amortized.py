@@ -177,6 +177,8 @@ class _Global:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         key = numpyro.prng_key()
         # Hidden sites get no key from outside.
-        hide = lambda site: site["type"] == "sample" and self.plate in frames(site)  # noqa: E731
-        with block(hide_fn=hide), seed(rng_seed=random.key(0) if key is None else key):
+        with block(hide_fn=self._hidden), seed(rng_seed=random.key(0) if key is None else key):
             return self.model(*args, **kwargs)
+
+    def _hidden(self, site: dict[str, Any]) -> bool:
+        return site["type"] == "sample" and self.plate in frames(site)

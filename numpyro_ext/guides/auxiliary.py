@@ -33,21 +33,27 @@ class AutoAuxiliary(AutoWithoutDensity):
         q(z) = \int q(z \mid a)\, q(a)\, da .
 
     That density is an integral. A second network, the reverse model :math:`r(a \mid z) = N(m(e),
-    \mathrm{diag}\, s(e)^2)`, makes it tractable at a price, the gap of
-    :class:`~numpyro_ext.objectives.AuxiliaryELBO`. The guide subtracts :math:`\log r` by the factor
-    ``{prefix}_reverse``: ``Trace_ELBO`` is that bound, and other losses of a density work on (z, a)
-    together. With ``num_layers`` L the auxiliary variables are a chain :math:`a_1 \to \dots \to a_L
-    \to z`, each normal given the one before, and the reverse model is the chain back. The guide
-    starts at the normal approximation at the mode with a reverse model that is right to 0.001.
+    \mathrm{diag}\, s(e)^2)`, makes it tractable at a price: the bound is
 
-    *Where it fails.* Modes that need a different a for the same z are lost. Take 8 particles or
-    more and a falling rate.
+    .. math::
+        E[\log p^*(z) + \log r(a \mid z) - \log q(a) - \log q(z \mid a)]
+        = \mathrm{ELBO}(q) - E_{q(z)}\, \mathrm{KL}(q(a \mid z) \,\|\, r(a \mid z)) ,
+
+    as of :class:`~numpyro_ext.objectives.AuxiliaryELBO`. The guide subtracts :math:`\log r` by the
+    factor ``{prefix}_reverse``: ``Trace_ELBO`` is that bound, and other losses of a density work on
+    (z, a) together. With ``num_layers`` L the auxiliary variables are a chain :math:`a_1 \to \dots
+    \to a_L \to z`, each normal given the one before, and the reverse model is the chain back. The
+    guide starts at the normal approximation at the mode with a reverse model that is right to
+    0.001.
+
+    *Where it fails.* The bound is too low by the KL divergence of the reverse model, so modes that
+    need a different a for the same z are lost. Take 8 particles or more and a falling rate.
 
     :param int aux_dim: length of a; d if None.
-    :param network: a stax pair, or a Flax or Equinox module, from ``aux_dim`` numbers to
-        :math:`\mu` and :math:`\log \sigma`, 2 d numbers, with weights in the vector
-        ``{prefix}_net$params``. The default is a linear layer plus an MLP of ``hidden_dims`` (ELU).
-        Log-scales are kept between -5 and 5.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
+        ``aux_dim`` numbers to :math:`\mu` and :math:`\log \sigma`, 2 d numbers, with weights in the
+        vector ``{prefix}_net$params``. The default is a linear layer plus an MLP of ``hidden_dims``
+        (ELU). Log-scales are kept between -5 and 5.
     :param reverse_network: the same for r, from e to m and :math:`\log s`, 2 ``aux_dim`` numbers.
     :param hidden_dims: widths of the hidden layers.
     :param int num_layers: the number L of auxiliary vectors.

@@ -196,6 +196,7 @@ class AutoJoint(CircularGuide):
         """Quantiles of every unconstrained coordinate, constrained, from 10,000 draws of one key.
 
         Where the bijection acts on each coordinate alone these are the marginal quantiles.
+        Deterministic sites are evaluated there.
 
         :param quantiles: a number or a list of numbers between 0 and 1; their axis is the first.
         """

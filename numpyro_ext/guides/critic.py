@@ -21,15 +21,16 @@ from numpyro_ext.transforms.base import checked_output
 class with_critic(GuideWrapper):
     r"""A guide that carries a critic: a network for the losses that train one.
 
-    It registers one parameter more, ``{name}$params``, the weights of the network. Everything else,
-    such as ``sample_posterior``, it takes from ``guide``.
+    The result is called like ``guide`` and registers one parameter more, ``{name}$params``, the
+    weights of the network. Everything else, such as ``sample_posterior``, it takes from ``guide``.
 
     ``DensityRatioELBO`` trains one output, a log ratio of densities; the minimax form of
     ``FisherDivergence`` trains a vector field, with ``output_dim`` the number of unconstrained
     latent numbers. A critic has to keep up: give it a larger rate, and let both fall.
 
-    :param network: a stax pair, or a Flax or Equinox module, from the latents (and features) to
-        ``output_dim`` numbers. The default is an MLP of ``hidden_dims`` (ELU) that starts at 0.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from the
+        latents (and features) to ``output_dim`` numbers. The default is an MLP of ``hidden_dims``
+        (ELU) that starts at 0.
     :param int output_dim: the number of outputs of the critic for a point.
     :param features: for a guide that reads its data: a function of the model's arguments that gives
         ``(M, f)`` numbers, one row for each datum of the minibatch; the critic then judges the

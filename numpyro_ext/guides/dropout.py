@@ -50,14 +50,15 @@ class AutoDropout(StartGiven):
     one draw of the masks e for all rows of the data. ``M``, the parameter ``{site}_{prefix}_loc``,
     is not scaled up by 1/p: code with inverted dropout has :math:`M' = p M`. Every other latent
     site (bias vectors, a noise precision) is a point mass, and its prior counts. With prior
-    precision :math:`\lambda_l` of :math:`W_l`, the KL of wide layers is, up to a constant,
+    precision :math:`\lambda_l` of :math:`W_l`, the KL divergence of wide layers is, up to a
+    constant,
 
     .. math::
         \mathrm{KL} = \sum_l \tfrac{1}{2}\, p_l \lambda_l \lVert M_l \rVert_F^2 ,
 
     and the guide states it: its log density of W is :math:`\log p(W) + \frac{1}{2} p_l \lambda_l
     \lVert M_l \rVert_F^2`. So ``Trace_ELBO(10)`` is the loss of dropout, and ``BBAlphaELBO(alpha,
-    10)`` is dropout with alpha-divergences.
+    10)`` is, without any other change, dropout with alpha-divergences.
 
     **Which axis is the input.** A name that ends in ``kernel`` is (in, out), as in Flax, one that
     ends in ``weight`` (out, in), as in Equinox; a site may say it by ``infer={"in_axis": -2}``. Any
@@ -66,7 +67,7 @@ class AutoDropout(StartGiven):
     **When it fails.** The stated log density is not one (``has_density`` is False), so bounds of
     the evidence and ``pareto_khat`` are not defined. The KL leaves out what depends on p alone:
     choose p by the predictive density of held-out rows, not by the loss. The spread comes from the
-    masks alone, however many rows there are.
+    masks alone, and does not shrink as rows are added.
 
     :param model: a NumPyro model with weight matrices of prior ``Normal(0, scale)``, with a fixed
         scale that is read at the first call.

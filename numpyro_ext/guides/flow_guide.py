@@ -37,7 +37,8 @@ class FlowGuide(AmortizedGuide):
 
     in unconstrained space, where :math:`z_i \in R^L` holds all latent sites of the row and the
     network of each coupling :math:`f` reads the context :math:`h_i` too. The flows start at the
-    identity. ``num_flows=0`` is the diagonal normal of a variational autoencoder.
+    identity. ``num_flows=0`` is the diagonal normal of a variational autoencoder. Every loss that
+    needs a density works, with one bound per row where all latents are in the plate.
 
     *What it is biased by.* One network serves all rows (the amortisation gap; some steps for the
     rows at hand close it, ``examples/refine_amortised.py``), and the local latents do not depend on
@@ -45,14 +46,16 @@ class FlowGuide(AmortizedGuide):
 
     :param model: a NumPyro model with continuous latent sites inside the plate, in no other plate,
         and of a support that is the same for all rows.
-    :param network: a stax pair, or a Flax or Equinox module, from the f features to at least
-        :math:`2 L` outputs: L shifts, L log-scales, and the context of the flows, if any. Its
-        weights are the vector ``{prefix}_net$params``, the flows' ``{prefix}_flow__{i}$params``.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from the f
+        features to at least :math:`2 L` outputs: L shifts, L log-scales, and the context of the
+        flows, if any. Its weights are the vector ``{prefix}_net$params``, and the weights of the
+        flows ``{prefix}_flow__{i}$params``.
     :param str plate: name of the plate.
     :param features: a function of the model's arguments, called inside the plate, that returns the
         features of the minibatch, ``(M, f)``: ``lambda x: numpyro.subsample(x, event_dim=1)``.
         For a network of images it returns ``(M, height, width, channels)`` with ``event_dim=3``.
-    :param int num_flows: the number F of layers; two leave out a correlation in one half.
+    :param int num_flows: the number F of layers; two couplings leave out a correlation between two
+        numbers of the same half.
     :param hidden_dims: widths of the hidden layers of each flow's network (ELU).
     :param global_guide: the class of the Auto guide of the latents outside the plate, or a
         ``functools.partial`` of one.

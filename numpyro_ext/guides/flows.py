@@ -224,9 +224,9 @@ class CouplingFlowNormal(AutoFlowNormal):
     With one latent dimension the guide is a normal distribution with such a skew at most.
 
     :param hidden_dims: widths of the hidden layers of each coupling's network (ELU).
-    :param network: a stax pair, or a Flax or Equinox module, in its place, from :math:`\lfloor d/2
-        \rfloor` inputs to the coupling's number of outputs for each of the :math:`\lceil d/2
-        \rceil` coordinates that move, with weights of its own in each coupling.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, in its place,
+        from :math:`\lfloor d/2 \rfloor` inputs to the coupling's number of outputs for each of the
+        :math:`\lceil d/2 \rceil` coordinates that move, with weights of its own in each coupling.
     """
 
     hidden_dims: Sequence[int] = (32, 32)

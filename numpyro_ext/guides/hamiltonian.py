@@ -49,10 +49,10 @@ class AutoHVI(AutoAlongGradient):
     :param int num_steps: the number T of rounds, each with a velocity of its own.
     :param int num_leapfrog: leapfrog steps in a round.
     :param float step_size: the initial value of each :math:`\epsilon_t`.
-    :param reverse_network: a stax pair, or a Flax or Equinox module, from :math:`(z_t - loc) /
-        scale` and a one-hot vector of t, d + T numbers, to means and log-scales, 2 d numbers, kept
-        between -5 and 5. The default is a linear layer plus an MLP of ``hidden_dims`` (ELU), which
-        starts at N(0, I).
+    :param reverse_network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
+        :math:`(z_t - loc) / scale` and a one-hot vector of t, d + T numbers, to means and
+        log-scales, 2 d numbers, kept between -5 and 5. The default is a linear layer plus an MLP of
+        ``hidden_dims`` (ELU), which starts at N(0, I).
 
     **Reference:** *Markov chain Monte Carlo and variational inference: bridging the gap*, equation
     12 and algorithm 3, Salimans, Kingma and Welling (ICML 2015)

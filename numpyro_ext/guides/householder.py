@@ -18,7 +18,11 @@ class AutoHouseholderNormal(AutoFlowNormal):
 
     In the model's unconstrained space of dimension :math:`d`,
 
-    .. math:: z = loc + H_F \cdots H_1 (scale \odot e), \qquad e \sim N(0, I_d),
+    .. math::
+        z = loc + H_F \cdots H_1 (scale \odot e), \qquad e \sim N(0, I_d), \qquad
+        H_i = I - 2 \frac{v_i v_i^T}{|v_i|^2} ,
+
+        \log q(z) = \log N(e; 0, I) - \sum_j \log scale_j ,
 
     a normal with the covariance :math:`Q\, \text{diag}(scale^2)\, Q^T`, :math:`Q = H_F \cdots H_1`
     (:class:`~numpyro_ext.transforms.householder.HouseholderTransform`). With :math:`F \ge d - 1`
@@ -34,8 +38,10 @@ class AutoHouseholderNormal(AutoFlowNormal):
     Tomczak and Welling (NIPS workshop 2016)
 
     >>> guide = AutoHouseholderNormal(model, init_from=None)  # was: AutoNormal(model)
-    >>> numpyro.handlers.seed(guide, 0)()["y"].shape
-    ()
+    >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
+    >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
+    >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(9,))["y"].shape
+    (9,)
     """
 
     def flow(self, i: int) -> HouseholderTransform:

@@ -42,8 +42,8 @@ class AutoImplicit(AutoWithoutDensity):
     where the last layer of the network starts at zero, so that the guide starts at the normal
     approximation of the posterior at its mode. It has draws and no density. Train it with
     ``ImplicitELBO``, ``SteinDiscrepancy``, ``AmortizedMCMC``, ``DensityRatioELBO``, or with a field
-    of :mod:`numpyro_ext.particles`: with ``SVGD()`` it is amortised SVGD. A loss that needs log q
-    raises ``IntractableDensityError``.
+    of :mod:`numpyro_ext.particles`: ``SVI(model, AutoImplicit(model), optim, SVGD())`` is amortised
+    SVGD. A loss that needs log q, such as ``Trace_ELBO``, raises ``IntractableDensityError``.
 
     **When it fails.** No importance weights say how far off the guide is. Unlike a flow, the
     network can tear the noise apart into separated modes.
@@ -52,12 +52,13 @@ class AutoImplicit(AutoWithoutDensity):
     gradient to the draw of the generator, on the minibatch that the loss shares with the model, and
     learns their parameters; parameters of the model have no gradient through them. The methods take
     all rows of the data, of their arguments or of the first call; calls of the guide, as by
-    ``Predictive``, follow their minibatch.
+    ``Predictive``, follow their minibatch and spread further.
 
     :param int noise_dim: number of standard normal numbers for a draw, at least d and by default d.
         With fewer the draws lie on a surface, where neither a density nor its score exists.
-    :param network: a stax pair, or a Flax or Equinox module, from ``noise_dim`` to d numbers, for
-        :math:`z = loc + net(\epsilon)`; its initial weights say where the guide starts.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
+        ``noise_dim`` to d numbers, for :math:`z = loc + net(\epsilon)`; its initial weights say
+        where the guide starts.
     :param hidden_dims: widths of the hidden layers of the default network (ELU).
     :param transition: ``Langevin(...)``, ``NNSampler(...)`` or None.
 

@@ -28,11 +28,12 @@ class ImplicitGuide(AmortizedGuide):
     density: the loss must need samples alone, such as
     :class:`~numpyro_ext.objectives.ImplicitELBO`. Latents outside the plate keep a density.
 
-    *What it is biased by.* As :class:`FlowGuide`, and by the loss.
+    *What it is biased by.* One network serves all rows (the amortisation gap), local latents do not
+    depend on draws of the global ones, and the loss has a bias.
 
-    :param network: a stax pair, or a Flax or Equinox module, from :math:`f + noise\_dim` inputs,
-        features first, to one output for each unconstrained number of a row. Its weights are the
-        vector ``{prefix}_net$params``.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from :math:`f
+        + noise\_dim` inputs, features first, to one output for each unconstrained number of a row.
+        Its weights are the vector ``{prefix}_net$params``.
     :param int noise_dim: numbers of noise per row, by default as many as latents. With fewer the
         draws would lie on a surface, on which no density exists.
 
@@ -42,11 +43,13 @@ class ImplicitGuide(AmortizedGuide):
     >>> from jax.example_libraries import stax
     >>> from numpyro_ext.objectives import ImplicitELBO
     >>> def model(x):
-    ...     with numpyro.plate("rows", len(x)):
+    ...     with numpyro.plate("rows", len(x), subsample_size=10):
     ...         z = numpyro.sample("z", dist.Normal(0, 1))
-    ...         numpyro.sample("x", dist.Normal(z, 0.5), obs=x)
+    ...         numpyro.sample("x", dist.Normal(z, 0.5), obs=numpyro.subsample(x, event_dim=0))
+    >>> def features(x):
+    ...     return numpyro.subsample(x[:, None], event_dim=1)
     >>> net = stax.serial(stax.Dense(16), stax.Elu, stax.Dense(1))
-    >>> guide = ImplicitGuide(model, net, plate="rows", features=lambda x: x[:, None])
+    >>> guide = ImplicitGuide(model, net, plate="rows", features=features)
     >>> svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO(20))
     >>> x = jax.random.normal(jax.random.key(0), (50,))
     >>> params = svi.run(jax.random.key(1), 20, x, progress_bar=False).params

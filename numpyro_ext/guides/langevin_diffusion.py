@@ -45,9 +45,9 @@ class AutoLangevinDiffusion(AutoAlongGradient):
 
     Here loc, scale, :math:`\epsilon_t`, M and :math:`\beta_t` are trained too. The guide subtracts
     :math:`\sum_t \log r_t` in units of the noise by the factor ``{prefix}_reverse``: ``Trace_ELBO``
-    is the bound L, and ``IWELBO`` one too, because :math:`E w = p(x)`. The drift of a step is
-    bounded smoothly by 10 :math:`\sigma_t` (x becomes 10 tanh(x / 10)). A draw costs T + 1
-    gradients of the model, and the gradient of a loss takes its second derivatives.
+    is the bound L, and ``IWELBO`` one too, because :math:`E w = p(x)` for all parameters. The drift
+    of a step is bounded smoothly by 10 :math:`\sigma_t` (x becomes 10 tanh(x / 10)). A draw costs T
+    + 1 gradients of the model, and the gradient of a loss takes its second derivatives.
 
     *What it is biased by.* The bound is too low by the KL of the backward kernels from the right
     ones, which falls as 1 / T while the steps get shorter. Steps above twice the smallest variance
@@ -57,13 +57,14 @@ class AutoLangevinDiffusion(AutoAlongGradient):
     :param int num_steps: the number T of steps.
     :param str backward: ``"ula"`` or ``"learnt"``.
     :param float step_size: the initial value of each :math:`\epsilon_t`, a squared length.
-    :param reverse_network: for :math:`s_t`, a stax pair, or a Flax or Equinox module, from
-        :math:`(z_t - loc) / scale` and a one-hot vector of t, d + T numbers, to d numbers. The
-        default is an MLP of ``hidden_dims`` (ELU), which starts at 0.
+    :param reverse_network: for :math:`s_t`, a stax pair ``(init_fn, apply_fn)``, or a Flax or
+        Equinox module, from :math:`(z_t - loc) / scale` and a one-hot vector of t, d + T numbers,
+        to d numbers. The default is an MLP of ``hidden_dims`` (ELU), which starts at 0.
 
     **References:** *Monte Carlo variational auto-encoders*, Thin et al. (ICML 2021), for ``"ula"``;
     *Score-based diffusion meets annealed importance sampling*, Doucet et al. (NeurIPS 2022), for
-    ``"learnt"``; *Langevin diffusion variational inference*, Geffner and Domke (AISTATS 2023)
+    ``"learnt"``; *Langevin diffusion variational inference*, Geffner and Domke (AISTATS 2023), for
+    both
 
     >>> guide = AutoLangevinDiffusion(model, init_from=None)  # was: AutoNormal(model)
     >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))

@@ -45,7 +45,7 @@ class AutoLaplaceGGN(AutoJoint):
 
     where :math:`J_n` is the Jacobian of the parameters of row n's distribution (the outputs of the
     network) and :math:`F_n` its Fisher information in them. For canonical links this is the Hessian
-    without the curvature of the network.
+    without the curvature of the network. For a linear model with normal noise q is the posterior.
 
     **In training** the guide is a point, ``{prefix}_loc``, and ``Trace_ELBO()`` finds the mode, on
     minibatches too. Each method takes the curvature of all rows of the first call at its

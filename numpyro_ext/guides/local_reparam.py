@@ -43,7 +43,8 @@ class local_reparam:
     with squares elementwise. The model writes ``linear(x, w, site="w")`` for ``x @ w``, and this
     wrapper draws :math:`\epsilon` for each row, not one for all. The loss and its gradient have the
     same expectation, and a variance that falls as 1/rows. Train by a loss that has the KL
-    divergence of the weights in closed form, as below; elsewhere the result is the plain model.
+    divergence of the weights in closed form, as below; outside of a training step the result is the
+    plain model.
 
     **When it fails.** A weight must enter the likelihood through one call of ``linear`` alone; a
     second use in another way is not noticed. The row of an output must be used for that row of the

@@ -32,7 +32,8 @@ class Chain(NamedTuple):
 
 class MarkovTransform(VectorTransform):
     r"""The map :math:`x_t = \sum_j A_{tj} x_{t+j} + L_t e_t` on the first ``T D`` coordinates, and
-    ``scale * e`` on others, with ``factor`` L ``(T, D, D)`` and ``weights`` A."""
+    ``scale * e`` on the others, with ``factor`` L ``(T, D, D)`` and ``weights`` A ``(T, order, D,
+    D)``."""
 
     arrays = ("factor", "weights", "scale")
 

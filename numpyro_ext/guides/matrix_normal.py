@@ -140,7 +140,8 @@ class AutoMatrixNormal(AutoAtModes):
 
     *What it is biased by.* Different sites are independent, and so are the numbers outside of
     matrices. The covariance of two numbers in different rows and columns follows from U and V; what
-    is more correlated is too narrow, as with all of KL(q || p).
+    is more correlated is too narrow, as with all of KL(q || p). Outputs with noise of different
+    scale under priors of one scale have posteriors that are not of this form.
 
     :param model: as of :class:`AutoJoint`.
     :param sites: the names of the sites that have matrix normals. The default is every site of at

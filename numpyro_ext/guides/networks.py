@@ -31,8 +31,8 @@ def mlp(hidden_dims: Sequence[int], out_dim: int) -> Pair:
 
 
 def scaled_by_width(dense: Pair) -> Pair:
-    r"""A last layer with its products, but not its biases, over :math:`\sqrt{width}`, as Adam moves
-    all weights by the learning rate."""
+    r"""A last layer with its products, but not its biases, divided by :math:`\sqrt{width}`, as Adam
+    moves all weights by the learning rate."""
     init_fn, apply_fn = dense
 
     def apply(weights: Any, x: Array, **kwargs: Any) -> Array:

@@ -22,8 +22,10 @@ class AutoNICENormal(CouplingFlowNormal):
     Krueger and Bengio (ICLR workshop 2015)
 
     >>> guide = AutoNICENormal(banana, num_flows=2, init_from=None)  # was: AutoNormal(banana)
-    >>> numpyro.handlers.seed(guide, 0)()["x2"].shape
-    ()
+    >>> svi = SVI(banana, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
+    >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
+    >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(9,))["x2"].shape
+    (9,)
     """
 
     def coupling(self, i: int) -> AdditiveCoupling:

@@ -16,8 +16,8 @@ class AutoPlanarNormal(AutoFlowNormal):
     r"""A normalizing-flow guide of planar flows, over all latent sites together.
 
     The flows of :class:`AutoFlowNormal` are each a
-    :class:`~numpyro_ext.transforms.planar.PlanarTransform`, with u moved so that it is invertible,
-    and at 0 at first, beside a random w.
+    :class:`~numpyro_ext.transforms.planar.PlanarTransform`, with a u that is moved so that it is
+    invertible, and starts at 0, beside a random w.
 
     *Where it fails.* Each flow makes one bend along one direction, so a strongly curved posterior
     needs many; above some ten dimensions :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal` is
@@ -30,8 +30,10 @@ class AutoPlanarNormal(AutoFlowNormal):
     Rezende and Mohamed (ICML 2015)
 
     >>> guide = AutoPlanarNormal(banana, init_from=None)  # was: AutoNormal(banana)
-    >>> numpyro.handlers.seed(guide, 0)()["x2"].shape
-    ()
+    >>> svi = SVI(banana, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
+    >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
+    >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(9,))["x2"].shape
+    (9,)
     """
 
     num_flows: int = 8

@@ -21,7 +21,8 @@ class AutoRadialNormal(AutoFlowNormal):
 
     *Where it fails.* A flow changes the density around one point, equally in all directions. That
     suits a posterior with a peak or a hole; it does not bend, as
-    :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal` does.
+    :class:`~numpyro_ext.guides.realnvp.AutoRealNVPNormal` does. Correlations are in the full factor
+    alone.
 
     :param int num_flows: the number F of radial flows. Flow i has the vector
         ``{prefix}_radial__{i}`` of the centre and of alpha and beta before their constraints.
@@ -30,8 +31,10 @@ class AutoRadialNormal(AutoFlowNormal):
     Rezende and Mohamed (ICML 2015)
 
     >>> guide = AutoRadialNormal(banana, init_from=None)  # was: AutoNormal(banana)
-    >>> numpyro.handlers.seed(guide, 0)()["x2"].shape
-    ()
+    >>> svi = SVI(banana, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
+    >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
+    >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(9,))["x2"].shape
+    (9,)
     """
 
     num_flows: int = 8

@@ -11,9 +11,13 @@ from numpyro_ext.transforms import AffineCoupling
 class AutoRealNVPNormal(CouplingFlowNormal):
     r"""A normalizing-flow guide of affine couplings, over all latent sites together.
 
-    Each flow of :class:`AutoFlowNormal` is an
+    Each flow :math:`f_i` of :class:`AutoFlowNormal` is an
     :class:`~numpyro_ext.transforms.coupling.AffineCoupling`: a network of the first
-    :math:`\lfloor d/2 \rfloor` coordinates gives log-scales and shifts for the others.
+    :math:`\lfloor d/2 \rfloor` coordinates a gives log-scales :math:`s_i` and shifts :math:`t_i`
+    for the others,
+
+    .. math::
+        f_i(a, b) = (a,\; b \odot e^{s_i(a)} + t_i(a)), \qquad \log|\det f_i'| = \sum_j s_{ij}(a) .
 
     **When it fails.** Each coupling stretches by at most :math:`e^{clamp}`, and with a single flow
     half of the coordinates remain normal.

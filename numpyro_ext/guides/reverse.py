@@ -20,8 +20,13 @@ class with_reverse(GuideWrapper):
     The auxiliary sites of ``guide`` carry ``infer={"is_auxiliary": True}``. The reverse model
     ``reverse(latents, *args, **kwargs)`` has ``numpyro.sample`` sites of the same names, given the
     dict of the other sites of the guide. The result is called like ``guide``, with a
-    ``numpyro.factor`` of :math:`-\log r` for each, so that every loss of a density has the bound of
-    :class:`~numpyro_ext.objectives.AuxiliaryELBO`. Of ``reverse`` only the parameters are seen.
+    ``numpyro.factor`` of :math:`-\log r` for each, so that every loss of a density computes
+
+    .. math::
+        L = E[\log p(x, z) + \log r(a \mid z) - \log q(a) - \log q(z \mid a)] ,
+
+    which is the ELBO of :math:`q(z) = \int q(z \mid a) q(a) da` less :math:`E_q\,
+    \mathrm{KL}(q(a \mid z) \| r(a \mid z))`. Of ``reverse`` only the parameters are seen.
 
     :param guide: a guide with auxiliary sites.
     :param reverse: a Python callable with NumPyro primitives, normalised: it has one sample site

@@ -36,8 +36,9 @@ class AutoSemiImplicit(AutoWithoutDensity):
         q(z) = E_\psi[q(z \mid \psi)] .
 
     The density of z is an integral, which :class:`~numpyro_ext.objectives.SemiImplicitELBO`, the
-    loss for this guide, bounds from below and from above. Losses that need only samples work too.
-    The network starts at zero, so the guide starts at the normal approximation at the mode.
+    loss for this guide, bounds from below and from above. Losses that need :math:`\log q` raise
+    :class:`IntractableDensityError`; losses that need only samples work too. The network starts at
+    zero, so the guide starts at the normal approximation of the posterior at its mode.
 
     *Where it fails.* Training tends to shrink ``scale`` while the network takes over the spread;
     ``scale`` stays above 0.001 of ``init_scale``. The bound is loose where ``scale`` is small
@@ -45,9 +46,9 @@ class AutoSemiImplicit(AutoWithoutDensity):
 
     :param int noise_dim: length of :math:`\epsilon`; d if None. Shorter noise spreads the means
         over a manifold, of which ``scale`` is the thickness.
-    :param network: a stax pair, or a Flax or Equinox module, from ``noise_dim`` numbers to d shifts
-        (and then d log-scales, if the covariance is conditional), with weights in the vector
-        ``{prefix}_net$params``, which say where the guide starts.
+    :param network: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, from
+        ``noise_dim`` numbers to d shifts (and then d log-scales, if the covariance is conditional),
+        with weights in the vector ``{prefix}_net$params``, which say where the guide starts.
     :param hidden_dims: widths of the hidden layers of the default network (ELU).
     :param str covariance: ``"shared"``, one learnt vector ``{prefix}_scale``; or ``"conditional"``,
         that vector times the exponential of the network's log-scales, between -5 and 5.

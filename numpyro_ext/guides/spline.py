@@ -32,8 +32,10 @@ class AutoSplineNormal(CouplingFlowNormal):
     **Reference:** *Neural spline flows*, sections 3.1 and 3.2, Durkan et al. (NeurIPS 2019)
 
     >>> guide = AutoSplineNormal(banana, init_from=None)  # was: AutoNormal(banana)
-    >>> numpyro.handlers.seed(guide, 0)()["x2"].shape
-    ()
+    >>> svi = SVI(banana, guide, optax.adam(1e-2), Trace_ELBO(num_particles=8))
+    >>> result = svi.run(jax.random.key(0), 50, progress_bar=False)
+    >>> guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(9,))["x2"].shape
+    (9,)
     """
 
     num_flows: int = 4

@@ -109,7 +109,8 @@ class AutoStructuredNormal(AutoAtModes):
         u_j = m_j + M_j (g - m_g) + \exp(a_j + C_j (g - m_g))\, e_j, \qquad e \sim N(0, I),
 
     so that an effect's mean and the logarithm of its scale are affine in the globals. With k
-    globals and n effects a draw costs :math:`O(n k)`, and the guide has 2 n k numbers.
+    globals and n effects a draw costs :math:`O(n k)`, and the guide has 2 n k numbers and as many
+    moments of an optimiser.
 
     It begins at the normal of greatest ELBO, for any number of effects. From 17 effects of a site
     it knows the structure of the rows: crossed factors, and correlated effects of one group. Of the

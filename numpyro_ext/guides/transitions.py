@@ -86,8 +86,9 @@ class NNSampler(LearntTransition):
     :param float step_size: :math:`\zeta`, in units of length squared.
     :param int hidden_dim: number of hidden units.
 
-    The network starts at zero, where these are the steps of :class:`Langevin`. Its weights,
-    ``{prefix}_sampler$params``, serve another model too (pass them in ``init_params``).
+    The network starts at zero, where these are the steps of :class:`Langevin`. It knows neither the
+    coordinate nor their number, so its weights, under the name ``{prefix}_sampler$params``, serve
+    another model too (pass them in ``init_params``).
 
     **Reference:** *Gradient estimators for implicit models*, section 5.2, Li and Turner (ICLR 2018)
 

@@ -769,7 +769,8 @@ class SGMCMCKernel(ModelKernel):
     :param gradient: an estimator: :class:`MinibatchGradient` by default, :class:`ControlVariate`,
         :class:`SVRG` or any object with their methods ``init`` and ``estimate``.
     :param str minibatch: ``"replace"`` draws rows with replacement, ``"epoch"`` each row once per
-        pass, ``"block"`` contiguous ones, which a disk reads faster, of rows in random order.
+        pass, ``"block"`` contiguous rows from a random one on, which a disk reads faster, for rows
+        in random order.
     :param int steps_per_sample: transitions per draw, all in one dispatch.
     :param sharding: a ``NamedSharding`` over the mesh axis (of type ``Auto``) along which the rows
         of the model's arguments are sharded; every device then takes its share of the batch. Use
@@ -898,7 +899,11 @@ def first_states(
             z = draw(key_model, which[0]) if single else jax.vmap(draw)(key_model, which)
         elif z is None:
             z, drawn, _ = draw_start(
-                *(key_model, kernel.model, info, args, kwargs),
+                key_model,
+                kernel.model,
+                info,
+                args,
+                kwargs,
                 init_strategy=kernel.init_strategy,
                 forward_mode=kernel.forward_mode_differentiation,
                 validate_grad=kernel.takes_gradients,

@@ -24,7 +24,8 @@ GeodesicSGNHTState = kernel_state(
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GeodesicKernel(SGMCMCKernel):
-    """Base of the kernels that move sites of :class:`SphereReparam` along great circles."""
+    """Base of the kernels that move sites of :class:`SphereReparam` along great circles, and all
+    other coordinates along lines."""
 
     momentum = "r"
     finds_whitening = False
@@ -147,8 +148,11 @@ class GeodesicSGHMC(GeodesicKernel):
     :param step_size: positive float or schedule, in units of time.
     :param float friction: the rate C.
 
-    **References:** Liu, Zhu and Song, *Stochastic gradient geodesic MCMC methods* (NIPS 2016);
-    Byrne and Girolami, *Geodesic Monte Carlo on embedded manifolds* (Scand. J. Statist. 2013)
+    **References:**
+
+    1. *Stochastic gradient geodesic MCMC methods*, Chang Liu, Jun Zhu, Yang Song (NIPS 2016)
+    2. *Geodesic Monte Carlo on embedded manifolds*, Simon Byrne, Mark Girolami (Scandinavian
+       Journal of Statistics 2013)
 
     >>> from numpyro.handlers import reparam
     >>> from numpyro_ext.mcmc import GeodesicSGHMC, SphereReparam
@@ -201,7 +205,8 @@ class GeodesicSGNHT(GeodesicKernel):
     :param float friction: C, of the noise that is injected, and the first :math:`\xi`.
     :param float thermal_mass: :math:`\mu`, in units of squared time; by default f, but at least 10.
 
-    **Reference:** Liu, Zhu and Song (NIPS 2016), as of :class:`GeodesicSGHMC`
+    **Reference:** *Stochastic gradient geodesic MCMC methods*, Chang Liu, Jun Zhu, Yang Song (NIPS
+    2016)
 
     >>> from numpyro_ext.mcmc import GeodesicSGNHT
     >>> GeodesicSGNHT(normal_mean, 0.02)

@@ -20,7 +20,8 @@ def recipe_correction(diffusion: VectorFn, curl: VectorFn | None, x: Array) -> A
 
     Without it noise of the variance D(x) pushes draws to where D is large. D maps ``(m,)`` to a
     scalar, to ``(m,)`` (a diagonal) or to ``(m, m)``, and Q to a skew ``(m, m)``. The equation is
-    of Ma, Chen and Fox (NeurIPS 2015), as in :class:`RecipeKernel`.
+    of *A Complete Recipe for Stochastic Gradient MCMC*, Yi-An Ma, Tianqi Chen, Emily B. Fox
+    (NeurIPS 2015).
     """
     x = jnp.asarray(x, jnp.result_type(float, x))
     drift = _divergence(diffusion, x)

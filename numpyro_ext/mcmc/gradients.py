@@ -12,7 +12,8 @@ from numpyro_ext._typing import Sites
 
 
 class MinibatchGradient:
-    r"""The plain estimate :math:`g = \nabla U_S(z)`: prior plus :math:`N/B` times B rows S.
+    r"""The plain estimate :math:`g = \nabla U_S(z)`: prior plus :math:`N/B` times the B
+    rows of the batch S.
 
     Unbiased. Its variance per coordinate is
     :math:`\frac{N^2}{B}\operatorname{Var}_n(\nabla \log p(y_n \mid z))` for
@@ -94,8 +95,9 @@ class SVRG:
     :param int refresh_every: transitions between two gradients of all rows.
     :param int chunk_size: as for :class:`ControlVariate`.
 
-    **Reference:** Dubey et al., *Variance reduction in stochastic gradient Langevin dynamics* (NIPS
-    2016)
+    **Reference:** *Variance Reduction in Stochastic Gradient Langevin Dynamics*, Avinava Dubey,
+    Sashank J. Reddi, Barnabas Poczos, Alexander J. Smola, Eric P. Xing, Sinead A. Williamson
+    (NeurIPS 2016)
 
     >>> from numpyro_ext.mcmc import SGLD
     >>> kernel = SGLD(lambda: None, 1e-3, gradient=SVRG(100))

@@ -1,4 +1,8 @@
-"""A chain says so in its run if its momenta, or gradients, are much larger than its law allows."""
+"""A chain says so in its run if its momenta, or gradients, are much larger than its law allows.
+
+Noise of the gradients and steps that are too long heat a chain, and its standard deviations are too
+large.
+"""
 
 from typing import Any
 

@@ -40,13 +40,14 @@ class KernelHMC(ModelKernel):
         \text{accept } (z^*, r^*) \text{ with probability }
         \min\bigl(1, \exp(U(z) + \tfrac12 |r|^2 - U(z^*) - \tfrac12 |r^*|^2)\bigr)
 
-    on the flat, unconstrained z. No gradient of the model is taken, and U once per transition, so
-    the model may be costly, or have no gradient. Any *fixed* f makes the map reversible and
-    volume-preserving, so the chain is exact; only its speed depends on f. With f = 0 it is a random
-    walk.
+    on the flat, unconstrained z: the latent sites in the order in which the model samples them. No
+    gradient of the model is taken, and U once per transition, so the model may be costly, or have
+    no gradient. Any *fixed* f makes the map reversible and volume-preserving, so the chain is
+    exact; only its speed depends on f. With f = 0 it is a random walk.
 
     A proposal with a potential that is not finite is rejected; a score that is not finite at the
-    draw marks it ``diverging``. There may be no minibatch. Aim at an ``accept_prob`` of 0.6 to 0.9.
+    draw marks it ``diverging``. All data are used: no subsampled plates. Aim at an ``accept_prob``
+    of 0.6 to 0.9.
 
     :param step_size: positive float or schedule :math:`\epsilon`, of the order of a posterior
         standard deviation; it is not found from the model.
@@ -59,9 +60,11 @@ class KernelHMC(ModelKernel):
 
     **References:**
 
-    1. Strathmann et al., *Gradient-free Hamiltonian Monte Carlo with efficient kernel exponential
-       families* (NIPS 2015), algorithm 1
-    2. Li and Turner, *Gradient estimators for implicit models* (ICLR 2018), section 5
+    1. *Gradient-free Hamiltonian Monte Carlo with Efficient Kernel Exponential Families*, Heiko
+       Strathmann, Dino Sejdinovic, Samuel Livingstone, Zoltan Szabo, Arthur Gretton (NeurIPS 2015),
+       algorithm 1
+    2. *Gradient Estimators for Implicit Models*, Yingzhen Li, Richard E. Turner (ICLR 2018),
+       section 5
 
     >>> def model():
     ...     numpyro.sample("z", dist.StudentT(5.0, 1.0, 2.0))

@@ -60,8 +60,8 @@ class PSGLD(SGMCMCKernel):
     :param str gamma: ``"none"`` or ``"hutchinson"``.
     :param str adapt: ``"warmup"`` or ``"always"``.
 
-    **Reference:** Li et al., *Preconditioned stochastic gradient Langevin dynamics for deep neural
-    networks* (AAAI 2016), eq. 5-8
+    **Reference:** *Preconditioned Stochastic Gradient Langevin Dynamics for Deep Neural Networks*,
+    Chunyuan Li, Changyou Chen, David Carlson, Lawrence Carin (AAAI 2016), eq. 5-8
 
     >>> PSGLD(normal_mean, 0.02, gamma="hutchinson", adapt="always")
     PSGLD(model=normal_mean, step_size=0.02, gamma='hutchinson', adapt='always')

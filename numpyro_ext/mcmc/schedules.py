@@ -17,7 +17,8 @@ class PolynomialSchedule:
     Draws converge to the posterior for :math:`1/2 < \gamma \le 1` when averages are weighted by the
     step size, :math:`\sum_i \epsilon_i f(z_i) / \sum_i \epsilon_i` (eq. 5); others keep a bias.
 
-    **Reference:** Welling and Teh (ICML 2011), as of :class:`SGLD`
+    **Reference:** *Bayesian Learning via Stochastic Gradient Langevin Dynamics*, Max Welling, Yee
+    Whye Teh (ICML 2011)
 
     >>> print(f"{PolynomialSchedule(2.0, 3.0, 0.5)(6):.4f}")
     0.6667

@@ -122,11 +122,12 @@ class SGHMC(SGMCMCKernel):
 
     **References:**
 
-    1. Chen, Fox and Guestrin, *Stochastic gradient Hamiltonian Monte Carlo* (ICML 2014), eq. 13-15
-    2. Chen, Ding and Carin, *On the convergence of stochastic gradient MCMC algorithms with
-       high-order integrators* (NIPS 2015)
-    3. Leimkuhler and Matthews, *Rational construction of stochastic numerical methods for molecular
-       sampling* (AMRX 2013)
+    1. *Stochastic Gradient Hamiltonian Monte Carlo*, Tianqi Chen, Emily B. Fox, Carlos Guestrin
+       (ICML 2014), eq. 13-15
+    2. *On the Convergence of Stochastic Gradient MCMC Algorithms with High-Order Integrators*,
+       Changyou Chen, Nan Ding, Lawrence Carin (NeurIPS 2015)
+    3. *Rational Construction of Stochastic Numerical Methods for Molecular Sampling*, Benedict
+       Leimkuhler, Charles Matthews (Applied Mathematics Research eXpress 2013)
 
     >>> x = jnp.sin(jnp.arange(100.0)) + 3
     >>> kernel = SGHMC(normal_mean, steps_per_sample=10)

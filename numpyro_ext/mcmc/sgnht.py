@@ -68,8 +68,10 @@ class SGNHT(SGMCMCKernel):
 
     **References:**
 
-    1. Ding et al., *Bayesian sampling using stochastic gradient thermostats* (NIPS 2014), alg. 2
-    2. Leimkuhler and Shang, *Adaptive thermostats for noisy gradient systems* (SISC 2016)
+    1. *Bayesian Sampling Using Stochastic Gradient Thermostats*, Nan Ding, Youhan Fang, Ryan
+       Babbush, Changyou Chen, Robert D. Skeel, Hartmut Neven (NeurIPS 2014), algorithm 2
+    2. *Adaptive Thermostats for Noisy Gradient Systems*, Benedict Leimkuhler, Xiaocheng Shang (SIAM
+       Journal on Scientific Computing, 2016)
 
     >>> SGNHT(normal_mean, 0.02, thermostat="per_parameter")
     SGNHT(model=normal_mean, step_size=0.02, thermostat='per_parameter')

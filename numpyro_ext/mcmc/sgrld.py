@@ -28,10 +28,11 @@ class SGRLD(SGMCMCKernel):
         z' = z - \epsilon (A g - T\, \Gamma) + \sqrt{2 \epsilon T}\, A^{1/2} \zeta, \qquad
         A = G(z)^{-1}, \quad \Gamma_k = \textstyle\sum_l \partial A_{kl} / \partial z_l,
 
-    on the flat, unconstrained z. With the constant metric :math:`G = I` it is :class:`SGLD`; with G
-    near the curvature of the potential :math:`\epsilon` has no units and all directions mix alike.
-    ``metric=ExpandedMean()`` moves positive sites in a metric of their own, and with
-    :class:`GammaSimplexReparam` probabilities too. The state is a :class:`SGLDState`.
+    on the flat, unconstrained z: the latent sites in the order in which the model samples them.
+    With the constant metric :math:`G = I` it is :class:`SGLD`; with G near the curvature of the
+    potential :math:`\epsilon` has no units and all directions mix alike. ``metric=ExpandedMean()``
+    moves positive sites in a metric of their own, and with :class:`GammaSimplexReparam`
+    probabilities too. The state is a :class:`SGLDState`.
 
     Biased at a fixed step as :class:`SGLD` is, with :math:`\epsilon A` for :math:`\epsilon`:
     gradient noise of variance :math:`s^2` adds :math:`\epsilon^2 A s^2 A`. Where A changes much
@@ -40,16 +41,19 @@ class SGRLD(SGMCMCKernel):
     :math:`\Gamma`, a dense one its ``(n, n, n)`` Jacobian and a Cholesky factor.
 
     :param step_size: positive float or schedule, in units of the squared latent times the metric;
-        None has it found, without a whitening.
+        None has it found, without a whitening, as G is a function of the coordinates in which the
+        kernel moves.
     :param metric: G, a callable from the flat z to ``(n,)`` (a diagonal) or ``(n, n)``
         (symmetric positive definite), or an :class:`ExpandedMean`.
     :param correction: ``"autodiff"``, or a callable from the flat z to :math:`\Gamma`, ``(n,)``.
 
     **References:**
 
-    1. Patterson and Teh (NeurIPS 2013), eq. 8, as of :class:`ExpandedMean`
-    2. Xifara et al., *Langevin diffusions and the Metropolis-adjusted Langevin algorithm*
-       (Statistics & Probability Letters, 2014), on the correction
+    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, Sam Patterson,
+       Yee Whye Teh (NeurIPS 2013), eq. 8
+    2. *Langevin Diffusions and the Metropolis-Adjusted Langevin Algorithm*, Tatiana Xifara, Chris
+       Sherlock, Samuel Livingstone, Simon Byrne, Mark Girolami (Statistics & Probability Letters,
+       2014), on the correction
 
     >>> kernel = SGRLD(normal_mean, 0.1, metric=lambda z: jnp.full(1, 100.0))
     """

@@ -129,7 +129,8 @@ def simplex_langevin_step(
     :param temperature: T.
     :return: the new ``theta``.
 
-    **Reference:** Patterson and Teh (NeurIPS 2013), table 1, eq. 9-11, as of :class:`ExpandedMean`
+    **Reference:** *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*,
+    Sam Patterson, Yee Whye Teh (NeurIPS 2013), table 1, eq. 9-11
 
     >>> counts = jnp.array([6.0, 3.0, 0.0])
     >>> def step(theta, key):
@@ -173,7 +174,8 @@ class GammaSimplexReparam(Reparam):
     The latent site is ``<name>_gamma``, and the site itself becomes deterministic. With
     :class:`ExpandedMean` it makes :class:`SGRLD` run on probabilities. For latent sites only.
 
-    **Reference:** Patterson and Teh (NeurIPS 2013), section 3, as of :class:`ExpandedMean`
+    **Reference:** *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*,
+    Sam Patterson, Yee Whye Teh (NeurIPS 2013), section 3
 
     >>> from numpyro.handlers import reparam
     >>> from numpyro_ext.mcmc import SGRLD, ExpandedMean

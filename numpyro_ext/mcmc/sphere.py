@@ -19,6 +19,7 @@ class SphereReparam(Reparam):
     :math:`R^d`, on which :class:`GeodesicSGHMC` and :class:`GeodesicSGNHT` move.
 
     NumPyro has no map from unconstrained space to the sphere. Here it is :math:`u = x / |x|`, with
+    the density
 
     .. math:: p(x) = p(u)\, |S^{d-1}|\, N(x; 0, I_d),
 
@@ -36,7 +37,11 @@ class SphereReparam(Reparam):
       gradient has a pole at 0. Chains at mirror images agree about p; for s,
       :func:`~numpyro_ext.diagnostics.diagnose` takes R-hat of the absolute value.
 
-    **References:** as of :class:`GeodesicSGHMC`
+    **References:**
+
+    1. *Geodesic Monte Carlo on embedded manifolds*, Simon Byrne, Mark Girolami (Scandinavian
+       Journal of Statistics 2013)
+    2. *Stochastic gradient geodesic MCMC methods*, Chang Liu, Jun Zhu, Yang Song (NIPS 2016)
 
     >>> from numpyro.handlers import reparam
     >>> from numpyro_ext.mcmc import GeodesicSGHMC, SphereReparam

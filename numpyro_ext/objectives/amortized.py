@@ -47,15 +47,16 @@ class AmortizedMCMC(Objective):
     variance :math:`s^2`. With a subsampled likelihood the transitions have its noise.
 
     **Units.** If plates enclose every site, each of their elements has transitions of its own.
+    Latents in a subsampled plate that does not enclose every site are an error.
 
-    A step takes K T gradients of the model (twice as many for ``"mala"``).
+    A step takes K T gradients of the model (twice as many for ``"mala"``) and :math:`O(K^2 d)`.
 
     :param int num_particles: number of draws K, at least 2 for the energy distance.
     :param int num_transitions: number of transitions T.
     :param transition: ``"langevin"``, :math:`z' = z + \epsilon \nabla \log p^*(z) +
         \sqrt{2\epsilon}\,\xi`; ``"mala"``, the same with Metropolis' acceptance; or a function
-        ``(rng_key, z, potential_fn)`` that gives the next vector of all units, where
-        ``potential_fn`` is minus the log density of the whole minibatch.
+        ``(rng_key, z, potential_fn)`` that gives the next ``(d,)`` vector, where ``potential_fn``
+        is minus the log density of the whole minibatch and ``z`` holds the vectors of all units.
     :param float step_size: :math:`\epsilon`, in units of length squared.
     :param str divergence: ``"energy"``, ``"kl"`` or ``"js"``.
 

@@ -1,6 +1,7 @@
 r"""The base of all objectives: the particles of one evaluation, and their log densities.
 
-For K particles :math:`z_k \sim q` that share **one** minibatch an objective may ask for
+A new objective subclasses :class:`Objective` and writes :meth:`Objective.estimate`, a pure function
+of :class:`Draws`. For K particles :math:`z_k \sim q` that share **one** minibatch it may ask for
 :math:`\log p(x, z_k)` and :math:`\log q(z_k)`, split by *unit*. A unit has a log weight of its own:
 it is one element of the plates around every site of model and guide, or the whole minibatch if
 there is no such plate.
@@ -655,8 +656,8 @@ class count_steps:
 
     The wrapped guide declares the mutable site ``"_objective_step"``, ``{"step": 0}`` at first, to
     which each ``svi.update`` adds one; an order that is a callable, ``VRELBO(lambda i: ...)``,
-    reads it. ``svi.evaluate`` passes no mutable state, hence it sees step 0. Methods of the guide
-    stay on the guide that was wrapped.
+    reads it. ``svi.evaluate`` of NumPyro passes no mutable state, hence it sees step 0. Methods of
+    the guide (``sample_posterior``, ``median``) stay on the guide that was wrapped.
 
     :param guide: Python callable with NumPyro primitives, an auto guide for example.
 

@@ -38,11 +38,12 @@ class BBAlphaELBO(OfOrder):
         E_{q(\theta)\, q(z_n | x_n, \theta)} \Big[\Big( \frac{p(x_n, z_n | \theta)}{q(z_n | x_n,
         \theta)} \Big(\frac{p_0(\theta)}{q(\theta)}\Big)^{1/N} \Big)^{\alpha}\Big].
 
-    For alpha up to 1 this L is at most the one with :math:`p(x_n | \theta)`, and equal if the
-    network gives :math:`p(z_n | x_n, \theta)`. The reverse, with the power of the local latents
-    inside VI, is :class:`NestedVRELBO`. With a factor for each part of the data, in place of one
-    tied factor, this is distributed black-box alpha: ``DAEP(model, partition, power=alpha,
-    mean="moments")`` of :mod:`numpyro_ext.ep`.
+    For alpha up to 1 this L is at most the one with :math:`p(x_n | \theta)`, where :math:`z_n` is
+    integrated out, so that it trains the network; they are equal if the network gives :math:`p(z_n
+    | x_n, \theta)`. The reverse, with the power of the local latents inside VI, is
+    :class:`NestedVRELBO`. With a factor for each part of the data, in place of one tied factor,
+    this is distributed black-box alpha: ``DAEP(model, partition, power=alpha, mean="moments")`` of
+    :mod:`numpyro_ext.ep`.
 
     **Convention.** ``alpha`` is the order of power EP: ``alpha`` -> 0 is the ELBO (0 itself is
     allowed, negative values too) and 1 is EP-like. :class:`VRELBO` counts the other way: ``alpha_VR
@@ -99,6 +100,5 @@ class BBAlphaELBO(OfOrder):
             return per_datum + tied, jnp.zeros(())
 
         (per_datum, shared), state = draws.each(densities)
-        return -jnp.mean(shared) - draws.total(
-            surrogate(per_datum, self.order_at(draws.step))
-        ), state
+        bounds = draws.total(surrogate(per_datum, self.order_at(draws.step)))
+        return -jnp.mean(shared) - bounds, state

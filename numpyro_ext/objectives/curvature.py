@@ -39,7 +39,8 @@ class CurvatureELBO(Objective):
 
     - ``"empirical_fisher"``: :math:`\frac{N}{M} \sum_{n \in B} (\nabla \ell_n)^2`, squares of each
       row, which are not the Gauss-Newton matrix J'HJ.
-    - ``"fisher"``: the same with labels drawn from the model at z, of the mean J'HJ.
+    - ``"fisher"``: the same with labels that are drawn from the model at z, which has the mean
+      J'HJ.
     - ``"squared_gradient"``: :math:`\frac1N (\nabla f_y)^2`, the square of the sum (Vadam).
     - ``"hessian"``: the second derivatives, d Hessian-vector products: for small d.
     - ``"reparam"``: :math:`\nabla f \cdot \epsilon / \mathrm{sd}`, what ``Trace_ELBO`` has.
@@ -49,7 +50,7 @@ class CurvatureELBO(Objective):
     v)` with random signs v: exact where the prior factorises, and unbiased elsewhere.
 
     VOGN is :func:`~numpyro_ext.optim.von` with ``"empirical_fisher"``, VON with ``"hessian"``, and
-    Vadam ``vadam(squares="scale")`` with ``"squared_gradient"``.
+    Vadam for any number of draws is ``vadam(squares="scale")`` with ``"squared_gradient"``.
 
     **Biased.** ``"hessian"`` and ``"reparam"`` are unbiased. ``"fisher"`` is where the likelihood
     is normal, or any other with its natural parameter linear in z. ``"empirical_fisher"`` is right

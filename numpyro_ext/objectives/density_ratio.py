@@ -69,8 +69,9 @@ class DensityRatioELBO(Objective):
     and need no critic. The gradient of the guide flows through z alone, because :math:`E_q
     \nabla_\phi \log q = 0`.
 
-    **Biased.** The value is no bound, because T is estimated: do not compare models by it. The
-    adaptive contrast makes it too large, by about d / K, which does not bias the gradient.
+    **Biased.** The value is an estimate of minus the ELBO and not a bound, because T is estimated:
+    it may be below minus the log evidence, so do not compare models by it. The adaptive contrast
+    makes it too large, by about d / K, which does not bias the gradient.
 
     **When it fails.** A critic that lags behind the guide gives a gradient towards where q was;
     with ``"adaptive"`` a correlated guide becomes too wide meanwhile. Where the critic tells all
@@ -78,9 +79,9 @@ class DensityRatioELBO(Objective):
     of dimensions), T is too small and the guide too narrow. ``LogisticRatio()`` has a quadratic log
     ratio, so that a flexible guide becomes too wide, and needs many times (d + 1)(d + 2) / 2 draws.
 
-    **Subsampling** is unbiased. ``Implicit`` sites in a plate have one ratio for each row, and
-    their critic takes the data from ``with_critic(guide, features=...)``. Other sites keep their
-    density. Parameters of the model get the gradient of the ELBO.
+    **Subsampling** is unbiased. ``Implicit`` sites in a plate have one ratio for each row, from K
+    draws of each, and their critic takes the data from ``with_critic(guide, features=...)``. Other
+    sites keep their density. Parameters of the model get the gradient of the ELBO.
 
     :param int num_particles: number of draws K, some tens at least to estimate T.
     :param str contrast: ``"adaptive"``, ``"prior"`` or ``"joint"``.

@@ -88,9 +88,10 @@ class FDivergence(Objective):
         \nabla_\phi D_f &= -E_q\Big[\gamma_f(t)\, \partial_z \log \frac{p}{q}\,
         \frac{\partial z}{\partial \phi}\Big], \quad \gamma_f(t) = t^2 f''(t),
 
-    with the path derivative only. With K particles the ratio is self-normalised, :math:`\log t_k =
-    lw_k - \log \frac{1}{K} \sum_j e^{lw_j}`, so :math:`t_k \le K`; the loss is :math:`\frac{1}{K}
-    \sum_k f(t_k) - f(1)`, and the weights of the gradient are :math:`\gamma_f(t_k) / K`.
+    with the path derivative only: log q is evaluated with its parameters stopped. With K particles
+    the ratio is self-normalised, :math:`\log t_k = lw_k - \log \frac{1}{K} \sum_j e^{lw_j}`, so
+    :math:`t_k \le K`; the loss is :math:`\frac{1}{K} \sum_k f(t_k) - f(1)`, without a unit, and the
+    weights of the gradient are :math:`\gamma_f(t_k) / K`.
 
     =============== ======================== ======================= =====================
     ``f``           :math:`f(t)`             :math:`\gamma_f(t)`     divergence
@@ -114,7 +115,8 @@ class FDivergence(Objective):
     **When it fails.** ``"chi2"`` and ``"kl_pq"`` weigh by powers of t, and one particle takes all
     if the guide is far from the posterior: start wide, or use :class:`TailAdaptive`.
 
-    Independent data and subsampling are as in :class:`VRELBO`, with invertible transforms.
+    Independent data, subsampling and their errors are as in :class:`VRELBO`. log q is evaluated at
+    a given z, so the guide needs invertible transforms.
 
     :param f: ``"kl_qp"``, ``"kl_pq"``, ``"chi2"``, ``"hellinger"``, a convex callable, or
         :class:`TailAdaptive`.

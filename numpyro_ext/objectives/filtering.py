@@ -41,9 +41,9 @@ class FilteringELBO(Objective):
 
     **Bias.** :math:`E\, e^{\hat L_K} = p(y)` at every K, so the mean of :math:`\hat L_K` is a lower
     bound of the evidence. K = 1 is the ELBO, and ``ess_threshold=0`` is :class:`IWELBO`. To keep
-    the gap, K has to grow in proportion to T, and exponentially for :class:`IWELBO`. The gap need
-    not vanish where the guide is the exact posterior, :math:`q(x_t \mid x_{t-1}, y_{t:T})`: the
-    weights of a time step do not know the data to come.
+    the gap, K has to grow in proportion to T, where :class:`IWELBO` needs exponentially many
+    particles. The gap need not vanish where the guide is the exact posterior, :math:`q(x_t \mid
+    x_{t-1}, y_{t:T})`: the weights of a time step do not know the data to come.
 
     **Latent sites before the loop.** A site from which only the initial carry is computed, the
     state at time 0, is drawn by each particle. All others, which the body reads, are parameters of

@@ -26,15 +26,16 @@ class FisherDivergence(Objective):
 
     * ``form="explicit"``: from K draws of a guide that has a density.
     * ``form="minimax"``: for a semi-implicit guide, :math:`q(z) = E_\psi\, q(z | \psi)`. Its score
-      is not known; the score of :math:`q(z | \psi)` is. A critic f, a vector field, is trained too,
+      is not known; the score of :math:`q(z | \psi)` is. A critic f, a vector field, is trained
+      beside the guide,
 
       .. math::
           D = \max_f E_{\psi, z}\Big[2 f(z)^\top \big(\nabla \log p^*(z) -
           \nabla_z \log q(z | \psi)\big) - |f(z)|^2\Big],
 
       with the optimum :math:`f = \nabla \log p^* - \nabla \log q`. The guide descends and the
-      critic ascends. The guide is ``with_critic(guide, output_dim=d)`` of one that has
-      ``sample_mixing`` and ``conditional``.
+      critic ascends, in one scalar loss with the paths separated. The guide is ``with_critic(guide,
+      output_dim=d)`` of one that has ``sample_mixing`` and ``conditional``.
 
     A step takes second derivatives of the model.
 
@@ -43,8 +44,9 @@ class FisherDivergence(Objective):
     squared, and the optimum moves to where the noise is small. If plates enclose every site, their
     elements are summed and scaled by N/M, without bias.
 
-    **When it fails.** As :class:`SteinDiscrepancy` it is blind to the weights of separated modes,
-    no bound on the evidence, and refuses parameters of the model.
+    **When it fails.** The divergence is blind to the weights of well separated modes, because
+    scores are local. It is no bound on the evidence, and parameters of the *model*, over which its
+    minimum would mean nothing, are an error.
 
     :param int num_particles: number of draws K.
     :param str form: ``"explicit"`` or ``"minimax"``.

@@ -38,9 +38,10 @@ class ImplicitELBO(Objective):
     **Bias.** The ridge of :class:`SteinScore` shrinks the force of the entropy, so that q is
     slightly too narrow; the error grows with d and falls with K. In heavy tails q is too wide.
 
-    **Plates.** The ``Implicit`` sites make one vector for each element of the plates around them,
-    with a score estimate of its own from K draws. Sites with a density keep it. An ``Implicit``
-    site must not depend on a latent that has one; the other way is allowed.
+    **Plates.** The ``Implicit`` sites make one vector for each element of the plates around them
+    (for each datum of a minibatch), with a score estimate of its own from K draws, and the terms
+    are scaled by N/M. Sites with a density keep it. An ``Implicit`` site must not depend on a
+    latent that has one; the other way is allowed.
 
     :param int num_particles: number of particles K, at least 2, better 50 to 200; the score takes
         :math:`O(K^3 + K^2 d)` per element of the plates.

@@ -34,7 +34,7 @@ class KLWeightedELBO(ELBO):
 
     in nats; the loss is its negative. A schedule that rises from 0 to 1 is KL annealing. A constant
     below 1 is the tempered, or cold, posterior: the optimum over all q is proportional to
-    :math:`p(z)\, p(x \mid z)^{1 / \beta}`. For an auto-encoder it is the beta-VAE's.
+    :math:`p(z)\, p(x \mid z)^{1 / \beta}`. For an auto-encoder it is the objective of the beta-VAE.
 
     The prior is every site of the model that is not observed, the likelihood every observed site
     and ``numpyro.factor``. Sites in a minibatch are scaled by N/M as before.
@@ -116,8 +116,8 @@ class KLWeightedELBO(ELBO):
 def minibatch_kl_weights(num_batches: int) -> Array:
     r"""Weights :math:`\pi_i` of the KL term in the B minibatches of an epoch, summing to 1.
 
-    The losses :math:`\pi_i \mathrm{KL}[q \| p_0] - \log p(\mathrm{batch}_i | \theta)` sum to minus
-    the evidence lower bound of all data, whatever the weights. With
+    The losses of an epoch, :math:`\pi_i \mathrm{KL}[q \| p_0] - \log p(\mathrm{batch}_i | \theta)`,
+    sum to minus the evidence lower bound of all data, whatever the weights. With
 
     .. math::
         \pi_i = \frac{2^{B-i}}{2^B - 1}, \qquad i = 1, \ldots, B,

@@ -30,15 +30,15 @@ class PosteriorRegularizedELBO(Objective):
 
     where :math:`\mathcal L` is the loss ``base``, and f_j is a site of the model,
     ``numpyro.deterministic("f", ...)``, or a latent one. With minus the ELBO as base this is
-    RegBayes: the guide is pulled to the set :math:`E_q[f] \le b` by :math:`h(e) = c \max(0, e -
-    b)`. With the margin of a document, :math:`f_n = y_n \eta^\top \theta_n`, and the hinge
-    :math:`h(e) = c \max(0, \ell - e)` it is MedLDA.
+    regularised Bayesian inference (RegBayes): the guide is pulled to the set :math:`E_q[f] \le b`
+    by :math:`h(e) = c \max(0, e - b)`. With the margin of a document, :math:`f_n = y_n \eta^\top
+    \theta_n`, and the hinge :math:`h(e) = c \max(0, \ell - e)` it is MedLDA.
 
     **The penalty of the mean is not the mean of the penalty**, which is what ``numpyro.factor("f",
-    -h(f))`` in the model has. The latter is larger if h is convex, and narrows the guide.
+    -h(f))`` in the model has. The latter is larger if h is convex (Jensen), and narrows the guide.
 
     **Minibatches.** Inside a subsampled plate f_j has a number for each row of the minibatch, and
-    its penalty is scaled by N/M.
+    the penalty of it is scaled by N/M, which is unbiased if h is a sum over the rows.
 
     **Biased.** With S draws of q the value is :math:`h(\bar f)`, too large where h bends, by
     :math:`h'' \mathrm{Var}_q[f] / (2 S)`, and by at most :math:`0.4\, c\, \mathrm{sd}_q[f] /
@@ -47,8 +47,8 @@ class PosteriorRegularizedELBO(Objective):
     .. math:: \frac1S \sum_s h'(\bar f_{-s}) \nabla f(z_s),
 
     with the mean :math:`\bar f_{-s}` of the other draws. It is unbiased for linear and quadratic h;
-    for others the noise of the mean smooths a corner. Sites of the guide have to be
-    reparameterised, and need no density.
+    for others the noise of the mean smooths a corner, and does not narrow the guide. Sites of the
+    guide have to be reparameterised, whatever the base; they need no density.
 
     **The best guide.** With minus the ELBO as base, the best of all q is known up to its own means,
 

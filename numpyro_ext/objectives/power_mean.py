@@ -6,7 +6,8 @@ r"""The power mean of K weights in log space, and the weights of its gradient.
 
 with the mean (a = 0), the largest (a = inf) and the smallest (a = -inf) of the log weights as its
 limits; for K = 1 it is the log weight itself. The axis of particles comes first. ``a`` may be a
-traced number, which must be finite. Only the two surrogates have a gradient.
+traced number, which must be finite. Only :func:`surrogate` and :func:`weighted_surrogate` have a
+gradient.
 """
 
 from typing import Any

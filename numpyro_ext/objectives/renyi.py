@@ -107,7 +107,8 @@ class VRELBO(OfOrder):
         L_\alpha(q) = \log p(x) - D_\alpha[q(z) \| p(z | x)]
         = \frac{1}{1 - \alpha} \log E_{q}\Big[\Big(\frac{p(x, z)}{q(z)}\Big)^{1 - \alpha}\Big],
 
-    in nats, estimated from K log weights :math:`lw_k = \log p(x, z_k) - \log q(z_k)`,
+    in nats, estimated with K particles and their log weights :math:`lw_k = \log p(x, z_k) - \log
+    q(z_k)`,
 
     .. math::
         \hat L_{\alpha, K} = \frac{1}{1 - \alpha} \log \frac{1}{K} \sum_k e^{(1 - \alpha)\, lw_k},
@@ -120,18 +121,19 @@ class VRELBO(OfOrder):
       ``-inf`` the largest weight (VR-max), ``inf`` the smallest.
     * The smaller alpha is, the wider is the guide: it covers the posterior in place of a mode.
     * For alpha > 0 it is a lower bound on the evidence, for alpha < 0 an upper bound *only for K =
-      inf*: finite K pulls towards the ELBO, which K = 1 is for every alpha.
+      inf*: finite K pulls the estimate towards the ELBO, which K = 1 is for every alpha.
 
     ``alpha`` is Renyi's order with q first. :class:`BBAlphaELBO` counts the other way: ``alpha_VR =
     1 - alpha_BB`` for a single unit.
 
     **Independent data.** If plates enclose every site of the model and of the guide, each of their
     elements has its own bound; the bounds are summed and scaled by N/M, which is unbiased in the
-    minibatch. Otherwise there is one joint bound, and with a ``subsample_size`` the likelihood is
-    scaled *inside* it (the energy approximation): for alpha other than 1 the noise of the minibatch
-    counts as uncertainty, and for alpha < 1 the guide becomes too wide, often several times; a
-    warning says so. A ``proxy`` removes that noise. Latent sites both inside and outside a
-    subsampled plate are an error, unless alpha is 1.
+    minibatch. Otherwise there is one joint bound for the whole data set, and with a
+    ``subsample_size`` the likelihood is scaled *inside* it (the energy approximation): for alpha
+    other than 1 the bound mistakes the noise of the minibatch for uncertainty of the posterior, and
+    for alpha < 1 the guide becomes too wide, often several times; a warning says so. A ``proxy``
+    removes that noise. Latent sites both inside and outside a subsampled plate are an error, unless
+    alpha is 1.
 
     **When it fails.** For alpha < 1 the mean of the loss is infinite if the guide has mass where p
     is 0. For alpha > 1 the exact bound is -inf unless the guide is narrow enough (Gaussians: alpha
@@ -145,14 +147,15 @@ class VRELBO(OfOrder):
     * ``"standard"``: the reparameterised gradient of the formula above.
     * ``"single"``: one particle per unit is drawn with the weights and differentiated, which is
       unbiased and takes one backward pass. Noise outside sample sites (dropout) is drawn afresh.
-    * ``"stl"``: sticking the landing, without the score of log q, of mean zero. It is unbiased for
-      ``alpha=1``, with no variance at the posterior, and **biased** for other orders and K > 1.
+    * ``"stl"``: sticking the landing, without the score of log q, which has mean zero. It is
+      unbiased for ``alpha=1``, with no variance where q is the posterior, and **biased** for other
+      orders and K > 1.
     * ``"dreg"``: doubly reparameterised, with the weights :math:`\hat w_k(\alpha + (1-\alpha)\hat
-      w_k)` on the path derivative. It is unbiased, with less noise near the posterior, for finite
-      alpha.
+      w_k)` on the path derivative. It is unbiased and has less noise near the posterior (far from
+      it there may be more). alpha has to be finite.
 
-    The last two evaluate log q at a given z, so the guide needs invertible transforms. If all
-    weights are ``-inf``, the loss is ``inf``.
+    The last two evaluate log q at a given z, so the guide needs invertible transforms and is run
+    twice. Weights of ``-inf`` are allowed; if all of them are, the loss is ``inf``.
 
     :param alpha: order, a number in [-inf, inf], a traced finite scalar, or a callable of the step
         (with :func:`count_steps` around the guide).
@@ -203,16 +206,17 @@ class IWELBO(VRELBO):
         \hat L_K = \log \frac{1}{K} \sum_k \frac{p(x, z_k)}{q(z_k)}, \qquad z_k \sim q.
 
     Its mean is a lower bound on the evidence, and approaches it as K grows. With many particles the
-    ``"standard"`` gradient of the guide is mostly noise, and ``"dreg"`` has less near the
-    posterior. Arguments and minibatches are as in :class:`VRELBO`.
+    ``"standard"`` gradient of the guide is mostly noise; near the posterior the one by
+    ``gradient="dreg"`` is not. Arguments and minibatches are as in :class:`VRELBO`.
 
     **Reference:** *Importance weighted autoencoders*, Burda et al., ICLR 2016 (eq. 8).
 
     >>> def guide(x):
     ...     numpyro.sample("z", dist.Normal(0., 1.))
-    >>> loss = IWELBO(1000).loss(jax.random.key(0), {}, normal_mean, guide, jnp.array([1.5]))
-    >>> bool(abs(loss - 1.8280) < 0.2)  # log p(x) is -1.8280, and the ELBO below -2.1
-    True
+    >>> elbo, bound = (-loss.loss(jax.random.key(0), {}, normal_mean, guide, jnp.array([1.5]))
+    ...                for loss in (Trace_ELBO(1000), IWELBO(1000)))
+    >>> bool(elbo < -2.1), bool(abs(bound + 1.8280) < 0.2)  # log p(x) is -1.8280
+    (True, True)
     """
 
     def __init__(

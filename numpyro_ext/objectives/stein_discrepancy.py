@@ -44,9 +44,10 @@ class SteinDiscrepancy(Objective):
         \max_f E_q\big[f(z)^\top \nabla \log p^*(z) + \mathrm{div} f(z) - \lambda\, |f(z)|^2\big] =
         \frac{1}{4 \lambda} E_q |\nabla \log q - \nabla \log p^*|^2,
 
-    a Fisher divergence without the score of q. The guide descends and the critic ascends; the value
-    is too small until the critic is optimal. The divergence of f is exact in up to 20 dimensions,
-    by d derivatives, and above them by one random direction for each draw.
+    a Fisher divergence without the score of q. The guide descends and the critic ascends, in one
+    scalar loss with the paths separated; the value is too small until the critic is optimal. The
+    divergence of f is exact in up to 20 dimensions, by d derivatives, and above them by one random
+    direction for each draw.
 
     **When it fails.** The discrepancy is blind to the weights of well separated modes, because
     scores are local. Far from the posterior its gradient may be flat. It is not a bound on the

@@ -24,7 +24,7 @@ class SymmetricKL(DensityRatioELBO):
     ``DensityRatioELBO(contrast="joint")``. At the optimum, where the model has the law of the data
     and the guide is its posterior, both are 0; the second divergence is large for a model that
     draws what no data look like, for which the ELBO has no penalty. A covariate of a row has to be
-    an observed site, as there.
+    an observed site, as there, or a wrong guide may be as good as the posterior.
 
     **The gradient** passes through the draws alone, as in the paper: the guide descends the first
     divergence, which is minus its ELBO, and the parameters of the model the second. It is not the

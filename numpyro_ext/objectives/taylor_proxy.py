@@ -47,14 +47,16 @@ def taylor_proxy(
     approximation at the center has its mass. Then make it with ``center=(guide, params)``, the mean
     of a guide. A posterior with several separated modes has no center.
 
-    The latent sites lie outside the plate of the minibatch, and the model has no ``numpyro.param``.
-    :class:`numpyro_ext.mcmc.ControlVariate` and ``init_to_value`` take ``proxy.center``.
+    The latent sites must lie outside the plate that takes the minibatch, and the model must have no
+    ``numpyro.param``. ``proxy.center`` holds the constrained values of c, which
+    :class:`numpyro_ext.mcmc.ControlVariate` and ``numpyro.infer.init_to_value`` take.
 
     :param model: Python callable with NumPyro primitives, in which one plate takes a minibatch.
     :param args: arguments of the model, as of ``svi.run``, and ``kwargs`` too.
     :param center: None for the mode, searched from one point, by 2,000 minibatches and at most 300
         gradients of all rows; or the result of ``find_modes``, for the heaviest one; or a dict of
-        constrained values of all latent sites; or ``(guide, params)`` for a guide's mean.
+        constrained values of all latent sites; or a pair ``(guide, params)`` for the mean of a
+        guide.
     :param int degree: 2, or 1 for the expansion without Hessians. Above 512
         dimensions it is 1, except for a hierarchy of which each row sees one effect of each factor.
     :param jax.random.key rng_key: the key of the search, ``jax.random.key(0)`` if None.
@@ -73,6 +75,8 @@ def taylor_proxy(
     ...     numpyro.sample("mean", dist.Normal(3., 0.03))
     >>> x = 3 + jnp.sin(jnp.arange(1000.))
     >>> proxy = taylor_proxy(model, x, batch=50)
+    >>> proxy
+    TaylorProxy(degree=2, 1000 rows of 'rows', 1 dimensions)
     >>> key = jax.random.key(0)
     >>> all_rows = VRELBO(0.5).loss(key, {}, model, guide, x)
     >>> fifty = VRELBO(0.5, proxy=proxy).loss(key, {}, model, guide, x, batch=50)

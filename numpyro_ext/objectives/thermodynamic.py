@@ -43,12 +43,12 @@ class ThermodynamicELBO(Objective):
       needs invertible transforms.
     * ``"pathwise"``: the derivative of :math:`m_b` for reparameterised sites, weights included.
 
-    **Biased.** The self-normalised weights bias value and gradient by O(1/K), so that neither sum
-    is quite a bound. Near b = 1 the weights degenerate if the guide is far from the posterior.
-    Independent data and subsampling are as in :class:`VRELBO` of order 0.
+    **Biased.** The self-normalised weights bias value and gradient by O(1/K), so with finite K
+    neither sum is quite a bound. Near b = 1 the weights degenerate if the guide is far from the
+    posterior. Independent data and subsampling are as in :class:`VRELBO` of order 0.
 
     :param int num_partitions: number of intervals B. The points are 0, and B points from
-        ``beta_min`` to 1 at equal distances in the logarithm.
+        ``beta_min`` to 1 at equal distances in the logarithm; for B = 1 they are 0 and 1.
     :param int num_particles: number of particles K; at least 2 for ``"covariance"``.
     :param float beta_min: the first point after 0, between 0 and 1.
     :param betas: the points themselves, increasing from 0 to 1, instead of the two above.

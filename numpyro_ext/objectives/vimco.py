@@ -32,16 +32,18 @@ class VIMCO(OfOrder):
         \text{ replaced by }
         \frac{1}{K - 1} \sum_{k \ne j} lw_k.
 
-    Both are unbiased for the bound of K particles. Minibatches are as in :class:`VRELBO`.
+    Both are unbiased for the gradient of the bound of K particles. If every site is reparameterised
+    the loss is ``VRELBO(alpha, K)`` with its standard gradient. Minibatches are as in
+    :class:`VRELBO`.
 
     **When it fails.** The score term is noisy, the more so the more discrete sites share one bound.
     If plates enclose every site of model and guide, each of their elements has a bound and a
-    baseline of its own, with much less noise.
+    baseline of its own, which removes most of the noise; so use plates in the guide too.
 
     **Which order.** ``alpha`` is Renyi's order as in :class:`VRELBO`: 0 is the paper's bound, 1 the
-    ELBO. Near the posterior the bound of order 0 is K times flatter than the ELBO, and its noise is
-    :math:`\sqrt K` times less. So for a posterior take ``alpha=1``. Order 0 is for the parameters
-    of a model: it makes their bound tighter.
+    ELBO. Near the posterior the bound of order 0 is K times flatter than the ELBO: its gradient
+    falls as :math:`1/K`, and the noise of it as :math:`1/\sqrt K`. So if a posterior is what you
+    want, take ``alpha=1``. Order 0 is for the parameters of a model, because its bound is tighter.
 
     :param alpha: order, a finite number, a traced scalar, or a callable of the step (with
         :func:`count_steps` around the guide).

@@ -34,7 +34,7 @@ class ReweightedWakeSleep(Objective):
 
     No gradient goes through a draw, so that guide sites may be **discrete**, and no score is
     multiplied by a log weight. With K draws :math:`z_k \sim q` and normalised weights :math:`\hat
-    w_k \propto p(x, z_k) / q(z_k)` the gradients are of
+    w_k \propto p(x, z_k) / q(z_k)` the gradients are the ones of
 
     .. math::
         \text{model:}\quad & \sum_k \hat w_k \log p(x, z_k) \\
@@ -53,8 +53,8 @@ class ReweightedWakeSleep(Objective):
 
     **Biased.** The model and the wake update by O(1/K), towards the guide. The sleep update is
     unbiased for the mean divergence over data *of the model*, which are far from the given ones
-    until the model is good. The value need not fall. A minibatch of data that share latent sites
-    has the noise of :class:`VRELBO` of order 0, and is an error with sleep.
+    until the model is good. The two losses differ, so the value need not fall. A minibatch of data
+    that share latent sites has the noise of :class:`VRELBO` of order 0, and is an error with sleep.
 
     :param int num_particles: number of particles K; at least 2 unless ``guide_update="sleep"``.
     :param str guide_update: ``"wake"``, ``"sleep"``, or ``"both"`` for the mean of the two.

@@ -40,7 +40,8 @@ def po(
 
     in the shape and the unit of the parameters.
 
-    **When it fails.** At rest a step is 1 / (1 - decay) times the plain one.
+    **When it fails.** At rest a step is 1 / (1 - decay) times the plain one, so learning rates that
+    suit plain descent are that much too large.
 
     :param learning_rate: :math:`\epsilon`, positive, or a schedule of the step k - 1.
     :param float decay: share of the last step that is kept, in [0, 1).

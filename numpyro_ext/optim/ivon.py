@@ -23,11 +23,12 @@ def ivon(
     scale_transform: Transform | None = None,
     other: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformation:
-    r"""Natural-gradient descent of a mean-field normal, with a rate for means and one for
+    r"""Natural-gradient descent of a mean-field normal, with one rate for means and one for
     precisions.
 
-    With mu, P, G and C as in :func:`von`, r the rate and p the ``precision_rate``, step t = 1, 2,
-    ... is
+    For each number with mean mu and precision P = 1 / sd^2, with G the derivative of the loss by
+    the mean, C twice its derivative by the variance (what natural gradients add to the precision),
+    r the rate and p the ``precision_rate``, step t = 1, 2, ... is
 
     .. math::
         P_t &= P_{t-1} + p\,C + \frac{(p\,C)^2}{2 P_{t-1}}, \\
@@ -39,13 +40,17 @@ def ivon(
     averages the gradient of the prior too; both have the same fixed points. A step of a mean is at
     most one standard deviation, since the draws know the curvature no farther out; a published
     start with a precision of the order of the number of rows serves the same end. And G is limited
-    to 30 nats a standard deviation, :math:`\pm 30 P^{1/2}`, and :math:`p\,C` to :math:`\pm 10 P`.
-    Without these limits a draw at which a row is all but impossible, with its gradient of millions,
-    would end the precision at infinity.
+    to 30 nats a standard deviation, :math:`\pm 30 P^{1/2}`, and :math:`p\,C` to :math:`\pm 10 P`. A
+    draw at which a row is all but impossible, as it may be where a network predicts the logarithm
+    of a scale, has a gradient of millions: without the limits the mean would follow it for a
+    hundred steps, and the precision would end at infinity.
 
-    It acts on the leaves of :func:`von`. G and C come from their gradients, so that NumPyro's
-    ``Trace_ELBO`` is enough. Start narrow, with ``init_scale=0.02``, and draw four particles or
-    more.
+    The last term of the first line keeps each precision above half of the one before. G and C come
+    from the gradients of the two leaves, so that NumPyro's ``Trace_ELBO`` is enough.
+
+    Use it with ``AutoNormal`` or ``AutoDiagonalNormal``: it acts on every pair of leaves
+    ``<x>_loc`` and ``<x>_scale`` of one shape, and leaves all others to ``other``. Start narrow,
+    with ``init_scale=0.02``, and draw four or more particles a step.
 
     **When it fails.** If the rate is too large for parameters with a correlated curvature, the loss
     grows; take a smaller or a falling rate. Standard deviations are too small where parameters are

@@ -58,8 +58,9 @@ def vadam(
     :param float b1: share of the averaged gradient that is kept, in [0, 1).
     :param float b2: share of the averaged square that is kept, in [0, 1).
     :param str squares: where :math:`g^2` is taken from: ``"loc"``, the gradient of the mean, or
-        ``"scale"``, the one of the scale, which is then :math:`N g^2 + \lambda - \mathrm{sd}^{-2}`
-        in units of natural gradients, as ``CurvatureELBO("squared_gradient", K)`` makes it.
+        ``"scale"``, the gradient of the scale, which is then :math:`N g^2 + \lambda -
+        \mathrm{sd}^{-2}` in units of natural gradients, as ``CurvatureELBO("squared_gradient", K)``
+        makes it.
     :param scale_transform: as for :func:`von`, and so ``other``.
 
     **References:** Khan et al., *Fast and scalable Bayesian deep learning by weight-perturbation in
@@ -67,10 +68,15 @@ def vadam(
 
     >>> from numpyro.infer import TraceMeanField_ELBO
     >>> from numpyro_ext.optim import vadam
-    >>> guide, x = AutoNormal(normal_mean, init_scale=0.5), jnp.array([1.0, 2.0, 3.0])
-    >>> svi = SVI(normal_mean, guide, vadam(0.02, num_data=3), TraceMeanField_ELBO())
-    >>> params = svi.run(jax.random.key(1), 2000, x, progress_bar=False).params
-    >>> bool(abs(params["z_auto_loc"] - 1.5) < 0.4)
+    >>> def model(x, y):
+    ...     w = numpyro.sample("w", dist.Normal(0, 1))
+    ...     with numpyro.plate("data", 200, subsample_size=1) as idx:
+    ...         numpyro.sample("y", dist.Normal(w * x[idx], 0.5), obs=y[idx])
+    >>> x = jax.random.normal(jax.random.key(0), (200,))
+    >>> guide = AutoNormal(model, init_scale=0.5)
+    >>> svi = SVI(model, guide, vadam(0.01, num_data=200), TraceMeanField_ELBO())
+    >>> params = svi.run(jax.random.key(1), 3000, x, 2 * x, progress_bar=False).params
+    >>> bool(abs(params["w_auto_loc"] - 2) < 0.2)
     True
     """
     check_learning_rate(step_size)

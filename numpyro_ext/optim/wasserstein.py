@@ -30,10 +30,11 @@ def wag(learning_rate: optax.ScalarOrSchedule, alpha: float = 3.5) -> optax.Grad
 
     .. math::
         x_k = y_{k-1} + \epsilon\, v(y_{k-1}), \qquad
-        y_k = x_k + \frac{k-1}{k} (y_{k-1} - x_{k-1}) + \frac{k+\alpha-2}{k} \epsilon\, v(y_{k-1}).
+        y_k = x_k + \frac{k-1}{k} (y_{k-1} - x_{k-1}) + \frac{k+\alpha-2}{k} \epsilon\, v(y_{k-1}),
 
-    The parameters that optax holds, at which gradients are taken, are y;
-    :func:`wasserstein_eval_params` gives x, the answer. Both start together and agree at rest.
+    in the shape and the unit of the parameters. The parameters that optax holds, at which gradients
+    are taken, are y; :func:`wasserstein_eval_params` gives x, the answer. Both start at the same
+    point and agree again at rest.
 
     **When it fails.** A step is about twice the plain step, so start from half the learning rate
     that suits plain descent. There is no bound on the momentum: noisy gradients with a constant
@@ -71,23 +72,25 @@ def wnes(
 ) -> optax.GradientTransformation:
     r"""Wasserstein Nesterov: Nesterov's method on Riemannian manifolds, for particles.
 
-    With v, :math:`\epsilon` and y as in :func:`wag`, step k = 1, 2, ... is
+    With v the descent direction (minus the update that optax passes in, the velocity of the
+    particles) and :math:`\epsilon` the learning rate, step k = 1, 2, ... is
 
     .. math::
         x_k = y_{k-1} + \epsilon\, v(y_{k-1}), \qquad y_k = x_k + c\, (x_k - x_{k-1}),
 
-    with c = (k - 1) / (k + 2) without ``mu``, and
+    in the shape and the unit of the parameters, with c = (k - 1) / (k + 2) without ``mu``, and
 
     .. math::
         c = \frac{2 - S + B}{2 + S + B}, \qquad H = \mu \epsilon, \quad B = \beta \sqrt H, \quad
         S = \sqrt{B^2 + 4 (1 + B) H}
 
-    with it.
+    with it. Gradients are taken at y, which optax holds; :func:`wasserstein_eval_params` gives x,
+    the answer, as for :func:`wag`.
 
     **When it fails.** Without ``mu`` the momentum grows towards 1, which fails after a while with
     noisy gradients. Particles must keep their order, as for :func:`wag`.
 
-    :param learning_rate: as of :func:`wag`.
+    :param learning_rate: :math:`\epsilon`, positive, or a schedule of the step k - 1.
     :param float mu: lower bound of the second derivatives of the negative log density along
         geodesics (strong convexity), with :math:`\mu \epsilon \le 1`; or None.
     :param float beta: shrinkage, non-negative; a larger one gives less momentum.

@@ -23,7 +23,7 @@ def whitened(
     and its step of :math:`\xi`, multiplied by A, moves the mean. All other parameters pass.
 
     Adam moves each number by about its learning rate, whatever the gradient is. Here a rate of 0.01
-    is a hundredth of a posterior standard deviation.
+    is a hundredth of a posterior standard deviation, for any number of rows and any units.
 
     **When it fails.** It is only as fast as its start is good: give it, and ``svi.run``, parameters
     at a mode from ``taylor_proxy(...).init_params(guide, *args)`` or

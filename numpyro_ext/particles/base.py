@@ -91,9 +91,10 @@ class ParticleField(ELBO, ABC):
     The log density is taken in unconstrained space, Jacobian included, in the order in which the
     model samples its sites.
 
-    **Bias.** The value is a mean negative log joint density, by which models cannot be compared.
-    All particles share a minibatch, so that their mean follows its noise where the steps are large;
-    a ``proxy=taylor_proxy(model, *args)`` takes nearly all of it away.
+    **Bias.** The value is a mean negative log joint density: it is not a bound, and models cannot
+    be compared by it. Each subclass states the bias of its particles. All particles share a
+    minibatch, so that their mean follows its noise where the steps are large; a
+    ``proxy=taylor_proxy(model, *args)`` takes nearly all of it away.
 
     **Lost particles.** A particle at which the log density is NaN or a derivative of it not finite
     has no velocity, with a warning, and the others move without it; the value is the mean over

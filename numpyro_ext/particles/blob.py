@@ -17,11 +17,16 @@ class Blob(ParticleField):
     .. math::
         V_i = g_i - \sum_j \left(\frac{1}{\rho_i} + \frac{1}{\rho_j}\right)
               \nabla_{x_i} k(x_i, x_j), \qquad \rho_i = \sum_j k(x_i, x_j), \qquad
-        g_i = \nabla \log p(x_i).
+        g_i = \nabla \log p(x_i),
 
-    At a given bandwidth it is minus the gradient of :math:`F(x) = \sum_i (\log \rho_i - \log
-    p(x_i))`, so that small steps go downhill. One particle climbs to the mode. Bias, steps and cost
-    are as for :class:`GFSD`.
+    in unconstrained space, Jacobian included, with m particles :math:`x_i \in R^d`. At a given
+    bandwidth it is minus the gradient of :math:`F(x) = -\sum_i \log p(x_i) + \sum_i \log \rho_i`,
+    so that small steps go downhill. One particle climbs to the mode.
+
+    **Bias.** As for :class:`GFSD`: the particles are too close together. Use it for d up to about
+    5, and :class:`RegularizedSVGD` otherwise. Steps are as for :class:`GFSD`.
+
+    Cost of a step: m gradients of the model and O(m^2 d).
 
     :param kernel: ``RBF`` or ``IMQ``, or another :class:`~numpyro_ext.scores.RadialKernel`;
         defaults to ``RBF("median")``.

@@ -65,20 +65,23 @@ _FOUND_IN_RUNS = ("params", "start_modes", "num_steps", "sites", "circles", "_ke
 class ParVI(BeginsAtModes, MCMCKernel):
     r"""Particles as an ensemble kernel: the chains are the particles, which move together.
 
-    By default m particles :math:`x \in R^{m \times d}` make the steps of :class:`EnsembleLangevin`,
-    and are draws of the posterior. With a field they are moved along it,
+    By default m particles :math:`x \in R^{m \times d}` (unconstrained, Jacobian included, in the
+    order in which the model samples its sites) make the steps of :class:`EnsembleLangevin`, and are
+    draws of the posterior. With a field they are moved along it,
 
     .. math::
         x \leftarrow x + \text{optimiser}\left( V(x, \gamma_i \nabla \log p(x) / T) \right),
 
-    with the temperature T and the annealing :math:`\gamma` of the field, on one minibatch for all
-    particles. The particles begin at the modes of the posterior, as in :class:`AutoParticles`.
+    with the temperature T and the annealing :math:`\gamma` of the field. A plate with
+    ``subsample_size`` gives one minibatch per step, the same for all particles. The particles begin
+    at the modes of the posterior, as in :class:`AutoParticles`.
 
     It runs under ``MCMC(..., chain_method="vectorized", num_chains=m)``. Take some hundred
     particles, ``steps_per_sample=10``, ``num_warmup=100`` and ``num_samples=50`` to start with:
     ``get_samples()`` are the particles at 50 times. Along a field the warmup steps are ordinary
     steps, so put all of them into ``num_warmup`` (500 to start with) and take ``num_samples=1``: at
-    the default step the particles are at rest then. :func:`print_particles` prints a summary.
+    the default step the particles are at rest after the warmup. :func:`print_particles` prints a
+    summary.
 
     **Bias.** As for the dynamics or the field. Draws by :class:`EnsembleLangevin` have an R-hat and
     an effective sample size, which mean nothing along a field, where a chain is the path of an
@@ -93,8 +96,10 @@ class ParVI(BeginsAtModes, MCMCKernel):
         an optax transformation, of parameters of shape ``(m, d)``, by default
         :func:`particle_step` over all warmup steps. Momenta are kept in ``optim_state``. Only
         functions such as ``functools.partial(optax.adam, 0.1)`` can be pickled.
-    :param init_from: as for :class:`AutoParticles`; no search with an ``init_strategy``.
-    :param init_strategy: one of NumPyro's strategies for another start, with a key per particle.
+    :param init_from: as for :class:`AutoParticles`. There is no search where ``init_strategy`` is
+        given.
+    :param init_strategy: one of NumPyro's strategies for another start, used with a key for each
+        particle.
     :param int steps_per_sample: steps in one iteration of ``MCMC``.
     :param sharding: a ``NamedSharding`` of one axis, such as ``NamedSharding(mesh,
         PartitionSpec("particles"))``, over the devices of which the particles and their gradients

@@ -15,17 +15,19 @@ class GFSD(ParticleField):
 
     .. math::
         V_i = g_i - \nabla \log \hat q(x_i), \qquad \hat q(x) = \frac1m \sum_j k(x, x_j), \qquad
-        g_i = \nabla \log p(x_i).
+        g_i = \nabla \log p(x_i),
 
-    The score of :math:`\hat q` is :class:`~numpyro_ext.scores.KDEScore`. Unlike :class:`Blob` it is
-    not the gradient of a function of the particles. One particle climbs to the mode.
+    in unconstrained space, Jacobian included, with m particles :math:`x_i \in R^d`. The score of
+    :math:`\hat q` is :class:`~numpyro_ext.scores.KDEScore`. Unlike :class:`Blob` it is not the
+    gradient of a function of the particles. One particle climbs to the mode.
 
     **Bias.** It is the score of the smoothed density, so the particles are too close together, and
-    more so in more dimensions. For d above about 5 use :class:`RegularizedSVGD`.
+    more so in more dimensions. Use it for d up to about 5, and :class:`RegularizedSVGD` otherwise.
 
     **Conventions.** The field has no factor 1/m, so its steps are 10 to 100 times smaller than for
-    :class:`SVGD`. The RBF is :math:`\exp(-|r|^2 / (2 l^2))`; the paper's h is :math:`l^2`. Cost of
-    a step: m gradients of the model and O(m^2 d).
+    :class:`SVGD`. The RBF is :math:`\exp(-|r|^2 / (2 l^2))`; the paper's h is :math:`l^2`.
+
+    Cost of a step: m gradients of the model and O(m^2 d).
 
     :param kernel: a kernel that is positive everywhere; defaults to ``RBF("median")``.
 

@@ -16,17 +16,20 @@ class GFSF(ParticleField):
 
     .. math::
         V_i = g_i + \left[ (K + \eta\, k(0) I)^{-1} b \right]_i, \qquad
-        b_i = \sum_j \nabla_{x_j} k(x_i, x_j), \qquad g_i = \nabla \log p(x_i).
+        b_i = \sum_j \nabla_{x_j} k(x_i, x_j), \qquad g_i = \nabla \log p(x_i),
 
-    The second term is minus the estimate :class:`~numpyro_ext.scores.SteinScore` of the score of q.
-    For :math:`\eta \to \infty` nothing keeps the particles apart. One particle climbs to the mode.
+    in unconstrained space, Jacobian included, with m particles :math:`x_i \in R^d`. The second term
+    is minus the estimate :class:`~numpyro_ext.scores.SteinScore` of the score of q. For :math:`\eta
+    \to \infty` nothing keeps the particles apart. One particle climbs to the mode.
 
     **Bias.** The ridge enters the estimate but not :math:`g`, so the spread depends on
     :math:`\eta`: it can be too small or too large. :class:`RegularizedSVGD`, which divides both by
     the same matrix, does not have this bias and is as fast.
 
-    **Conventions.** Steps and the paper's h are as for :class:`GFSD`, and the cost of a step as for
-    :class:`RegularizedSVGD`.
+    **Conventions.** Steps and the paper's h are as for :class:`GFSD`. The ridge is a multiple of
+    k(0), and enters the linear system only.
+
+    Cost of a step: as for :class:`RegularizedSVGD`.
 
     :param kernel: a positive definite kernel; defaults to ``RBF("median_distance")``.
     :param float eta: :math:`\eta`, positive.

@@ -52,6 +52,7 @@ class AutoParticles(BeginsAtModes, CircularGuide):
 
     Its parameter ``{prefix}_particles`` ``(m, d)`` has the d unconstrained latent numbers in the
     order in which the model samples its sites. Called as a guide it picks one particle uniformly.
+    It has no density, and losses that need one (``Trace_ELBO``) raise an error.
 
     **Start.** At ``svi.init`` the guide searches for the modes of the posterior, by
     :func:`~numpyro_ext.optim.find_modes`, and the particles begin at draws of the normals there.
@@ -153,7 +154,11 @@ class AutoParticles(BeginsAtModes, CircularGuide):
         def draw(rng_key: Array) -> tuple[Array, Sites, Any]:
             _, key_init, key_noise = random.split(rng_key, 3)
             z, potential, params = draw_start(
-                *(random.split(key_init, m), self.model, info, args, kwargs),
+                random.split(key_init, m),
+                self.model,
+                info,
+                args,
+                kwargs,
                 init_strategy=self.init_loc_fn,
                 validate_grad=True,
             )

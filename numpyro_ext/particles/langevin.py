@@ -68,35 +68,40 @@ class EnsembleLangevin:
     the splitting BAOAB. Then B moves by the covariance of the new A. The next step begins
     with the gradients at the new places, so that a step takes one for each particle.
 
-    **Stationary law.** While A moves, B is fixed, and so is L: its step is a Langevin step with a
-    constant matrix, which needs no derivative of L and, if small, leaves the posterior as it is;
-    and so does the step of B. So the law of the ensemble is the product of m posteriors for
-    every m and d, and errors are the Monte Carlo errors of m draws. With few particles L is a poor
-    preconditioner, which costs steps and changes no law.
+    **Stationary law.** While A moves, B is fixed, and so is L: given B, the step of A is a Langevin
+    step with a constant matrix, which needs no derivative of L. At a small step it leaves the
+    posterior as it is, whatever B is, and so does the step of B. So the law of the ensemble is the
+    product of m posteriors for every m and d: the particles are draws that are independent but for
+    L, their errors are the Monte Carlo errors of m draws, and d may be larger than m. With few
+    particles L is a poor preconditioner, which costs steps and changes no law.
 
     **The matrix.** L is as in :class:`ParticleField`, with the covariance of B shrunk towards its
     diagonal by :math:`\lambda = d / (d + m/2)`, in the coordinates of the normal at the heaviest
     mode where the particles begin at modes. There a normal posterior has no correlations, so that
     the shrinkage loses none, and the draws do not depend on linear maps of the parameters. Where
     the particles begin elsewhere these are the coordinates of the model, in which L knows strong
-    correlations only if m is many times d. Of several modes each has the covariance of its own
-    particles, and keeps its share of them unless the dynamics pass from one to the other.
+    correlations only if m is many times d: let them begin at modes. Of several modes each has the
+    covariance of its own particles, and keeps its share of them unless the dynamics pass from one
+    to the other.
 
     **Bias.** It is of second order in the step: none for the positions of a normal posterior with
     known covariance. A kick :math:`\epsilon |L^\top g|` of more than 1.5 root mean square is
     shortened to 1.5, because it would not be stable. That happens where the posterior is less than
     :math:`\epsilon / 1.5` times as wide as L says, as deep in the neck of a funnel, of which
-    particles then see too little; ``diagnose`` says so if such steps are many. While it happens to
-    more than a fifth of the particles before the step falls, :math:`\epsilon_0` becomes smaller by
-    3 % a step, and no coordinate of L is wider than five times its start. All particles share a
-    minibatch, and its noise adds to the variance of each of them, and to the error of their mean:
-    give a ``proxy``.
+    particles then see too little; ``optim_state.shortened`` counts such steps after the warmup, and
+    ``diagnose`` says so if they are many. While it happens to more than a fifth of the particles
+    before the step falls, :math:`\epsilon_0` becomes smaller by 3 % a step, and no coordinate of L
+    is wider than five times its start. All particles share a minibatch, and its noise adds to the
+    variance of each of them, and to the error of their mean: give a ``proxy``, which takes nearly
+    all of it away.
 
-    It is given to :class:`ParVI` in place of an optimiser. The step is :math:`\epsilon_0` for the
-    first six tenths of the warmup, falls geometrically to :math:`\epsilon_0 / 4` until its end, and
-    stays. 1,000 steps of warmup do for most models. Draws after it are nearly independent from
-    :math:`4 / \epsilon` steps on where the posterior is near normal. Cost of a step: m gradients of
-    the model and O(m d^2), or O(m^2 d) if d > m / 2; memory O(m d).
+    It is given to :class:`ParVI` in place of an optimiser, and is no loss for ``SVI``. The step is
+    :math:`\epsilon_0` for the first six tenths of the warmup, falls geometrically to
+    :math:`\epsilon_0 / 4` until its end, and stays. 1,000 steps of warmup do for most models. Draws
+    after the warmup are the particles at later times, which are nearly independent from :math:`4 /
+    \epsilon` steps on where the posterior is near normal.
+
+    Cost of a step: m gradients of the model and O(m d^2), or O(m^2 d) if d > m / 2; memory O(m d).
 
     :param float step_size: :math:`\epsilon_0`, positive and without unit; by default
         :math:`\min(0.5, 0.7 / \sqrt{s})` with the largest ``stiffness`` s of the modes at which the
@@ -105,11 +110,14 @@ class EnsembleLangevin:
     :param float temperature: T, positive.
     :param proxy: as for :class:`ParticleField`.
 
-    **References:** Leimkuhler, Matthews and Weare, *Ensemble preconditioning for Markov chain Monte
-    Carlo simulation* (Statistics and Computing 2018), sections 2 and 3; Garbuno-Inigo, Nuesken and
-    Reich, *Affine invariant interacting Langevin dynamics for Bayesian inference* (SIADS 2020);
-    Leimkuhler and Matthews, *Rational construction of stochastic numerical methods for molecular
-    sampling* (AMRX 2013), for the splitting.
+    **References:**
+
+    1. Leimkuhler, Matthews and Weare, *Ensemble preconditioning for Markov chain Monte Carlo
+       simulation* (Statistics and Computing 2018), sections 2 and 3.
+    2. Garbuno-Inigo, Nuesken and Reich, *Affine invariant interacting Langevin dynamics for
+       Bayesian inference* (SIAM Journal on Applied Dynamical Systems 2020).
+    3. Leimkuhler and Matthews, *Rational construction of stochastic numerical methods for molecular
+       sampling* (Applied Mathematics Research eXpress 2013), for the splitting.
 
     >>> from numpyro_ext.particles import EnsembleLangevin, ParVI
     >>> def model():

@@ -18,11 +18,12 @@ class RegularizedSVGD(ParticleField):
 
     .. math::
         V = (K + \eta\, k(0) I)^{-1} (K g + b), \qquad
-        b_i = \sum_j \nabla_{x_j} k(x_i, x_j), \qquad g_i = \nabla \log p(x_i).
+        b_i = \sum_j \nabla_{x_j} k(x_i, x_j), \qquad g_i = \nabla \log p(x_i),
 
-    For :math:`\eta \to \infty` it is :class:`SVGD` up to a factor; for :math:`\eta \to 0` it is the
-    gradient flow :math:`g - \nabla \log q`, with the Stein estimate of the score of q. Every
-    :math:`\eta` has the same points of rest, where :math:`K g + b = 0`.
+    in unconstrained space, Jacobian included, with m particles :math:`x_i \in R^d`. For :math:`\eta
+    \to \infty` it is :class:`SVGD` up to a factor; for :math:`\eta \to 0` it is the gradient flow
+    :math:`g - \nabla \log q`, with the Stein estimate of the score of q. Every :math:`\eta` has the
+    same points of rest, where :math:`K g + b = 0`.
 
     Start with this field. By default it is preconditioned, so that nothing depends on the units of
     the parameters, and :func:`particle_step` has the step size that belongs to it.
@@ -39,13 +40,19 @@ class RegularizedSVGD(ParticleField):
     followed slowly from :math:`d^2 = m / 3` on.
 
     **Conventions.** Steps are as for :class:`GFSD`. The :math:`\nu` of He et al. is
-    :math:`\eta / (m + \eta)`, and their field is :math:`1 / (1 - \nu)` times this one. Cost of a
-    step: m gradients of the model and O(m^3 + m^2 d).
+    :math:`\eta / (m + \eta)`, and their field is :math:`1 / (1 - \nu)` times this one.
+
+    Cost of a step: m gradients of the model and O(m^3 + m^2 d).
 
     :param kernel: a positive definite kernel; defaults to ``RBF("median_distance")``.
     :param eta: :math:`\eta`, positive; or None for the rule above.
 
-    **Reference:** He et al., *Regularized Stein variational gradient flow* (2022), section 3.
+    **References:**
+
+    1. Liu and Wang, *Stein variational gradient descent: a general purpose Bayesian inference
+       algorithm* (NIPS 2016), eq. 8.
+    2. He, Balasubramanian, Sriperumbudur and Lu, *Regularized Stein variational gradient flow*
+       (2022), section 3.
 
     >>> from numpyro_ext.particles import AutoParticles, particle_step
     >>> def model():

@@ -31,8 +31,11 @@ class RiemannianSVGD(ParticleField, _WithMetric):
 
     where all derivatives are taken in :math:`x_j`, repeated indices are summed, and everything but
     y is at :math:`x_j`. The metric is meant to be the Fisher information or the like. With the
-    identity as the metric this is not :class:`SVGD`, because the vector fields are gradients. The
-    bandwidth is a length in the coordinates, not in the metric. **Bias.** As for :class:`SVGD`.
+    identity as the metric this is not :class:`SVGD`, because the vector fields are gradients.
+
+    **Bias.** As for :class:`SVGD`, the spread is too small where d is not small against m. The
+    bandwidth is a length in the coordinates, not in the metric.
+
     Cost of a step: m gradients of the model, m metrics and their derivatives, and O(m^2 d^2).
 
     :param metric_fn: a function of one ``(d,)`` particle that gives the ``(d, d)`` metric,

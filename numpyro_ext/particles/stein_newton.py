@@ -27,11 +27,14 @@ class SteinNewton(ParticleField):
         \nabla_{x_j} k_{ij} = k_{ij}\, A\, r_{ij} / d, \\
         V_i = H_i^{-1} v_i, \qquad
         v_i = \frac1m \sum_j [k_{ij}\, g_j + \nabla_{x_j} k_{ij}], \qquad
-        H_i = \frac1m \sum_j [k_{ij}^2 N_j + \nabla_{x_j} k_{ij} \nabla_{x_j} k_{ij}^\top].
+        H_i = \frac1m \sum_j [k_{ij}^2 N_j + \nabla_{x_j} k_{ij} \nabla_{x_j} k_{ij}^\top],
 
-    A step of length 1, ``optax.sgd(1.0)``, is natural, though it may be too long where the density
-    is not log concave; with one particle it is Newton's. The velocity is equivariant to affine maps
-    where no eigenvalue is below ``damping``. **Bias.** As for :class:`SVGD`.
+    in unconstrained space, Jacobian included. A step of length 1, ``optax.sgd(1.0)``, is natural;
+    with one particle it is Newton's. The velocity is equivariant to affine maps where no eigenvalue
+    is below ``damping``.
+
+    **Bias.** As for :class:`SVGD`. Where the density is not log concave a step of length 1 may be
+    too long.
 
     As a loss for ``SVI`` it computes the Hessian of each particle; :class:`ParVI` does not, and
     refuses it. Cost of a step: m Hessians of the model and O(m^2 d^2 + m d^3).

@@ -15,10 +15,11 @@ class SVGD(ParticleField):
 
     .. math::
         V_i = \frac1m \sum_j \left[ k(x_i, x_j)\, g_j + \nabla_{x_j} k(x_i, x_j) \right],
-        \qquad g_j = \nabla \log p(x_j).
+        \qquad g_j = \nabla \log p(x_j),
 
-    The first term drives the particles to high density, the second keeps them apart. One particle
-    climbs to the mode.
+    in unconstrained space, Jacobian included, with m particles :math:`x_i \in R^d`. The first term
+    drives the particles to high density, the second keeps them apart. One particle (m = 1) climbs
+    to the mode of the unconstrained density.
 
     **Bias.** At finite m and with a bandwidth from the particles, SVGD underestimates the marginal
     variances when d is not small against m (variance collapse): the driving term contains the
@@ -28,11 +29,17 @@ class SVGD(ParticleField):
 
     **Conventions.** Because of the 1/m, steps are 10 to 100 times larger than for fields of the
     Wasserstein geometry. The RBF is :math:`\exp(-|r|^2 / (2 h^2))`; the h of Liu and Wang, who
-    write :math:`\exp(-|r|^2 / h)`, is :math:`2 h^2` here. The cost is as for :class:`GFSD`.
+    write :math:`\exp(-|r|^2 / h)`, is :math:`2 h^2` here. The temperature T targets
+    :math:`p^{1/T}`.
 
-    **References:** Liu and Wang, *Stein variational gradient descent: a general purpose Bayesian
-    inference algorithm* (NIPS 2016), algorithm 1 and eq. 8; Ba et al., *Understanding the variance
-    collapse of SVGD in high dimensions* (ICLR 2022).
+    Cost of a step: m gradients of the model and O(m^2 d).
+
+    **References:**
+
+    1. Liu and Wang, *Stein variational gradient descent: a general purpose Bayesian inference
+       algorithm* (NIPS 2016), algorithm 1 and eq. 8.
+    2. Ba, Erdogdu, Ghassemi, Sun, Suzuki, Wu and Zhang, *Understanding the variance collapse of
+       SVGD in high dimensions* (ICLR 2022).
 
     >>> from numpyro_ext.particles import AutoParticles
     >>> def model():

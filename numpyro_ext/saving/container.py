@@ -251,8 +251,10 @@ def fit_to(got: Any, like: Any, place: str) -> Any:
             raise differ(_what(got), _what(like))
         places = range(len(like)) if fields is None else fields
         mark = "[{}]" if fields is None else ".{}"
-        marks = [place + mark.format(name) for name in places]
-        parts = [fit_to(*each) for each in zip(got, like, marks, strict=True)]
+        parts = [
+            fit_to(x, y, place + mark.format(name))
+            for x, y, name in zip(got, like, places, strict=True)
+        ]
         return type(like)(parts) if fields is None else type(like)(*parts)
     if _what(got) != _what(like):
         raise differ(_what(got), _what(like))

@@ -104,8 +104,8 @@ def load(path: Any, method: Any, /, *args: Any, **kwargs: Any) -> Any:
     :param method: an ``SVI``, an ``MCMC``, an engine, a guide or a kernel that has not run, with
         the model, the guide and the optimiser of the one that was saved.
     :param args: arguments of the model: as in the fit, to go on with it, or others on which its
-        latent sites have the same shapes, as the rows of another day. ``sample_posterior`` takes
-        these in place of the arguments of the fit, where it is given none.
+        latent sites have the same shapes, as the rows of another day. What ``sample_posterior``
+        computes from the arguments of the fit, where it is given none, it computes from these.
     :param kwargs: keyword arguments of the model, likewise.
     :return: what was saved as ``result``; of an ``MCMC``, itself with its draws.
 

@@ -30,16 +30,17 @@ class KernelRatio:
         \hat r(z) = \frac{1}{\lambda N_n} 1^\top k(z^n, z) - \frac{1}{\lambda N_d N_n} 1^\top
         k(z^n, z^d) \Bigl(\frac{k(z^d, z^d)}{N_d} + \lambda I\Bigr)^{-1} k(z^d, z).
 
-    It is accurate where the denominator has mass, shrunk to 0, and can be negative:
-    :math:`\log \hat r` is the log of ``max(r, 1e-6)``. So for KL(q || p) estimate p/q and use its
-    negative log. Where the densities differ much, take :func:`whiten` first (adaptive contrast).
-    O(N_d^3 + N_d (N_n + n) d) for n points.
+    It is accurate where the denominator has mass, shrunk to 0, and can be negative: :math:`\log
+    \hat r` is the log of ``max(r, 1e-6)``. So for KL(q || p) estimate p/q, with q as the
+    denominator, and use its negative log. Where the densities differ much, take :func:`whiten`
+    first (adaptive contrast). O(N_d^3 + N_d (N_n + n) d) for n points.
 
     :param lam: :math:`\lambda`, positive.
     :param kernel: as in :class:`SteinScore`; a rule is resolved on the samples of the denominator.
 
     **References:** *A least-squares approach to direct importance estimation*, Kanamori, Hido and
-    Sugiyama (JMLR 2009); *Kernel implicit variational inference*, Shi, Sun and Zhu (ICLR 2018)
+    Sugiyama (JMLR 2009); *Kernel implicit variational inference*, Shi, Sun and Zhu (ICLR 2018),
+    with the *reverse* ratio
 
     >>> e = jax.random.normal(jax.random.key(0), (500, 1))
     >>> ratio = KernelRatio(1e-3).fit(0.5 + e, e)

@@ -45,8 +45,9 @@ class ScoreMatchingScore:
         ``RBF("median_distance")``.
 
     **References:** *Estimation of non-normalized statistical models by score matching*, theorem 1,
-    Hyvarinen (JMLR 2005); *Gradient-free Hamiltonian Monte Carlo with efficient kernel exponential
-    families*, section 3, Strathmann et al. (NIPS 2015)
+    Hyvarinen (JMLR 2005); *Gradient estimators for implicit models*, appendix, Li and Turner (ICLR
+    2018); *Gradient-free Hamiltonian Monte Carlo with efficient kernel exponential families*,
+    section 3, Strathmann et al. (NIPS 2015)
 
     >>> x = 2.0 * jax.random.normal(jax.random.key(0), (500, 1))
     >>> score = ScoreMatchingScore(1.0, RBF(4.0)).fit(x)  # the truth at 1 is -1 / 4

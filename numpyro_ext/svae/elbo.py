@@ -68,7 +68,8 @@ class SVAEELBO(ELBO):
     :param str implicit: ``"full"`` or ``"explicit_only"``.
     :param int num_particles: number of draws of x; local inference runs once.
 
-    References: Johnson et al. (NIPS 2016), section 4.
+    References: Johnson et al., *Composing graphical models with neural networks* (NIPS 2016),
+    section 4.
 
     >>> from numpyro_ext.svae import SVAEELBO
     >>> SVAEELBO("explicit_only").num_particles

@@ -62,18 +62,21 @@ class SVAEGuide:
     Potentials enter q alone, so that the bound holds whatever the network returns.
 
     **Bias.** Global variables are independent of local ones under q, and z of x. So the standard
-    deviations of global variables are too small, as for components that overlap; ``diagnose``
-    estimates by how much.
+    deviations of global variables are too small wherever the data leave local ones open, as for
+    components that overlap; ``diagnose`` estimates by how much.
 
     Its parameters are ``{prefix}_natural``, a dict of the natural parameters of each global factor,
-    and ``{prefix}_recognition$params``. It reports by the deterministic sites
-    ``{prefix}_kl_global`` and ``{prefix}_kl_local``, ``_num_iter``, ``_residual`` and
+    and ``{prefix}_recognition$params``. Besides the model's latent sites it has the deterministic
+    sites ``{prefix}_kl_global`` and ``{prefix}_kl_local``, ``_num_iter``, ``_residual`` and
     ``_converged`` of each row.
 
     :param dict prior: natural parameters of the prior, named as in ``local_inference.families``.
         Natural parameters are not concentrations: ``Dirichlet.from_standard(concentration)``.
-    :param recognition: a stax pair, or a Flax or Equinox module, that returns a potential, such as
-        :func:`recognition_network`; :func:`allow_missing` of it, if data have NaN.
+    :param recognition: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, that
+        returns a potential, such as :func:`recognition_network`; :func:`allow_missing` of it, if
+        data have NaN. Where y is x with normal noise of a known precision, ``(lambda key, shape:
+        (shape, {}), lambda params, y: GaussianPotential.from_diagonal(precision * y, precision))``
+        is exact.
     :param local_inference: a rule, such as :class:`GMMEP`.
     :param create_plates: ``create_plates(*args, **kwargs)`` returns the data plate;
         ``numpyro.plate("data", len(y))`` by default. If y has as many rows as the plate, it is
@@ -260,8 +263,9 @@ class SVAEGuide:
         """An error that names the site where model and guide have different densities.
 
         The model's log density at random values is compared with ``prior``, and with the p(x, z |
-        theta) of the rule of local inference. A few rows are enough, and of sequences a few steps.
-        Leave out a ``numpyro.handlers.scale`` around both model and guide.
+        theta) of the rule of local inference. A few rows are enough, and of sequences a few steps:
+        float32 loses the density of random dynamics that grow over many. Leave out a
+        ``numpyro.handlers.scale`` around both model and guide.
         """
         check_model(self, model, rng_key, args, kwargs)
 

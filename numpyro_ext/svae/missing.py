@@ -40,11 +40,11 @@ def allow_missing(recognition: Network) -> MissingNetwork:
         numpyro.sample("y", noise, obs=jnp.nan_to_num(y))
 
     **Bias.** Entries must be missing at random: whether one is missing may depend on what was seen,
-    not on the value itself. If large values are missing more often, means are too small; a model of
-    ``seen`` given y is needed then.
+    not on the value itself. If large values are missing more often, means are too small, however
+    many data there are; a model of ``seen`` given y is needed then.
 
-    :param recognition: a stax pair, or a Flax or Equinox module, that returns a potential of batch
-        shape ``y.shape[:-1]``, such as :func:`recognition_network`.
+    :param recognition: a stax pair ``(init_fn, apply_fn)``, or a Flax or Equinox module, that
+        returns a potential of batch shape ``y.shape[:-1]``, such as :func:`recognition_network`.
 
     References: Little and Rubin, *Statistical Analysis with Missing Data* (Wiley, 1987), chapter 5.
 

@@ -39,9 +39,9 @@ class MaskedAffineAutoregressive(_Autoregressive):
         y_i = m_i(y_{<i}) + e^{s_i(y_{<i})} x_i, \qquad s = c \tanh(s_{raw} / c), \qquad
         \log\left|\det \frac{\partial y}{\partial x}\right| = \sum_i s_i(y_{<i}) ,
 
-    where :math:`(m, s_{raw}) = net(y)` and :math:`c` is ``clamp``. Given y, x comes from one pass,
-    :math:`x = (y - m) \odot e^{-s}`. Given x, the coordinates of y come one after the other: a draw
-    takes :math:`d` passes.
+    where :math:`(m, s_{raw}) = net(y)` and :math:`c` is ``clamp``. Given y, all of x comes from one
+    pass, :math:`x = (y - m) \odot e^{-s}`, so the density of a given point is cheap. Given x, the
+    coordinates of y come one after the other: a draw takes :math:`d` passes.
 
     :param net: a callable from ``(*batch, d)`` to ``(*batch, 2 * d)``: m and :math:`s_{raw}`
         concatenated. Entry i of both must depend on the entries before i alone; nothing here can

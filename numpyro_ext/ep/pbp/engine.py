@@ -85,7 +85,8 @@ class PBP(Engine):
     :param bool normalise: whether X and y are standardised; a constant column is only shifted.
 
     References: Hernandez-Lobato, Adams, *Probabilistic backpropagation for scalable learning of
-    Bayesian neural networks* (ICML 2015), sections 3 and 4; for SEP as of :class:`StochasticEP`.
+    Bayesian neural networks* (ICML 2015), sections 3 and 4; Li, Hernandez-Lobato, Turner,
+    *Stochastic expectation propagation* (NeurIPS 2015), algorithm 1 and section 5.
 
     >>> from numpyro_ext.ep import PBP
     >>> X = jnp.linspace(-4, 4, 60)[:, None]

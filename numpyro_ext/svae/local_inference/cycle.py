@@ -135,7 +135,9 @@ class CycleMeanField(CoordinateAscent, _Cycle):
         &q(x_i) \propto \psi_i(x) \exp \sum_{lr} q_i(l)\, q_{i+1}(r)
         \langle \eta_{lr}, t(x) \rangle .
 
-    The bias is as of :class:`GMMMeanField`, global factors and potentials as of :class:`CycleEP`.
+    Every sweep raises the surrogate bound. The answer depends on the start, and q is too sure of z.
+
+    It has the global factors and potentials of :class:`CycleEP`.
 
     :param init: where q(z = 1) starts: None is 1/2, with the potential's own moments of x; or an
         array ``(K,)`` or ``(B, K)`` of probabilities.

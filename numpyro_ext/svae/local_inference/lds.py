@@ -50,9 +50,17 @@ class LDS(Rule):
 
     References: Johnson et al. (NIPS 2016), section 4 and appendix B.
 
-    >>> from numpyro_ext.svae import LDS
-    >>> LDS().site_names["dynamics"]
-    ('Q', 'A')
+    >>> from numpyro_ext.expfam import MNIW, NIW
+    >>> from numpyro_ext.svae import LDS, GaussianPotential
+    >>> statistics = {
+    ...     "initial": NIW.statistics((jnp.array([0.5]), jnp.eye(1))),
+    ...     "dynamics": MNIW.statistics((0.8 * jnp.eye(1), 0.3 * jnp.eye(1))),
+    ... }
+    >>> y = jnp.array([1.0, -0.3, 0.4, 2.0])[None, :, None]
+    >>> psi = GaussianPotential.from_diagonal(2.0 * y, jnp.full((1, 4, 1), 2.0))
+    >>> means = LDS().infer(statistics, psi).mean["x"].x[0, :, 0]
+    >>> print([f"{m:.3f}" for m in means])
+    ['0.689', '0.389', '0.626', '1.063']
     """
 
     families: ClassVar[Mapping[str, Any]] = {"initial": NIW, "dynamics": MNIW}

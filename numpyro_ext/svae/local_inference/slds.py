@@ -37,8 +37,8 @@ class SLDSMeanField(StatesMeanField, ChainOfStates):
 
     so that :math:`z_t` selects the dynamics that lead to step t. Given q(z), q(x) is the chain of
     the statistics of the systems averaged over :math:`q(z_t)`; given q(x), q(z) is the chain with
-    the expected log densities of the steps under each system as log weights. The bias is as of
-    :class:`GMMMeanField`.
+    the expected log densities of the steps under each system as log weights. Every sweep raises the
+    surrogate bound. The answer depends on the start, and q is too sure of z.
 
     The global factors are ``initial``, a Dirichlet, ``transition``, Dirichlet of batch ``(K,)``,
     ``initial_x``, NIW of batch ``(K,)``, and ``dynamics``, MNIW of batch ``(K,)``; the model's

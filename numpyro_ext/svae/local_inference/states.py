@@ -152,8 +152,8 @@ class GMMEP(OnePassEP, _GMM):
         \mathrm{E}\, t(x) = \sum_k r_k\, \mathrm{E}_{\eta_k \psi}\, t(x), \\
         q(z) &= r, \quad q(x) = N \text{ of these moments}.
 
-    The normals :math:`\eta_k` ignore how uncertain a component is; the bound does not. q(x) has one
-    mode even where x has several, one for each component.
+    There is no iteration. The normals :math:`\eta_k` ignore how uncertain a component is; the bound
+    does not. q(x) has one mode even where x has several, one for each component.
 
     The global factors are ``pi``, a Dirichlet, and ``components``, NIW of batch ``(K,)``.
 
@@ -187,7 +187,7 @@ class GMMMeanField(StatesMeanField, _GMM):
 
     :param init: where r starts: ``"potential"`` is one step from the potential's own moments,
         ``"prior"`` is :math:`\exp \mathrm{E} \log \pi`, and an array ``(K,)`` or ``(B, K)`` holds
-        them.
+        probabilities.
     :param tol, max_iter: of the sweeps, as for ``fixed_point``.
 
     References: Johnson et al. (NIPS 2016), section 4.
@@ -244,8 +244,8 @@ class HMMEP(OnePassEP, _HMM):
     With the plug-in normals :math:`\eta_k` of the states, the log weight of state k at step t is
     :math:`\log \int N(x \mid \eta_k)\, \psi_t(x)\, dx`; q(z) is the chain of these weights with the
     expected log transitions, from one pass forward and one back, and :math:`q(x_t)` is the normal
-    with the moments of normal times potential, averaged over :math:`q(z_t)`. It is biased as
-    :class:`GMMEP`.
+    with the moments of normal times potential, averaged over :math:`q(z_t)`. The normals ignore how
+    uncertain the parameters of a state are; the bound does not.
 
     The global factors are ``initial``, a Dirichlet, ``transition``, Dirichlet of batch ``(K,)``,
     and ``emission``, NIW of batch ``(K,)``; the model's sites are ``pi``, ``P``, ``Sigma``, ``mu``,
@@ -254,9 +254,19 @@ class HMMEP(OnePassEP, _HMM):
 
     References: So, *EP Structured Variational Auto-Encoders* (2018).
 
-    >>> from numpyro_ext.svae import HMMEP
-    >>> HMMEP().site_names["emission"]
-    ('Sigma', 'mu')
+    >>> from numpyro_ext.expfam import NIW, Dirichlet
+    >>> from numpyro_ext.svae import HMMEP, GaussianPotential
+    >>> statistics = {
+    ...     "initial": Dirichlet.statistics(jnp.array([0.6, 0.4])),
+    ...     "transition": Dirichlet.statistics(jnp.array([[0.9, 0.1], [0.2, 0.8]])),
+    ...     "emission": NIW.statistics(
+    ...         (jnp.array([[-1.0], [2.0]]), jnp.array([[[1.0]], [[0.5]]]))),
+    ... }
+    >>> h = jnp.array([-1.0, 0.8, 2.0])[None, :, None]
+    >>> psi = GaussianPotential(h, -jnp.ones((1, 3, 1, 1)))
+    >>> probs = HMMEP().infer(statistics, psi).mean["z"].probs[0, :, 0]
+    >>> print([f"{p:.3f}" for p in probs])
+    ['0.954', '0.836', '0.650']
     """
 
 
@@ -267,8 +277,10 @@ class HMMMeanField(StatesMeanField, _HMM):
         q(x_t) \propto \psi_t(x) \exp \sum_k q(z_t = k) \langle \eta_k, t(x) \rangle, \qquad
         q(z) \propto p(z) \exp \sum_t \mathrm{E}\, T_{z_t}(x_t),
 
-    with a whole chain q(z). The bias is as of :class:`GMMMeanField`, global factors and potentials
-    as of :class:`HMMEP`.
+    with a whole chain q(z), and the exact expected statistics of the states. Every sweep raises the
+    surrogate bound. The answer depends on the start, and q is too sure of z.
+
+    It has the global factors and potentials of :class:`HMMEP`.
 
     :param init: where the probabilities of states start: ``"potential"`` is one pass with the
         potentials' own moments, ``"prior"`` one without data, and an array ``(T, K)`` or
