@@ -278,7 +278,13 @@ def _check_levels(
             observed.add(site["name"])
         return site["type"] == "sample" and has_density(site["fn"])
 
-    run = _run_on_rows(model, args, kwargs, log_prob, init_strategy, of)
+    def density(site: Site) -> Array | None:
+        try:
+            return log_prob(site)
+        except (NotImplementedError, TypeError, ValueError):
+            return None  # a simulator has none, and on wrong shapes others have a sentence
+
+    run = _run_on_rows(model, args, kwargs, density, init_strategy, of)
     with on_numbers(), validation_enabled(False):
         rng_key = random.key(0)
         if _is_hidden((args, kwargs)):

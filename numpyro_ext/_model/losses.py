@@ -45,7 +45,7 @@ def finite_step(
 
     # The cotangent of the zero is NaN where the loss is, also if no parameter's is.
     real, zero = change_cotangents((real, jnp.zeros(())), drop)
-    loss, state = step({**params, **real})
+    loss, state = step({**jax.tree.map(jnp.asarray, params), **real})
     state = stop_gradient(jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.result_type(x)), state))
     is_nan = jnp.isnan(loss)
     loss = loss + zero.astype(loss.dtype) * jnp.where(is_nan, jnp.nan, 0.0)
