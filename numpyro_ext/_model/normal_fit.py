@@ -102,7 +102,12 @@ class NormalMeasure:
         rows = int(np.clip(_ROWS_OF_A_NUMBER * n, _CURVATURE_ROWS, _MOST_ROWS))
 
         def draws_of(
-            rng_key: Array, normal: Normal, bend: Bend | None, full_grad: Array, powers: Array
+            rng_key: Array,
+            normal: Normal,
+            bend: Bend | None,
+            full_grad: Array,
+            powers: Array,
+            share: Array,
         ) -> tuple[Array, ...]:
             center, arrow = normal.center, isinstance(normal.factor, Arrow)
             # A group has but few of ten thousand rows.
@@ -122,6 +127,7 @@ class NormalMeasure:
 
             def at(points: Array) -> tuple[Array, ...]:
                 xi, v = points
+                xi = share * xi
                 (away, log_det), pull = jax.vjp(moved, xi)
 
                 def grad(v: Array) -> tuple[Array, Array]:
@@ -152,7 +158,9 @@ class NormalMeasure:
         arrow = isinstance(fit.factor, Arrow)
         powers = np.asarray((_FEW_POWERS if arrow else _POWERS) if shape else 0)
         grad = grad.astype(fit.center.dtype)
-        out = self._draws_of(self.rng_key, fit.whitening, fit.bend, grad, powers)
+        at = self.rng_key, fit.whitening, fit.bend, grad
+        one = np.ones((), grad.dtype)
+        out = self._draws_of(*at, powers, one)
         rounding, slope, xi, b, beyond, curvatures = (np.asarray(x, float) for x in out)
         beyond, curvatures = (np.nan_to_num(x, nan=np.inf) for x in (beyond, curvatures))
         off = np.nan_to_num(np.abs(b), nan=np.inf)
@@ -177,10 +185,18 @@ class NormalMeasure:
         if not shape:
             return fit
         stiffness = np.sort(curvatures)[int(_QUANTILE * len(curvatures))]
-        with np.errstate(invalid="ignore"):
-            bent = np.nan_to_num(np.sum((b - slope) * xi, axis=1), nan=np.inf)
-            jump = float(np.median(np.nan_to_num(np.abs(beyond - bent / 2), nan=np.inf)))
-        if np.isfinite(jump) and jump > np.median(np.maximum(1 + _ROUNDINGS * rounding, abs(bent))):
+        # The change of a smooth potential is Simpson's rule of its slopes on the way, as nearly as
+        # the trapezoidal rule is Simpson's.
+        half = self._draws_of(*at, np.zeros_like(powers), one / 2)
+        slopes = (np.asarray(x, float) for x in (slope, half[3] + half[2], b + xi))
+        begin, middle, end = (np.sum(x * xi, axis=-1) for x in slopes)
+        with np.errstate(invalid="ignore", over="ignore"):
+            change = beyond + begin + np.sum(xi * xi, axis=1) / 2
+            simpson = (begin + 4 * middle + end) / 6
+            off = np.abs(np.stack([change - simpson, simpson - (begin + end) / 2]))
+            jump, smooth = np.nan_to_num(off, nan=np.inf)
+        jump = float(np.median(jump))
+        if np.isfinite(jump) and jump > np.median(np.maximum(1 + _ROUNDINGS * rounding, smooth)):
             what = "where a latent site is compared or rounded; sum it out, or use NUTS"
             if self.mutable:
                 what = (

@@ -208,6 +208,16 @@ def test_a_density_that_jumps_is_told_from_one_that_bends(model, part, why):
         assert any(words in text for text in said) is (words == why)
 
 
+def test_many_smooth_coordinates_far_from_normal_do_not_jump():
+    """Logistic ones, at the scale of greatest ELBO, where the slopes along a draw cancel."""
+
+    def model():
+        numpyro.sample("z", dist.Logistic(0.0, 1.0).expand([600]).to_event(1))
+
+    found = shape_of(model, np.zeros(600), np.full(600, 1.77))
+    assert not of_kind(found.problems, "density jumps")
+
+
 def test_a_model_that_is_reparametrised_is_not_told_to_be():
     centred = read_model(eight_schools)
     config = {"theta_trans": LocScaleReparam(0)}
