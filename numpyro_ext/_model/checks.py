@@ -18,7 +18,7 @@ from numpyro_ext._model.arguments import has_words, is_traced
 from numpyro_ext._model.density import log_prob, seen
 from numpyro_ext._model.handlers import every_row, on_first_rows
 from numpyro_ext._model.implicit import has_density
-from numpyro_ext._model.levels import Lookups, marked_latents
+from numpyro_ext._model.levels import Beyond, Lookups, marked_latents
 from numpyro_ext._model.operations import jit_on_data, on_numbers
 from numpyro_ext._model.read import (
     ModelInfo,
@@ -270,7 +270,7 @@ def _check_levels(
     model: Model, args: tuple, kwargs: dict[str, Any], init_strategy: Callable[..., Any]
 ) -> None:
     """An error where a density depends on a level that a latent site does not have, or that of data
-    on one from the end."""
+    on one from the end that has its own number too."""
     observed: set[str] = set()
 
     def of(site: Site) -> bool:
@@ -280,7 +280,8 @@ def _check_levels(
 
     def density(site: Site) -> Array | None:
         try:
-            return log_prob(site)
+            log_p = log_prob(site)
+            return log_p if site["scale"] is None else jnp.where(site["scale"] == 0, 0.0, log_p)
         except (NotImplementedError, TypeError, ValueError):
             return None  # a simulator has none, and on wrong shapes others have a sentence
 
@@ -293,23 +294,24 @@ def _check_levels(
         if _is_hidden(program.consts):
             return
         lookups = Lookups(program)
-        if not (beyond := lookups.beyond()):
-            return
-        changed = dict(zip(names, lookups.changed(rng_key), strict=True))
-    worst = min(beyond, key=lambda x: x.is_negative)
-    for name, x in changed.items():
-        if np.any(x) and (name in observed or not worst.is_negative):
-            why = "JAX takes the nearest; give the site a number for each level, or"
-            if worst.is_negative:
-                why = (
-                    "JAX counts from the end, while pandas gives -1 to a missing category; take it"
-                    f" modulo {worst.size} if the end is meant, or"
-                )
-            raise ValueError(
-                f"{np.sum(x)} of {x.size} densities of the site '{name}' take number"
-                f" {worst.example} of '{worst.site}', which has the numbers 0 to {worst.size - 1}:"
-                f" {why} leave these rows out, or mask them."
-            )
+        for x in sorted(lookups.beyond(), key=lambda x: x.is_negative):
+            for name, changed in zip(names, lookups.changed(rng_key, x.lookup), strict=True):
+                if np.any(changed) and (name in observed or not x.is_negative):
+                    _refuse_level(name, changed, x)
+
+
+def _refuse_level(name: str, changed: np.ndarray, beyond: Beyond) -> None:
+    why = "JAX takes the nearest; give the site a number for each level, or"
+    if beyond.is_negative:
+        why = (
+            "JAX counts from the end, while pandas gives -1 to a missing category; take it"
+            f" modulo {beyond.size} if the end is meant, or"
+        )
+    raise ValueError(
+        f"{np.sum(changed)} of {changed.size} densities of the site '{name}' take number"
+        f" {beyond.example} of '{beyond.site}', which has the numbers 0 to {beyond.size - 1}: {why}"
+        " leave these rows out, or mask them."
+    )
 
 
 def _count_nan(site: Site) -> tuple[Any, ...]:

@@ -2,9 +2,10 @@
 negative one from the end."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
+import jax
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.lax import GatherScatterMode
@@ -30,6 +31,7 @@ class marked_latents(Messenger):
 class Beyond(NamedTuple):
     """Levels of one lookup that are not among its effects."""
 
+    lookup: int
     site: str
     size: int
     example: int
@@ -78,7 +80,8 @@ class Lookups:
         self.sites: list[tuple[str, int]] = []
 
     def beyond(self) -> list[Beyond]:
-        """The lookups with levels that are not among their effects."""
+        """The lookups with levels that are not among their effects. A level from the end is among
+        them where the last effect has no other number: of a ring, or an effect of all the rest."""
         levels, _ = self._walk(self.program.consts, None)
         if all(_is_within(x.source, size) for x, (_, size) in zip(levels, self.sites, strict=True)):
             return []  # without a program
@@ -91,28 +94,31 @@ class Lookups:
             tuple(map(int, x)) for x in jit_on_data(look, quick_options())(self.program.consts)
         ]
         return [
-            Beyond(site, size, most if most >= size else least)
-            for (site, size), (most, least) in zip(self.sites, looked, strict=True)
-            if least < 0 or most >= size
+            Beyond(k, site, size, most if most >= size else least)
+            for k, ((site, size), (most, least)) in enumerate(zip(self.sites, looked, strict=True))
+            if most >= size or least < -size or (least < 0 and most == size - 1)
         ]
 
-    def changed(self, rng_key: Array) -> list[np.ndarray]:
-        """Of each result of the program, the numbers that depend on what such levels read."""
+    def changed(self, rng_key: Array, lookup: int) -> list[np.ndarray]:
+        """Of each result of the program, the numbers that depend on what such levels of a lookup
+        read."""
+        moved = np.arange(len(self.sites)) == lookup
+        run = partial(self._program, self.program.consts, rng_key)
+        pairs = zip(jax.device_get(run(moved)), jax.device_get(run(moved & False)), strict=True)
+        return [(a != b) & ~(np.isnan(a) & np.isnan(b)) for a, b in pairs]
 
-        def both(consts: list[Any], key: Array) -> list[Array]:
-            plain, moved = (self._walk(consts, key, by)[1] for by in (0.0, 1.0))
-            pairs = [(a.value, b.value) for a, b in zip(plain, moved, strict=True)]
-            return [(a != b) & ~(jnp.isnan(a) & jnp.isnan(b)) for a, b in pairs]
+    @cached_property
+    def _program(self) -> Callable[..., list[Array]]:
+        def results(consts: list[Any], rng_key: Array, moved: Array) -> list[Array]:
+            return [x.value for x in self._walk(consts, rng_key, moved)[1]]
 
-        return [
-            np.asarray(x) for x in jit_on_data(both, quick_options())(self.program.consts, rng_key)
-        ]
+        return jit_on_data(results, quick_options())
 
     def _walk(
-        self, consts: Sequence[Any], rng_key: Any, by: float | None = None
+        self, consts: Sequence[Any], rng_key: Any, moved: Array | None = None
     ) -> tuple[list[_Node], list[_Node]]:
         """The levels of each lookup, as the model has them, and the results, where what levels
-        beyond the effects read is moved by a number."""
+        beyond the effects read is another number in the lookups that are moved."""
         levels: list[_Node] = []
         self.sites = []
 
@@ -131,15 +137,9 @@ class Lookups:
                 level = _Node(lambda k=k, index=index: index.value[..., k], source=source)
                 self.sites.append((site, size))
                 levels.append(level)
-                if by is not None:
-
-                    def moved(
-                        node: _Node = node, level: _Node = level, size: int = size, by: float = by
-                    ) -> Any:
-                        outside = (level.value < 0) | (level.value >= size)
-                        return node.value + by * jnp.expand_dims(outside, dims.offset_dims)
-
-                    node = _Node(moved, node.latent)
+                if moved is not None:
+                    now = moved[len(levels) - 1]
+                    node = _Node(partial(_other, node, level, size, now, dims), node.latent)
             return node
 
         def run(jaxpr: Any, consts: Sequence[Any], inputs: list[_Node]) -> list[_Node]:
@@ -158,7 +158,7 @@ class Lookups:
                     made = _results(eqn, nodes)
                     if kind == "gather" and nodes[0].latent and nodes[1].latent is None:
                         made = [of_gather(eqn, nodes, made[0])]
-                    if by is not None:  # in their order, because a chain may be long
+                    if moved is not None:  # in their order, because a chain may be long
                         for node in made:
                             _ = node.value
                 known.update(zip(eqn.outvars, made, strict=True))
@@ -192,6 +192,14 @@ def _results(eqn: Any, nodes: list[_Node]) -> list[_Node]:
     elif kind in (*_MOVED, "concatenate") and any(x.raw is not x for x in nodes):
         raw = computed([x.raw for x in nodes])
     return [computed(nodes, added_to=nodes[0] if kind == "add" else None, raw=raw)]
+
+
+def _other(node: _Node, level: _Node, size: int, now: Array, dims: Any) -> Array:
+    """What a lookup reads, other at levels beyond its effects, of the same type."""
+    outside = now & ((level.value < 0) | (level.value >= size))
+    outside = jnp.expand_dims(outside, dims.offset_dims)
+    x = node.value
+    return x ^ outside if x.dtype == bool else x + outside.astype(x.dtype)
 
 
 def _of_data(x: Any) -> _Node:

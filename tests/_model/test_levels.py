@@ -83,6 +83,63 @@ def test_a_density_of_effects_may_count_from_the_end():
     check_rows(ring, (), {}, init_to_uniform)
 
 
+def effects(name, size):
+    with numpyro.plate(f"{name}s", size):
+        return numpyro.sample(name, dist.Normal(0, 1))
+
+
+def rows(mean, weight=1.0):
+    weights = jnp.where(np.arange(len(mean)) == 3, weight, 1.0)
+    with numpyro.plate("rows", len(mean)), numpyro.handlers.scale(scale=weights):
+        numpyro.sample("y", dist.Normal(mean, 1), obs=jnp.zeros(len(mean)))
+
+
+MISSING = with_levels(SHOP, -1)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: rows(effects("season", 5)[SHOP - 1]),
+        lambda: rows(effects("shop_or_rest", 6)[MISSING]),
+        lambda: rows(jnp.append(effects("shop", 5), 0.0)[MISSING]),
+    ],
+    ids=["ring", "rest", "zero"],
+)
+def test_the_end_may_be_a_level_that_no_row_has_by_its_number(model):
+    check_rows(model, (), {}, init_to_uniform)
+
+
+def test_rows_of_weight_zero_are_left_out():
+    def model(weight):
+        rows(effects("shop", 5)[MISSING], weight=weight)
+
+    check_rows(model, (0.0,), {}, init_to_uniform)
+    with pytest.raises(ValueError, match=r"1 of 60 .* number -1 of 'shop'"):
+        check_rows(model, (1.0,), {}, init_to_uniform)
+
+
+def test_each_lookup_counts_by_itself():
+    def model(beyond, week):
+        shop, week = effects("shop", 5), effects("week", 7)[week]
+        # A ring, and a masked level beyond.
+        numpyro.sample("steps", dist.Normal(shop[jnp.arange(5) - 1], 1).to_event(1))
+        rows(jnp.where(beyond < 5, shop[beyond], 0.0) + week)
+
+    check_rows(model, (with_levels(SHOP, 5), WEEK), {}, init_to_uniform)
+    with pytest.raises(ValueError, match=r"2 of 60 .* number 8 of 'week'"):
+        check_rows(model, (with_levels(SHOP, 5), with_levels(WEEK, 7, 8)), {}, init_to_uniform)
+
+
+def test_what_is_read_keeps_its_type():
+    def model():
+        shop = effects("shop", 5)
+        rows(jnp.where((shop > 0)[MISSING] & (MISSING >= 0), 1.0, 2.0))
+        numpyro.factor("count", jnp.round(shop).astype(int)[MISSING] * (MISSING >= 0))
+
+    check_rows(model, (), {}, init_to_uniform)
+
+
 def test_levels_of_masked_rows_may_be_any():
     for shop in (with_levels(SHOP, 5), with_levels(SHOP, -1)):
         look(shop, WEEK, known=(shop >= 0) & (shop < 5))
