@@ -35,6 +35,9 @@ SGHMCState = kernel_state(
     ' ``noise_variance="warmup"``; else the value given.',
 )
 
+_MANY = 100
+"""Latent numbers from which a scale may be that of many effects."""
+
 Move = tuple[Array, Array, Estimate, Array]
 """The new z and r, the gradient estimate, and the variance of the gradient noise."""
 
@@ -117,7 +120,8 @@ class SGHMC(SGMCMCKernel):
         :math:`(g_1 - g_2)^2/2` over pairs of batches in the second half of warmup, at one more
         gradient per step.
     :param str integrator: ``"aboba"``, ``"baoab"`` or ``"euler"``; by default ``"aboba"``, or
-        ``"baoab"`` where the step size is found and gradients have no noise.
+        ``"baoab"`` where the step size is found, for at least 100 latent numbers, and gradients
+        have no noise.
     :param int resample_every: draw a new momentum at every such transition; by default never.
 
     **References:**
@@ -214,6 +218,9 @@ class SGHMC(SGMCMCKernel):
         corrected = np.asarray(self.ravel_sites("noise_variance", self._known_variance))
         left = 0 * noise if self._from_warmup else np.maximum(noise - corrected, 0)
         is_exact = not self._corrects and np.max(noise, initial=0) == 0
+        # The scale of few groups may be near 0, where BAOAB, at a step that is too long there,
+        # leaves the posterior; and few effects move it little.
+        is_exact &= noise.size >= _MANY
         return choose_sghmc(
             left,
             self.max_bias,
