@@ -111,9 +111,9 @@ class Program:
         if rows is None:
             return self
         arguments = with_rows(self.arguments, self._sizes, idx, rows)
-        return self._changed(arguments=arguments, reads_ahead=False)
+        return self.changed(arguments=arguments, reads_ahead=False)
 
-    def _changed(self, **parts: Any) -> Self:
+    def changed(self, **parts: Any) -> Self:
         """The same but for these parts, without the program of :func:`sum_rows`."""
         other = copy.copy(self)
         vars(other).update({"sums": None, **parts})
@@ -297,7 +297,7 @@ class Potential(Program):
             return self
         info = replace(self.info, plates={}, given={**self.info.given, **self.plates})
         model = given_rows(self.model, self.plates)
-        return self._changed(model=model, info=info, plates={}, reads_ahead=False)
+        return self.changed(model=model, info=info, plates={}, reads_ahead=False)
 
     def resampled(self, rng_key: Array) -> Self:
         """The same on as many rows, drawn with replacement from the given ones."""
@@ -306,7 +306,7 @@ class Potential(Program):
             name: jnp.zeros(rows).at[replace_indices(key, rows, rows)].add(1.0)
             for (name, (_, rows)), key in zip(self.info.given.items(), keys, strict=True)
         }
-        return self._changed(model=weighted_rows(self.model, weights))
+        return self.changed(model=weighted_rows(self.model, weights))
 
     def check_all_rows(self, who: str) -> None:
         """An error where the rows of a minibatch are all that ``who`` can read."""
@@ -318,7 +318,7 @@ class Potential(Program):
 
     def prior(self) -> Self:
         """The same without the observed sites: minus the log prior, Jacobian included."""
-        return self._changed(model=latents_only(self.model))
+        return self.changed(model=latents_only(self.model))
 
     def unconstrain(self, what: str, values: Sites) -> Sites:
         """Constrained values of all latent sites, unconstrained; ``what`` is for an error."""

@@ -1,7 +1,6 @@
 """Settings that a kernel finds by itself: coordinates of unit scale, and a step in them."""
 
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 import warnings
@@ -160,7 +159,7 @@ class Found:
         if potential.info.size != whitening.size or _batches(potential) != self.batches:
             return False
         # By a program of its own: a kept one holds the data that a closure had when it was made.
-        now = _gradients(copy(potential), whitening)
+        now = _gradients(potential.changed(), whitening)
         finite = np.isfinite(now)
         same = np.array_equal(finite, np.isfinite(self.gradients))
         return same and bool(agree(*(np.where(finite, x, 0) for x in (now, self.gradients))))
