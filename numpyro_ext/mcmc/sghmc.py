@@ -35,7 +35,7 @@ SGHMCState = kernel_state(
     ' ``noise_variance="warmup"``; else the value given.',
 )
 
-_MANY = 100
+_MANY = 50
 """Latent numbers from which a scale may be that of many effects."""
 
 Move = tuple[Array, Array, Estimate, Array]
@@ -120,7 +120,7 @@ class SGHMC(SGMCMCKernel):
         :math:`(g_1 - g_2)^2/2` over pairs of batches in the second half of warmup, at one more
         gradient per step.
     :param str integrator: ``"aboba"``, ``"baoab"`` or ``"euler"``; by default ``"aboba"``, or
-        ``"baoab"`` where the step size is found, for at least 100 latent numbers, and gradients
+        ``"baoab"`` where the step size is found, for at least 50 latent numbers, and gradients
         have no noise.
     :param int resample_every: draw a new momentum at every such transition; by default never.
 
