@@ -285,15 +285,16 @@ def _check_levels(
         except (NotImplementedError, TypeError, ValueError):
             return None  # a simulator has none, and on wrong shapes others have a sentence
 
+    if _is_hidden((args, kwargs)):
+        return
     run = _run_on_rows(model, args, kwargs, density, init_strategy, of)
-    with on_numbers(), validation_enabled(False):
-        rng_key = random.key(0)
-        if _is_hidden((args, kwargs)):
-            return
-        program, names = jax.make_jaxpr(run, return_shape=True)(rng_key)
-        if _is_hidden(program.consts):
-            return
-        lookups = Lookups(program)
+    with validation_enabled(False):
+        # Not on numbers, which would leave no negative level in the program.
+        program, names = jax.make_jaxpr(run, return_shape=True)(random.key(0))
+    if _is_hidden(program.consts):
+        return
+    with on_numbers():
+        rng_key, lookups = random.key(0), Lookups(program)
         for x in sorted(lookups.beyond(), key=lambda x: x.is_negative):
             for name, changed in zip(names, lookups.changed(rng_key, x.lookup), strict=True):
                 if np.any(changed) and (name in observed or not x.is_negative):

@@ -1,5 +1,6 @@
 """A level that a factor does not have is refused by name, and so is one from the end."""
 
+import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
@@ -129,6 +130,15 @@ def test_each_lookup_counts_by_itself():
     check_rows(model, (with_levels(SHOP, 5), WEEK), {}, init_to_uniform)
     with pytest.raises(ValueError, match=r"2 of 60 .* number 8 of 'week'"):
         check_rows(model, (with_levels(SHOP, 5), with_levels(WEEK, 7, 8)), {}, init_to_uniform)
+
+
+def test_a_level_from_the_end_is_refused_where_a_loss_is_traced():
+    def traced(x):
+        look(MISSING, WEEK)
+        return x
+
+    with pytest.raises(ValueError, match="take number -1 of 'of_shop'"):
+        jax.jit(traced)(0.0)
 
 
 def test_what_is_read_keeps_its_type():
