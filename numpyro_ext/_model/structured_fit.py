@@ -33,12 +33,7 @@ _AT_END, _STRETCH, _MOST_SDS = 0.01, 1.4, 20.0
 """The density of a scale, of its largest, beyond which its points go out, and how far."""
 
 
-def fit_structured(
-    potential: Potential,
-    x: np.ndarray,
-    worth_optimising: float,
-    curvature: RowCurvature | None = None,
-) -> Mode | None:
+def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float) -> Mode | None:
     r"""
     The normal of greatest ELBO with an :class:`Arrow` for its factor; None where the terms of the
     model do not have that structure.
@@ -54,16 +49,31 @@ def fit_structured(
     moments of 1, more of them for the terms of the prior, which cost little. Before, Newton steps
     with all scales held find where effects and slopes are. Where steps on few rows do not end, it
     begins again from smaller and from larger scales, and keeps the greatest ELBO.
-
-    :param curvature: of a search that begins again.
     """
-    is_first, start = curvature is None, x
     rows = sum(size for size, _ in potential.plates.values()) or batch_rows(potential)
     cost = count_operations(potential.value_and_grad_flat, x, potential.first_rows())
     options = quick_options(100 * cost * rows / batch_rows(potential), worth_optimising)
-    curvature = RowCurvature(potential, x, options) if curvature is None else curvature
+    curvature = RowCurvature(potential, x, options)
     if not curvature.arrow:
         return None
+    held = np.zeros(potential.info.size, bool)
+    for name, latent in potential.info.latents.items():
+        if elementwise(latent.support) is not constraints.real:
+            held[potential.info.slices[name]] = True
+    held[np.setdiff1d(np.arange(len(held)), curvature.singles)] = False
+    fit, ended = _fit_from(x, curvature, potential, rows, held)
+    if fit is None or ended or not curvature.few_rows:
+        return fit
+    again = (x + shift * held for shift in (-_SHIFT, _SHIFT))
+    fits = (_fit_from(start, curvature, potential, rows, held)[0] for start in again)
+    return max([fit, *filter(None, fits)], key=lambda x: x.log_evidence)
+
+
+def _fit_from(
+    x: np.ndarray, curvature: RowCurvature, potential: Potential, rows: int, held: np.ndarray
+) -> tuple[Mode | None, bool]:
+    """The normal that the steps from x find, with the scales ``held`` at first; None where the
+    curvature is not finite. And whether the steps have ended."""
     n, rng = potential.info.size, np.random.default_rng(1)
     pairs = int(np.clip(_ROWS_OF_DRAWS // (2 * rows), 1, _MOST_PAIRS))
     xis = _draws(rng, pairs, n), _draws(rng, _OF_PRIOR, n)
@@ -78,12 +88,6 @@ def fit_structured(
     def bent(bend: Bend, move: np.ndarray) -> np.ndarray:
         moved = bend.astype(curvature.dtype)(jnp.asarray(move, curvature.dtype))[0]
         return np.asarray(moved, float)
-
-    held = np.zeros(n, bool)
-    for name, latent in potential.info.latents.items():
-        if elementwise(latent.support) is not constraints.real:
-            held[potential.info.slices[name]] = True
-    held[np.setdiff1d(np.arange(n), curvature.singles)] = False
 
     def halved(
         x: np.ndarray, step: np.ndarray, value: float, factor: Arrow | None, frame: Any = None
@@ -100,7 +104,7 @@ def fit_structured(
     for _ in range(_NEWTON_STEPS):
         precision = curvature.precision(around(x, None))
         if not precision.is_finite:
-            return None
+            return None, True
         factor, negative = _pinned(precision, held).factor()
         free = np.where(held, 0, grad)
         step = np.where(held, 0, np.asarray(_solve(factor, free.astype(curvature.dtype)), float))
@@ -112,7 +116,7 @@ def fit_structured(
     of_rows = curvature.precision(around(x, None), [0])
     precision = of_rows.plus(curvature.precision(around(x, None), [1]))
     if not precision.is_finite:
-        return None
+        return None, True
     factor, _ = precision.factor()
     best, before, size = (math.inf, x, factor, curvature.straight), [], math.inf
     lowest, share, move = math.inf, 1.0, np.zeros(n)
@@ -185,11 +189,7 @@ def fit_structured(
         variational=True,
         problems=curvature.problems(),
     )
-    if is_first and size >= _NEAR and curvature.few_rows:
-        again = (start + shift * held for shift in (-_SHIFT, _SHIFT))
-        fits = [fit_structured(potential, y, worth_optimising, curvature) for y in again]
-        fit = max([fit, *filter(None, fits)], key=lambda x: x.log_evidence)
-    return fit
+    return fit, size < _NEAR
 
 
 def _sides(
