@@ -40,6 +40,8 @@ from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Model, Trace
 from numpyro_ext.data._rows import is_on_host
 
+type _Given = tuple[tuple, dict[str, Any]]  # args and kwargs of a model
+
 
 def check_supports(model_trace: Trace, guide_trace: Trace) -> None:
     """An error if the guide draws a constrained site of the model from all real numbers."""
@@ -199,10 +201,12 @@ def check_rows(
     """An error that names an observed site with data that are NaN, in any row, or beyond bounds of
     its support that do not depend on latent sites, or levels that a latent site does not have; it
     runs the model once on all rows."""
-    look = partial(_look_at_rows, model, args, kwargs)
+    arguments = args, kwargs
+    on_rows = partial(_run_on_rows, model, arguments)
     with on_numbers():
-        has_nan = any(map(_has_nan, jax.tree.leaves((args, kwargs))))
-    counted = look(_count_nan, init_strategy) if has_nan else {}
+        has_nan = any(map(_has_nan, jax.tree.leaves(arguments)))
+    at_start = partial(on_rows, init_strategy)
+    counted = _values_of(at_start(_count_nan), arguments) if has_nan else {}
     for name, (rows, num_rows, row, missing, size, of_data) in counted.items():
         if rows and missing:
             _refuse_nan(name, missing, size, of_data)
@@ -212,9 +216,10 @@ def check_rows(
                 f" rows, the first of them row {row}, and the arguments of the model hold NaN; drop"
                 " these rows, or mask them."
             )
-    here = look(_count_beyond, init_strategy) if bounded else {}
+    here = _values_of(at_start(_count_beyond), arguments) if bounded else {}
     beyond = any(number for number, *_ in here.values())
-    there = look(_count_beyond, init_to_uniform, 1) if beyond else {}
+    elsewhere = on_rows(init_to_uniform, _count_beyond)
+    there = _values_of(elsewhere, arguments, 1) if beyond else {}
     for name, (number, size, example, *bounds) in here.items() if beyond else ():
         # Bounds that differ between two points depend on latent sites.
         if number and all(map(np.array_equal, bounds, there[name][3:])):
@@ -222,25 +227,18 @@ def check_rows(
                 f"the observed site '{name}' has no density at {number} of its {size} values, such"
                 f" as {example}, which is outside of its support; drop these rows, or mask them."
             )
-    _check_levels(model, args, kwargs, init_strategy)
+    _check_levels(at_start, arguments)
 
 
-def _look_at_rows(
-    model: Model,
-    args: tuple,
-    kwargs: dict[str, Any],
-    look: Callable[[Site], Any],
-    init_strategy: Callable[..., Any],
-    key: int = 0,
+def _values_of(
+    run: Callable[[Array], dict[str, Any]], arguments: _Given, key: int = 0
 ) -> dict[str, Any]:
-    """``{site: look(site)}`` of the observed sites where it is not None, on all rows, or on as many
-    as a minibatch has where they are on the host; empty where data are traced, or elsewhere."""
-    run = _run_on_rows(model, args, kwargs, look, init_strategy)
+    """What :func:`_run_on_rows` gives; empty where data are traced, or elsewhere."""
     # On numbers, also the key, while a loss is traced; NumPyro would blame a parameter of a
     # distribution.
     with on_numbers(), validation_enabled(False):
         rng_key = random.key(key)
-        if not shapes_on_plates(run, rng_key) or _is_hidden((args, kwargs)):
+        if not shapes_on_plates(run, rng_key) or _is_hidden(arguments):
             return {}
         looked = jit_on_data(run)(rng_key)
         return {} if _is_hidden(looked) else jax.device_get(looked)  # the model may hold tracers
@@ -248,29 +246,28 @@ def _look_at_rows(
 
 def _run_on_rows(
     model: Model,
-    args: tuple,
-    kwargs: dict[str, Any],
-    look: Callable[[Site], Any],
+    arguments: _Given,
     init_strategy: Callable[..., Any],
+    look: Callable[[Site], Any],
     of: Callable[[Site], bool] = is_data,
 ) -> Callable[[Array], dict[str, Any]]:
-    on = on_first_rows if is_on_host((args, kwargs)) else every_row
+    """A function of a key: ``{site: look(site)}`` of the sites ``of`` where it is not None, on all
+    rows, or on as many as a minibatch has where they are on the host."""
+    on = on_first_rows if is_on_host(arguments) else every_row
 
     def run(rng_key: Array) -> dict[str, Any]:
         with block():
             fn = seed(marked_plates(marked_latents(on(model))), rng_key)
-            trace = trace_of(substitute(fn, substitute_fn=init_strategy), args, kwargs)
+            trace = trace_of(substitute(fn, substitute_fn=init_strategy), *arguments)
         looked = {name: look(site) for name, site in trace.items() if of(site)}
         return {name: x for name, x in looked.items() if x is not None}
 
     return run
 
 
-def _check_levels(
-    model: Model, args: tuple, kwargs: dict[str, Any], init_strategy: Callable[..., Any]
-) -> None:
-    """An error where a density depends on a level that a latent site does not have, or that of data
-    on one from the end that has its own number too."""
+def _check_levels(at_start: Callable[..., Any], arguments: _Given) -> None:
+    """An error where a density depends on a level that a latent site does not have, or a density of
+    data on a level from the end that has a number of its own too."""
     observed: set[str] = set()
 
     def of(site: Site) -> bool:
@@ -285,9 +282,9 @@ def _check_levels(
         except (NotImplementedError, TypeError, ValueError):
             return None  # a simulator has none, and on wrong shapes others have a sentence
 
-    if _is_hidden((args, kwargs)):
+    if _is_hidden(arguments):
         return
-    run = _run_on_rows(model, args, kwargs, density, init_strategy, of)
+    run = at_start(density, of)
     with validation_enabled(False):
         # Not on numbers, which would leave no negative level in the program.
         program, names = jax.make_jaxpr(run, return_shape=True)(random.key(0))

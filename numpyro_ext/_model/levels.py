@@ -80,8 +80,8 @@ class Lookups:
         self.sites: list[tuple[str, int]] = []
 
     def beyond(self) -> list[Beyond]:
-        """The lookups with levels that are not among their effects. A level from the end is among
-        them where the last effect has no other number: of a ring, or an effect of all the rest."""
+        """The lookups with levels that are not among their effects. A level from the end is none of
+        these where the last effect has no other number, as in a ring."""
         levels, _ = self._walk(self.program.consts, None)
         if all(_is_within(x.source, size) for x, (_, size) in zip(levels, self.sites, strict=True)):
             return []  # without a program
@@ -104,7 +104,7 @@ class Lookups:
         read."""
         moved = np.arange(len(self.sites)) == lookup
         run = partial(self._program, self.program.consts, rng_key)
-        pairs = zip(jax.device_get(run(moved)), jax.device_get(run(moved & False)), strict=True)
+        pairs = zip(*jax.device_get((run(moved), run(moved & False))), strict=True)
         return [(a != b) & ~(np.isnan(a) & np.isnan(b)) for a, b in pairs]
 
     @cached_property
@@ -180,7 +180,7 @@ def _results(eqn: Any, nodes: list[_Node]) -> list[_Node]:
         source = nodes[0].source if moved else None
         single = kind == "concatenate" and len(nodes) == eqn.outvars[0].aval.shape[-1]
         columns = nodes if single else ()
-        compute = lambda: _bind(eqn, [x.value for x in nodes])  # noqa: E731
+        compute = partial(_bind, eqn, nodes)
         return _Node(compute, shapes, source=source, columns=columns, **of_node)
 
     if eqn.primitive.multiple_results:
@@ -213,7 +213,7 @@ def _is_within(levels: Any, size: int) -> bool:
     return not numbers.size or bool(np.min(numbers) >= 0 and np.max(numbers) < size)
 
 
-def _bind(eqn: Any, values: list[Any]) -> Any:
+def _bind(eqn: Any, nodes: Sequence[_Node]) -> Any:
     params: Any = eqn.primitive.get_bind_params(eqn.params)
     subfuns, params = params if isinstance(params, tuple) else ((), params)
-    return eqn.primitive.bind(*subfuns, *values, **params)
+    return eqn.primitive.bind(*subfuns, *(x.value for x in nodes), **params)

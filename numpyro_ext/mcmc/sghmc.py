@@ -36,7 +36,7 @@ SGHMCState = kernel_state(
 )
 
 _MANY = 50
-"""Latent numbers from which a scale may be that of many effects."""
+"""Latent numbers from which a model may have many effects of one scale."""
 
 Move = tuple[Array, Array, Estimate, Array]
 """The new z and r, the gradient estimate, and the variance of the gradient noise."""
