@@ -18,7 +18,13 @@ from numpyro_ext._model.arguments import has_words, is_traced
 from numpyro_ext._model.density import log_prob, seen
 from numpyro_ext._model.handlers import every_row, on_first_rows
 from numpyro_ext._model.implicit import has_density
-from numpyro_ext._model.levels import Beyond, Lookups, marked_latents
+from numpyro_ext._model.lookups import (
+    Beyond,
+    Levels,
+    marked_latents,
+    marked_plates,
+    shapes_on_plates,
+)
 from numpyro_ext._model.operations import jit_on_data, on_numbers
 from numpyro_ext._model.read import (
     ModelInfo,
@@ -31,9 +37,7 @@ from numpyro_ext._model.read import (
     is_delta,
     latent_sites,
     layers,
-    marked_plates,
     read_model,
-    shapes_on_plates,
     trace_of,
 )
 from numpyro_ext._numpyro import mask_of
@@ -291,9 +295,9 @@ def _check_levels(at_start: Callable[..., Any], arguments: _Given) -> None:
     if _is_hidden(program.consts):
         return
     with on_numbers():
-        rng_key, lookups = random.key(0), Lookups(program)
-        for x in sorted(lookups.beyond(), key=lambda x: x.is_negative):
-            for name, changed in zip(names, lookups.changed(rng_key, x.lookup), strict=True):
+        rng_key, levels = random.key(0), Levels(program)
+        for x in sorted(levels.beyond(), key=lambda x: x.is_negative):
+            for name, changed in zip(names, levels.changed(rng_key, x.lookup), strict=True):
                 if np.any(changed) and (name in observed or not x.is_negative):
                     _refuse_level(name, changed, x)
 

@@ -1,7 +1,7 @@
-"""The derivative of a gradient, the cost of a program, compilation without optimisation, maps by
-blocks, and progress bars."""
+"""The derivative of a gradient, the operations of a program, compilation without optimisation, maps
+by blocks, and progress bars."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 import math
 from typing import Any
@@ -142,47 +142,84 @@ def jit_on_data(
     return call
 
 
+_CALLS = {
+    "checkpoint",
+    "closed_call",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "jit",
+    "pjit",
+    "remat2",
+}
+"""Operations that run another program once, on inputs of their own."""
+
+
+def follow[T](
+    program: Any,
+    inputs: Sequence[T],
+    rule: Callable[[Any, list[T]], Sequence[T]],
+    constant: Callable[[Any], T],
+) -> list[T]:
+    """What is known of the results of a program of JAX, closed or not, by what is known of its
+    inputs, through all the programs that it calls.
+
+    :param rule: ``rule(equation, inputs)``, the same of the results of one operation. Loops and
+        branches are operations, too.
+    :param constant: the same of a number or array that the program holds.
+    """
+    jaxpr, consts = getattr(program, "jaxpr", program), getattr(program, "consts", ())
+    known = dict(zip(jaxpr.invars, inputs, strict=True))
+    known |= dict(zip(jaxpr.constvars, map(constant, consts), strict=True))
+
+    def of(x: Any) -> T:
+        return constant(x.val) if hasattr(x, "val") else known[x]
+
+    for equation in jaxpr.eqns:
+        params, values = equation.params, [of(x) for x in equation.invars]
+        if equation.primitive.name in _CALLS:
+            called = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
+            made = follow(called, values, rule, constant)
+        else:
+            made = rule(equation, values)
+        known.update(zip(equation.outvars, made, strict=True))
+    return [of(x) for x in jaxpr.outvars]
+
+
 def count_operations(fn: Callable[..., Any], *args: Any, fixed: int = 0) -> float:
     """Numbers that ``fn(*args)`` computes, and the products in its matrix arithmetic; a loop of
     unknown length counts once, and of two branches the longer one. What depends on the first
     ``fixed`` arguments alone, which are the same in all calls, does not count."""
-    jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
-    constant = len(jax.tree.leaves(args[:fixed]))
-    return _count_program(jaxpr, set(jaxpr.invars[constant:]))[0]
+    program, constant = jax.make_jaxpr(fn)(*args), len(jax.tree.leaves(args[:fixed]))
+    return _count(program, [k >= constant for k in range(len(program.in_avals))])
 
 
-def _count_program(jaxpr: Any, vary: set[Any]) -> tuple[float, list[bool]]:
-    """The numbers that depend on these variables, and which of the results do."""
-    total, vary = 0.0, set(vary)
-    for equation in jaxpr.eqns:
-        inputs = [not hasattr(x, "val") and x in vary for x in equation.invars]
-        if any(inputs):
-            count, outputs = _count_equation(equation, inputs)
-            total += count
-            vary |= {x for x, does in zip(equation.outvars, outputs, strict=True) if does}
-    return total, [not hasattr(x, "val") and x in vary for x in jaxpr.outvars]
+def _count(program: Any, vary: list[bool]) -> float:
+    """The numbers that depend on the inputs that vary."""
+    total = 0.0
+
+    def rule(equation: Any, inputs: list[bool]) -> list[bool]:
+        nonlocal total
+        total += _count_equation(equation) if any(inputs) else 0
+        return [any(inputs)] * len(equation.outvars)
+
+    follow(program, vary, rule, lambda x: False)
+    return total
 
 
-def _count_equation(equation: Any, inputs: list[bool]) -> tuple[float, list[bool]]:
+def _count_equation(equation: Any) -> float:
     name, params = equation.primitive.name, equation.params
     leaves = jax.tree.leaves(params, is_leaf=lambda x: hasattr(x, "eqns"))
-    programs = [getattr(x, "jaxpr", x) for x in leaves if hasattr(x, "eqns")]
-    every = [True] * len(equation.outvars)
+    programs = [x for x in leaves if hasattr(x, "eqns")]
     if programs:
-        if name in ("jit", "pjit"):
-            vary = {x for x, does in zip(programs[0].invars, inputs, strict=True) if does}
-            return _count_program(programs[0], vary)
-        inner = [_count_program(x, set(x.invars))[0] for x in programs]
+        inner = [_count(x, [True] * len(getattr(x, "jaxpr", x).invars)) for x in programs]
         length = params.get("length", 1) if name == "scan" else 1
-        return max(inner) if name == "cond" else length * sum(inner), every
+        return max(inner) if name == "cond" else length * sum(inner)
     size = float(sum(math.prod(jnp.shape(out.aval)) for out in equation.outvars))
     shape = list(equation.invars[0].aval.shape) if equation.invars else []
     if name == "dot_general":
         (summed, _), _ = params["dimension_numbers"]
-        return 2 * size * math.prod(shape[axis] for axis in summed), every
-    if name in _CUBIC:
-        return size + _CUBIC[name] * math.prod(shape) * shape[-1], every
-    return size, every
+        return 2 * size * math.prod(shape[axis] for axis in summed)
+    return size + _CUBIC[name] * math.prod(shape) * shape[-1] if name in _CUBIC else size
 
 
 _MOVED = {"broadcast_in_dim", "convert_element_type", "gather", "reshape", "slice", "squeeze"}
@@ -191,26 +228,11 @@ _MOVED = {"broadcast_in_dim", "convert_element_type", "gather", "reshape", "slic
 
 def is_part_of(fn: Callable[[Array], Array], x: Array) -> bool:
     """Return whether ``fn(x)`` is x, or some of its numbers, with nothing computed on the way."""
-    jaxpr = jax.make_jaxpr(fn)(x).jaxpr
-    return _origin(jaxpr, jaxpr.outvars[0]) is jaxpr.invars[0]
 
+    def rule(equation: Any, are_of_x: list[bool]) -> list[bool]:
+        return [equation.primitive.name in _MOVED and are_of_x[0]] * len(equation.outvars)
 
-def _origin(jaxpr: Any, variable: Any) -> Any:
-    """The variable from which this one has its numbers."""
-    made_by = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
-    while not hasattr(variable, "val") and variable in made_by:
-        equation, place = made_by[variable], 0
-        inner = equation.params.get("jaxpr")
-        if inner is not None and equation.primitive.name in ("jit", "pjit"):
-            out = inner.jaxpr.outvars[equation.outvars.index(variable)]
-            origin = _origin(inner.jaxpr, out)
-            if origin not in inner.jaxpr.invars:
-                return None
-            place = inner.jaxpr.invars.index(origin)
-        elif equation.primitive.name not in _MOVED:
-            return None
-        variable = equation.invars[place]
-    return variable
+    return follow(jax.make_jaxpr(fn)(x), [True], rule, lambda x: False)[0]
 
 
 def map_blocks(fn: Callable[[Array], Any], size: int, most: int) -> Any:

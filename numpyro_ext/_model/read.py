@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import Array, random
-from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
-from jax.lax import GatherScatterMode
 import jax.numpy as jnp
 import numpy as np
 from numpyro import validation_enabled
@@ -31,6 +29,7 @@ from numpyro_ext._model.handlers import (
     subsampled_plates,
     valid_plates,
 )
+from numpyro_ext._model.lookups import marked_plates, shapes_on_plates
 from numpyro_ext._model.operations import on_numbers
 from numpyro_ext._numpyro import handlers_around, mask_of, validate_model
 from numpyro_ext._typing import Model, Shape, Sites, Trace
@@ -615,69 +614,3 @@ def given_plates(
         first = {name: jnp.arange(batch) for name, (_, batch) in plates.items()}
         followed = frozenset().union(*jax.tree.leaves(eval_provenance(densities, **first)))
     return {name: sizes for name, sizes in plates.items() if name not in followed}
-
-
-_MARK = "rows of the plate "
-
-
-class marked_plates(Messenger):
-    """Put a mark on the indices of plates, by which :func:`shapes_on_plates` knows them."""
-
-    def postprocess_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == "plate" and msg["value"] is not None:
-            mark = f"{_MARK}'{msg['name']}' {msg['args'][0]}"
-            msg["value"] = checkpoint_name(msg["value"], mark)
-
-
-def shapes_on_plates(run: Callable[..., Any], *args: Any) -> Any:
-    """``jax.eval_shape``, with an error where a plate of :class:`marked_plates` indexes a shorter
-    array, as in ``x[idx]``: JAX would repeat its last row."""
-    program, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
-    _follow(program.jaxpr, {})
-    return shapes
-
-
-def _follow(jaxpr: Any, marks: dict[Any, dict[int, str]]) -> list[dict[int, str]]:
-    """The marks of the results of a program. The last axis of a variable holds one index for each
-    axis of an array; its marks are ``{k: plate}``, where k is 0 for a plain index."""
-    negative: dict[Any, Any] = {}
-
-    def mark(x: Any) -> dict[int, str]:
-        return {} if hasattr(x, "val") else marks.get(x, {})  # a literal is not hashable
-
-    for eqn in jaxpr.eqns:
-        kind, inputs, params = eqn.primitive.name, eqn.invars, eqn.params
-        inner = params.get("jaxpr", params.get("call_jaxpr"))
-        inner = getattr(inner, "jaxpr", inner)
-        result: list[dict[int, str]] = []
-        if kind == "name" and params["name"].startswith(_MARK):
-            result = [{0: params["name"].removeprefix(_MARK)}]
-        elif kind in ("broadcast_in_dim", "convert_element_type", "name", "reshape", "squeeze"):
-            result = [mark(inputs[0])]
-        elif kind == "lt" and mark(inputs[0]) and getattr(inputs[1], "val", None) == 0:
-            negative[eqn.outvars[0]] = inputs[0]
-        elif kind == "select_n" and negative.get(inputs[0]) is inputs[1]:
-            result = [mark(inputs[1])]  # negative indices count from the end
-        elif kind == "concatenate":
-            start, joined = 0, {}
-            for x in inputs:
-                joined |= {start + k: plate for k, plate in mark(x).items()}
-                start += x.aval.shape[-1]
-            result = [joined]
-        elif kind == "gather" and params["mode"] == GatherScatterMode.PROMISE_IN_BOUNDS:
-            axes = params["dimension_numbers"].start_index_map
-            for k, plate in mark(inputs[1]).items():
-                name, size = plate.rsplit(" ", 1)
-                axis, shape = axes[k], inputs[0].aval.shape
-                if shape[axis] < int(size):
-                    where = "rows" if axis == 0 else f"entries along axis {axis}"
-                    raise ValueError(
-                        f"the model takes the rows of the plate {name}, which has {size}, from an"
-                        f" array of shape {shape}, which has {shape[axis]} {where}; give it the"
-                        " size of the data."
-                    )
-        elif inner is not None and len(inner.invars) == len(inputs):
-            before = zip(inner.invars, map(mark, inputs), strict=True)
-            result = _follow(inner, dict(before))
-        marks.update(zip(eqn.outvars, result, strict=False))
-    return [mark(x) for x in jaxpr.outvars]

@@ -40,6 +40,7 @@ from numpyro_ext._model.handlers import (
     unobserved,
     valid_plates,
 )
+from numpyro_ext._model.lookups import marked_plates, shapes_on_plates
 from numpyro_ext._model.losses import finite_step, map_over
 from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.minibatch import rows_of_step
@@ -52,10 +53,8 @@ from numpyro_ext._model.read import (
     is_data,
     is_delta,
     latent_sites,
-    marked_plates,
     sample_sites,
     set_up,
-    shapes_on_plates,
     trace_of,
     transforms_of,
     value_before,

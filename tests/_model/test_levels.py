@@ -1,7 +1,7 @@
 """A level that a factor does not have is refused by name, and so is one from the end."""
 
 import jax
-from jax import random
+from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -130,6 +130,43 @@ def test_each_lookup_counts_by_itself():
     check_rows(model, (with_levels(SHOP, 5), WEEK), {}, init_to_uniform)
     with pytest.raises(ValueError, match=r"2 of 60 .* number 8 of 'week'"):
         check_rows(model, (with_levels(SHOP, 5), with_levels(WEEK, 7, 8)), {}, init_to_uniform)
+
+
+INSIDE = {
+    "vmap": lambda e, g: jax.vmap(lambda i: e[i])(g),
+    "vmap over effects too": lambda e, g: jax.vmap(lambda e, i: e[i])(jnp.tile(e, (N, 1)), g),
+    "scan": lambda e, g: lax.scan(lambda sum_of, i: (sum_of + e[i], e[i]), 0.0, g)[1],
+    "map within scan": lambda e, g: lax.scan(
+        lambda _, i: (None, lax.map(lambda j: e[j], i[None])[0]), None, g
+    )[1],
+    "cond": lambda e, g: lax.cond(jnp.max(g) > 2, lambda: e[g], lambda: jnp.zeros(N)),
+    "checkpoint": lambda e, g: jax.checkpoint(lambda e: e[g])(e),
+}
+
+
+@pytest.mark.parametrize("lookup", INSIDE)
+def test_levels_inside_of_other_programs_are_refused_too(lookup):
+    def model(shop):
+        rows(INSIDE[lookup](effects("shop", 5), shop))
+
+    check_rows(model, (jnp.asarray(SHOP),), {}, init_to_uniform)
+    with pytest.raises(ValueError, match=r"2 of 60 .* number 7 of 'shop'"):
+        check_rows(model, (jnp.asarray(with_levels(SHOP, 7, 6)),), {}, init_to_uniform)
+
+
+UNHARMED = {
+    "masked": lambda e, g: lax.scan(lambda _, i: (None, jnp.where(i < 5, e[i], 0.0)), None, g)[1],
+    "not chosen": lambda e, g: lax.cond(jnp.max(g) < 2, lambda: e[g], lambda: jnp.zeros(N)),
+    "clipped": lambda e, g: jax.vmap(lambda i: jnp.take(e, i, mode="clip"))(g),
+}
+
+
+@pytest.mark.parametrize("lookup", UNHARMED)
+def test_levels_inside_of_other_programs_that_move_nothing_pass(lookup):
+    def model(shop):
+        rows(UNHARMED[lookup](effects("shop", 5), shop))
+
+    check_rows(model, (jnp.asarray(with_levels(SHOP, 7)),), {}, init_to_uniform)
 
 
 def test_a_level_from_the_end_is_refused_where_a_loss_is_traced():
