@@ -83,8 +83,7 @@ def indexed(x: Any) -> Any:
 def check_frames(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     """An error if the model does not run on a frame among its arguments, where a caller hands them
     on as they are: this package makes arrays of frames, NumPyro's own classes do not."""
-    frames = [x for x in jax.tree.leaves((args, kwargs)) if _frame_of(x) is x is not None]
-    if not frames:
+    if not (frames := frames_in((args, kwargs))):
         return
     try:
         with block():
@@ -96,6 +95,11 @@ def check_frames(model: Any, args: tuple, kwargs: dict[str, Any]) -> None:
             f" NumPyro's SVI and Trace_ELBO hand it on; pass arrays, jnp.asarray({name.lower()}"
             ".to_numpy()) or one for each column."
         ) from error
+
+
+def frames_in(tree: Any) -> list[Any]:
+    """The frames and Series among the arguments of a model, of which others have the numbers."""
+    return [x for x in jax.tree.leaves(tree) if _frame_of(x) is x is not None]
 
 
 def has_words(x: Any) -> bool:

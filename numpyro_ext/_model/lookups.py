@@ -275,10 +275,11 @@ def _each(whole: _Node, num: int, latent: Any) -> list[_Node]:
 
 
 def _results(eqn: Any, nodes: list[_Node]) -> list[_Node]:
-    kind, latent, shape = eqn.primitive.name, _latent(nodes), eqn.outvars[0].aval.shape
+    kind, latent = eqn.primitive.name, _latent(nodes)
     node = _Node(partial(_bind, eqn, nodes), latent)
     if eqn.primitive.multiple_results:
         return _each(node, len(eqn.outvars), latent)
+    shape = eqn.outvars[0].aval.shape
     if kind in _MOVED:
         node.plate, node.source, node.columns = nodes[0].plate, nodes[0].source, nodes[0].columns
     if kind == "name" and eqn.params["name"].startswith(_LATENT):

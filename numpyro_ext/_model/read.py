@@ -502,7 +502,7 @@ def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) 
     """The trace of one run."""
     try:
         with _refuse_no_rows():
-            sites = trace(fn).get_trace(*indexed(args), **indexed(kwargs or {}))
+            return trace_again(fn, args, kwargs or {})
     except TypeError as error:
         if not any(map(has_words, jax.tree.leaves((args, kwargs)))):
             raise
@@ -510,6 +510,11 @@ def trace_of(fn: Model, args: tuple = (), kwargs: dict[str, Any] | None = None) 
             "the model computes with an array of words or of Python objects among its arguments;"
             " code words as numbers, as by np.unique(words, return_inverse=True)[1]."
         ) from error
+
+
+def trace_again(fn: Model, args: tuple, kwargs: dict[str, Any]) -> Trace:
+    """The trace of a program that :func:`trace_of` has run before on such arguments."""
+    sites = trace(fn).get_trace(*indexed(args), **indexed(kwargs))
     return {name: site for name, site in sites.items() if not name.endswith(FILLED)}
 
 

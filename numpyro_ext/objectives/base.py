@@ -55,6 +55,7 @@ from numpyro_ext._model.read import (
     latent_sites,
     sample_sites,
     set_up,
+    trace_again,
     trace_of,
     transforms_of,
     value_before,
@@ -128,8 +129,8 @@ class Objective(ELBO, ABC):
     per_datum: bool = False
     takes_powers: bool = False
     without_log_q: str = 'gradient="standard"'
-    _reading: tuple[Any, Any] = (None, None)
-    """The mark of the last programs and data, and their layout."""
+    _reading: tuple[Any, Any, Any] = (None, None, None)
+    """The mark of the last programs and data, their layout, and what else was looked at."""
 
     def __init__(
         self,
@@ -225,18 +226,11 @@ class Draws:
         self._model = seed_plates(model, plate_key)
         self._guide = seed_plates(guide, plate_key)
         self.guide, self.args, self.kwargs = guide, args, kwargs
-        # Whether the programs are fit for each other, and the data for them, is looked at once.
-        mark, layout = objective._reading
-        self._is_read = is_read = mark is not None and mark == self._mark(model)
-        if not is_read:
-            set_up(guide, args, kwargs)
-            layout = cast(Layout, shapes_on_plates(self._read))
-        self.layout: Layout = layout
+        mark, layout, _ = objective._reading
+        self._is_read = mark is not None and mark == self._mark(model)
+        self.layout: Layout = layout if self._is_read else self._read(model)
         if self.layout.masked:
             self._model = seed_plates(masks_filled(model), plate_key)
-        if not is_read:
-            self._check_data(model)
-            objective._reading = self._mark(model), layout
         self.step = params.get(STEP, {"step": 0})["step"] if STEP in self.layout.mutable else None
         self.proxy = None
         if self.layout.subsampled:
@@ -336,9 +330,8 @@ class Draws:
         guide_key = random.split(key)[1]
         data = {**(self.params if params is None else params), **(values or {})}
         guide = substitute(seed(self._guide, guide_key), data=data)
-        guide = guide if self._is_read else valid_plates(guide)
         with drawn_once(), without_rsample_stop_gradient():
-            return trace_of(guide, *(arguments or (self.args, self.kwargs)))
+            return self._run(guide, *(arguments or (self.args, self.kwargs)))
 
     def model_trace(self, key: Array, guide_trace: Trace, params: Params | None = None) -> Trace:
         """One run of the model at the values of ``guide_trace``, on its minibatch."""
@@ -346,8 +339,13 @@ class Draws:
         data = {**(self.params if params is None else params), **_mutable(guide_trace)}
         model = replay(seed(self._model, model_key), cast(Any, guide_trace))
         model = substitute(model, data=data)
-        model = model if self._is_read else valid_plates(same_plates(model, guide_trace))
-        return trace_of(model, self.args, self.kwargs)
+        model = model if self._is_read else same_plates(model, guide_trace)
+        return self._run(model, self.args, self.kwargs)
+
+    def _run(self, program: Model, args: tuple, kwargs: dict[str, Any]) -> Trace:
+        if self._is_read:
+            return trace_again(program, args, kwargs)
+        return trace_of(valid_plates(program), args, kwargs)
 
     def dream(
         self, rng_key: Array, arguments: Arguments | None = None, params: Params | None = None
@@ -374,7 +372,23 @@ class Draws:
             )
         return guide
 
-    def _check_data(self, model: Model) -> None:
+    def _read(self, model: Model) -> Layout:
+        """The layout, where the programs are fit for each other, and the data for them, which is
+        looked at once."""
+        set_up(self.guide, self.args, self.kwargs)
+        layout = cast(Layout, shapes_on_plates(self._find_layout))
+        self._check_data(model, layout)
+        self.objective._reading = self._mark(model), layout, set()
+        return layout
+
+    def once(self, check: Callable[..., None], *args: Any) -> None:
+        """``check(self, *args)``, unless it has passed for these programs and data."""
+        passed = self.objective._reading[2]
+        if check.__name__ not in passed:
+            check(self, *args)
+            passed.add(check.__name__)
+
+    def _check_data(self, model: Model, layout: Layout) -> None:
         """An error that names an observed site with data that do not fit, in any row."""
 
         def value_of_guide(site: Any) -> Any:  # of a parameter for which the model itself has none
@@ -383,14 +397,14 @@ class Draws:
 
         args, kwargs = self.args, self.kwargs
         model = substitute(model, substitute_fn=value_of_guide)
-        if self.layout.subsampled:
+        if layout.subsampled:
             plates_given = given_plates(model, args, kwargs, init_to_uniform)
             model = given_rows(model, plates_given)
             if self.objective.proxy is not None:
                 check_all_rows("a proxy", plates_given, args, kwargs)
-        check_rows(model, args, kwargs, init_to_uniform, bounded=self.layout.bounded)
+        check_rows(model, args, kwargs, init_to_uniform, bounded=layout.bounded)
 
-    def _read(self) -> Layout:
+    def _find_layout(self) -> Layout:
         """The layout; an error if the objective does not take it."""
         objective, guide_trace = self.objective, self.guide_trace(self.keys[0])
         with marked_plates():

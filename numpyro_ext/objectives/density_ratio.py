@@ -236,7 +236,7 @@ def pairs_of(
                 f" latent and observed site must be in it without a mask, and '{site['name']}' is"
                 " not; use DensityRatioELBO(contrast='adaptive')."
             )
-    _check_alike(draws, samples.group, keys[0])
+    draws.once(_check_alike, samples.group, keys[0])
 
     def draw(key: Array, dream_key: Array) -> tuple[Array, Array, State]:
         particle = draws.particle(key)

@@ -307,12 +307,8 @@ class ParticleField(ELBO, ABC):
         z = guide.sample_latent(key_guide, param_map, num_particles)
         # No gradient flows through the particles but the surrogate's.
         x, params = lax.stop_gradient((z, param_map))
-        info = guide.info_on(model, args, kwargs) if hasattr(guide, "info_on") else None
-        if info is None:
-            info = read_for_particles(substitute(model, data=params), args, kwargs)
-        info = with_circles(info, params.get(f"{getattr(guide, 'prefix', 'auto')}_cut"))
-        unpack = _unpacking(guide, info, z)
-        potential = Potential(model, info, params, args, kwargs)
+        potential = _potential(model, guide, params, args, kwargs)
+        info, unpack = potential.info, _unpacking(guide, potential.info, z)
         # The rows of the minibatch, drawn once for all particles.
         idx = potential.draw_rows(key_minibatch)
         if self.proxy is not None:
@@ -361,6 +357,17 @@ class ParticleField(ELBO, ABC):
         # The difference is 0, so that the value keeps its digits when the surrogate is large.
         mean = jnp.mean(log_p, where=~lost)
         return -mean + (surrogate - lax.stop_gradient(surrogate))
+
+
+def _potential(model: Model, guide: Any, params: Params, args: tuple, kwargs: Kwargs) -> Potential:
+    """The potential of a model, which a guide may have read."""
+    if hasattr(guide, "potential_on"):
+        known = guide.potential_on(model, params, args, kwargs)
+        if known is not None:
+            return known
+    info = read_for_particles(substitute(model, data=params), args, kwargs)
+    info = with_circles(info, params.get(f"{getattr(guide, 'prefix', 'auto')}_cut"))
+    return Potential(model, info, params, args, kwargs)
 
 
 def read_for_particles(model: Model, args: tuple, kwargs: Kwargs) -> ModelInfo:

@@ -14,14 +14,14 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.primitives import mutable
 
 from numpyro_ext._checks import check_count, check_nonnegative
-from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.arguments import frames_in, is_traced
+from numpyro_ext._model.circles import circular_sites, with_circles
 from numpyro_ext._model.circular_guide import CircularGuide
 from numpyro_ext._model.enumeration import without_summed
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext._model.modes import SEARCH, InitFrom
 from numpyro_ext._model.operations import run_once
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.same import is_same
 from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._typing import Float, Kwargs, Model, Params, Sites, Trace
@@ -113,7 +113,7 @@ class AutoParticles(BeginsAtModes, CircularGuide):
         check_nonnegative("init_scale", self.init_scale)
         self.count_steps = count_steps
         self.num_particles = check_count("num_particles", num_particles)
-        self.seen: tuple[ModelInfo, Any] | None = None
+        self.seen: tuple[Potential, bool, Any] | None = None
         self.summed, self.left_out = False, frozenset[str]()
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn or init_to_uniform)
 
@@ -129,7 +129,11 @@ class AutoParticles(BeginsAtModes, CircularGuide):
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[Any, Array | None, Sites]:
         """The particles at the start, at which mode each of them is, and the first one's sites."""
         info = read_for_particles(self.model, args, kwargs)
-        self.seen = None if is_traced((args, kwargs)) else (info, (args, kwargs))
+        potential = Potential(self.model, info, {}, args, kwargs)
+        self.seen = None
+        if not is_traced((args, kwargs)) and not frames_in((args, kwargs)):
+            is_fixed = not (info.params or info.mutable or circular_sites(info))
+            self.seen = potential.changed(), is_fixed, (args, kwargs)
         self.summed = bool(info.summed)
         if self.summed:
             self.left_out = frozenset(info.deterministic)
@@ -139,7 +143,6 @@ class AutoParticles(BeginsAtModes, CircularGuide):
         warn_of_few_particles(m, info.size)
         # Without the block the model's own sites would be recorded in the guide's trace.
         with handlers.block():
-            potential = Potential(self.model, info, {}, args, kwargs)
             modes = self.find_modes(self.model, potential)
             key = _key()
             if modes is not None:
@@ -176,12 +179,20 @@ class AutoParticles(BeginsAtModes, CircularGuide):
             )
         return x, None, first
 
-    def info_on(self, model: Model, args: tuple, kwargs: Kwargs) -> ModelInfo | None:
-        """What :meth:`prepare` has read, if in this model on these very arguments."""
+    def potential_on(
+        self, model: Model, params: Params, args: tuple, kwargs: Kwargs
+    ) -> Potential | None:
+        """The potential with these parameters, if :meth:`prepare` has read this model on these very
+        arguments."""
         if self.seen is None or model is not self.model:
             return None
-        info, arguments = self.seen
-        return info if is_same(arguments, (args, kwargs)) else None
+        potential, is_fixed, arguments = self.seen
+        if not is_same(arguments, (args, kwargs)):
+            return None
+        if is_fixed:
+            return potential
+        info = with_circles(potential.info, params.get(f"{self.prefix}_cut"))
+        return Potential(model, info, params, args, kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "seen": None}

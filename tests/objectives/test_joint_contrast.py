@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.guides import with_critic
-from numpyro_ext.objectives import DensityRatioELBO, SymmetricKL
+from numpyro_ext.objectives import DensityRatioELBO, SymmetricKL, density_ratio
 from numpyro_ext.scores import LogisticRatio
 from tests.objectives.compare import assert_refuses
 
@@ -313,3 +313,32 @@ def test_a_covariate_that_the_ratio_does_not_see_is_an_error(loss):
         assert_refuses(sentence, loss, {"slope": 0.5}, one, of_regression, X[:, 0], C, batch)
     seen = loss.loss(random.key(0), {"slope": 0.5}, regression, of_regression, X[:, 0], C, 4, True)
     assert np.isfinite(seen)
+
+
+def test_covariates_are_looked_for_once_and_again_where_the_data_have_changed(monkeypatch):
+    loss, looked = DensityRatioELBO(3, "joint", ratio=LogisticRatio()), []
+    look = density_ratio._check_alike
+    monkeypatch.setattr(
+        density_ratio, "_check_alike", lambda *args: looked.append(args) or look(*args)
+    )
+    held, x = {"c": jnp.zeros(())}, X[:, 0]
+
+    def one(x):
+        with numpyro.plate("N", len(x)):
+            z = numpyro.sample("z", dist.Normal(held["c"], 1.0))
+            numpyro.sample("x", dist.Normal(z, 1.0), obs=x)
+
+    def of_rows(x):
+        with numpyro.plate("N", len(x)):
+            numpyro.sample("z", dist.Normal(numpyro.param("slope", 0.5) * x, 0.5))
+
+    def call():
+        loss.loss(random.key(0), {"slope": 0.5}, one, of_rows, x)
+
+    call()
+    call()
+    assert len(looked) == 1
+    held["c"] = C
+    for _ in range(2):  # it is an error in the next call too
+        with pytest.raises(ValueError, match=r"depend on an array of shape \(6,\)"):
+            call()

@@ -15,6 +15,7 @@ from numpyro.infer import SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_feasible, init_to_sample, init_to_value
 import optax
+import pandas as pd
 import pytest
 
 from numpyro_ext.guides import IntractableDensityError
@@ -168,3 +169,23 @@ def test_a_latent_site_of_a_plate_has_its_values_in_each_particle(options):
     svi = SVI(grouped, guide, optax.sgd(0.0), SVGD())
     params = svi.get_params(svi.init(random.key(0)))
     assert guide.particles(params)["effect"].shape == (20, 6)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, pd.Series], ids=["array", "series"])
+def test_a_loss_sees_data_that_have_changed_in_place(kind):
+    """Although the guide keeps the potential that it has read."""
+
+    def of_rows(x):
+        loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("x", dist.Normal(loc, 1.0), obs=jnp.asarray(x))
+
+    x, guide = kind(np.zeros(3)), AutoParticles(of_rows, 5, init_from=None)
+    svi = SVI(of_rows, guide, optax.sgd(0.0), SVGD())
+    params = svi.get_params(svi.init(random.key(0), x))
+    before = SVGD().loss(random.key(1), params, of_rows, guide, x)
+    x[:] = 2.0
+    after = SVGD().loss(random.key(1), params, of_rows, guide, x)
+    loc = params["auto_particles"][:, 0]
+    change = 3 * jnp.mean((2.0 - loc) ** 2 - loc**2) / 2
+    np.testing.assert_allclose(after - before, change, rtol=1e-4)
