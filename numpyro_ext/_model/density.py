@@ -3,14 +3,13 @@
 from collections.abc import Collection
 from typing import Any
 
-from jax import Array, random
-from jax.lax import stop_gradient
+from jax import Array
 import jax.numpy as jnp
 from numpyro.distributions import Distribution, Independent, biject_to
 from numpyro.distributions.constraints import Constraint
 from numpyro.distributions.util import is_identically_one
 
-from numpyro_ext._model.read import Site, frames, is_data, layers, sample_sites
+from numpyro_ext._model.read import Site, frames, layers, sample_sites
 from numpyro_ext._numpyro import mask_of
 from numpyro_ext._typing import Trace
 
@@ -108,22 +107,6 @@ def without_mask(fn: Any) -> Any:
     while mask_of(fn) is not None:
         fn = fn.base_dist
     return fn
-
-
-def labels_drawn(trace: Trace, plate: str, rng_key: Array) -> Trace:
-    """The trace with values of its observed sites in a plate that are drawn from their own
-    distributions, at the latent values of the trace."""
-    drawn = dict(trace)
-    for i, site in enumerate(sample_sites(trace)):
-        if plate in frames(site) and site["is_observed"]:
-            if not is_data(site):
-                raise ValueError(
-                    f"site '{site['name']}' is a numpyro.factor, of which no labels can be drawn;"
-                    " write it as an observed site, or use another curvature."
-                )
-            value = site["fn"].sample(random.fold_in(rng_key, i))
-            drawn[site["name"]] = {**site, "value": stop_gradient(value), "intermediates": []}
-    return drawn
 
 
 def log_abs_det(trace: Trace, names: Collection[str]) -> Array:

@@ -142,10 +142,6 @@ class _Node:
         """The same before negative indices were made ones from the end."""
         return self.unwrapped or self
 
-    def of_axis(self, k: int) -> "_Node":
-        """The indices along one of the axes that it indexes."""
-        return self.columns[k] if self.columns else self
-
 
 class _Walk:
     """The lookups of a program in their order.
@@ -178,21 +174,23 @@ class _Walk:
 
     def _of_lookup(self, eqn: Any, nodes: list[_Node], node: _Node) -> _Node:
         """What a lookup reads, other where it is moved."""
-        sizes, params, shapes = eqn.invars[0].aval.shape, eqn.params, nodes[0].latent
-        axes, indices, shared = range(len(sizes)), nodes[1:], ()
+        sizes, params, shapes = eqn.invars[0].aval.shape, eqn.params, nodes[0].latent or {}
+        axes, indices, shared, mode = range(len(sizes)), nodes[1:], (), None
         if eqn.primitive.name == "gather":
-            (index,), dims = indices, params["dimension_numbers"]
+            dims, mode = params["dimension_numbers"], params["mode"]
             axes, shared = dims.start_index_map, dims.offset_dims
-            if params["mode"] == GatherScatterMode.PROMISE_IN_BOUNDS:
-                _check_rows(sizes, axes, index)
+            indices = [_column(nodes[1], k) for k in range(len(axes))]
             # Of a slice, which vmap makes a lookup, the mode is none that a model has chosen.
-            chosen = params["mode"] == GatherScatterMode.CLIP and dims.collapsed_slice_dims
+            chosen = mode == GatherScatterMode.CLIP and dims.collapsed_slice_dims
             if chosen or params["fill_value"] not in (None, np.nan):
                 return node
-            indices = [_column(index.raw, k) for k in range(len(axes))]
-        site = next((k for k, x in (shapes or {}).items() if x == sizes), next(iter(shapes or "?")))
-        for axis, level in zip(axes, indices, strict=True):
-            level, size = level.raw, sizes[axis]
+        site = next(
+            (name for name, shape in shapes.items() if shape == sizes), next(iter(shapes), "")
+        )
+        for axis, index in zip(axes, indices, strict=True):
+            if mode != GatherScatterMode.FILL_OR_DROP:
+                _check_rows(sizes, axis, index.plate)
+            level, size = index.raw, sizes[axis]
             if shapes and params["slice_sizes"][axis] == 1 and level.latent is None:
                 self.sites.append((site, size))
                 self.levels.append(level)
@@ -290,8 +288,9 @@ def _results(eqn: Any, nodes: list[_Node]) -> list[_Node]:
         node.source = nodes[0].source
     elif kind == "concatenate" and len(nodes) == shape[-1]:
         node.columns = nodes
-    elif kind == "add" and getattr(eqn.invars[1], "val", 0) > 0:
-        node.added_to = nodes[0]
+    elif kind == "add" and jnp.issubdtype(eqn.outvars[0].aval.dtype, np.integer):
+        is_size = getattr(eqn.invars[1], "val", 0) > 0
+        node.added_to = nodes[0] if is_size else None
     elif kind == "select_n" and nodes[-1].added_to is nodes[1]:
         node.unwrapped, node.plate = nodes[1], nodes[1].plate
     if kind in (*_MOVED, "concatenate") and any(x.unwrapped for x in nodes):
@@ -301,20 +300,25 @@ def _results(eqn: Any, nodes: list[_Node]) -> list[_Node]:
 
 def _column(index: _Node, k: int) -> _Node:
     """The indices along one of the axes that a lookup indexes."""
-    part = index.of_axis(k)
-    return _Node(lambda: index.value[..., k], index.latent, part.plate, part.source)
+
+    def of(whole: _Node) -> _Node:
+        part = whole.columns[k] if whole.columns else whole
+        return _Node(lambda: whole.value[..., k], whole.latent, part.plate, part.source)
+
+    column = of(index)
+    column.unwrapped = of(index.raw)
+    return column
 
 
-def _check_rows(shape: tuple[int, ...], axes: Sequence[int], index: _Node) -> None:
+def _check_rows(shape: tuple[int, ...], axis: int, plate: str | None) -> None:
     """An error where the rows of a plate are not all in an array of this shape."""
-    for k, axis in enumerate(axes):
-        name, _, size = (index.of_axis(k).plate or "").rpartition(" ")
-        if size and shape[axis] < int(size):
-            where = "rows" if axis == 0 else f"entries along axis {axis}"
-            raise ValueError(
-                f"the model takes the rows of the plate {name}, which has {size}, from an array of"
-                f" shape {shape}, which has {shape[axis]} {where}; give it the size of the data."
-            )
+    name, _, size = (plate or "").rpartition(" ")
+    if size and shape[axis] < int(size):
+        where = "rows" if axis == 0 else f"entries along axis {axis}"
+        raise ValueError(
+            f"the model takes the rows of the plate {name}, which has {size}, from an array of"
+            f" shape {shape}, which has {shape[axis]} {where}; give it the size of the data."
+        )
 
 
 def _other(node: _Node, level: _Node, size: int, now: Array, shared: Sequence[int]) -> Array:

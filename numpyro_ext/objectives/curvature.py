@@ -12,11 +12,11 @@ from numpyro.distributions import Normal
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_ext._checks import check_choice
-from numpyro_ext._model.density import labels_drawn, row_log_lik, scales_rooted, seen
+from numpyro_ext._model.density import row_log_lik, scales_rooted, seen
 from numpyro_ext._model.handlers import valid_plates
-from numpyro_ext._model.read import Site, base_distribution, sample_sites
+from numpyro_ext._model.read import Site, base_distribution, frames, is_data, sample_sites
 from numpyro_ext._model.units import drawn_sites
-from numpyro_ext._typing import Sites
+from numpyro_ext._typing import Sites, Trace
 from numpyro_ext.objectives.base import STEP, Draws, MapT, Objective, Particle, State
 
 Curvature = Literal["empirical_fisher", "fisher", "squared_gradient", "hessian", "reparam"]
@@ -155,7 +155,7 @@ class CurvatureELBO(Objective):
         rows = trace[plate]["value"]
 
         def log_liks(trace: Any, rng_key: Array) -> Array:
-            drawn = labels_drawn(trace, plate, rng_key) if self.curvature == "fisher" else trace
+            drawn = _labels_drawn(trace, plate, rng_key) if self.curvature == "fisher" else trace
             return row_log_lik(drawn, plate, rooted=True)
 
         def alone(x: Array, n: Array, rng_key: Array) -> Array:
@@ -236,3 +236,19 @@ def _is_one_row(alone: Callable[..., Array], *args: Array) -> bool:
 
 def _times_hessian(fn: Callable[[Array], Array], x: Array, v: Array) -> Array:
     return jax.jvp(jax.grad(fn), (x,), (v,))[1]
+
+
+def _labels_drawn(trace: Trace, plate: str, rng_key: Array) -> Trace:
+    """The trace with values of its observed sites in a plate that are drawn from their own
+    distributions, at the latent values of the trace."""
+    drawn = dict(trace)
+    for i, site in enumerate(sample_sites(trace)):
+        if plate in frames(site) and site["is_observed"]:
+            if not is_data(site):
+                raise ValueError(
+                    f"site '{site['name']}' is a numpyro.factor, of which no labels can be drawn;"
+                    " write it as an observed site, or use another curvature."
+                )
+            value = site["fn"].sample(random.fold_in(rng_key, i))
+            drawn[site["name"]] = {**site, "value": stop_gradient(value), "intermediates": []}
+    return drawn

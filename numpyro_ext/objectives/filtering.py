@@ -13,12 +13,12 @@ from numpyro_ext._checks import check_choice
 from numpyro_ext._model.density import log_density, scaled
 from numpyro_ext._model.handlers import drawn_once, valid_plates
 from numpyro_ext._model.read import Site, latent_sites, layers, sample_sites
-from numpyro_ext._model.time_steps import Scan, check_pieces, refuse_no_steps, until_scan
 from numpyro_ext._model.units import drawn_sites
 from numpyro_ext._numpyro import mask_of, without_rsample_stop_gradient
 from numpyro_ext._typing import Sites, Trace
 from numpyro_ext.objectives.base import Draws, MapT, Objective, State
 from numpyro_ext.objectives.power_mean import power_mean, surrogate, weighted_surrogate
+from numpyro_ext.objectives.time_steps import Scan, check_pieces, refuse_no_steps, until_scan
 
 
 class FilteringELBO(Objective):

@@ -361,13 +361,15 @@ class ParticleField(ELBO, ABC):
 
 def _potential(model: Model, guide: Any, params: Params, args: tuple, kwargs: Kwargs) -> Potential:
     """The potential of a model, which a guide may have read."""
-    if hasattr(guide, "potential_on"):
-        known = guide.potential_on(model, params, args, kwargs)
-        if known is not None:
+    cut = params.get(f"{getattr(guide, 'prefix', 'auto')}_cut")
+    known = guide.potential_on(model, args, kwargs) if hasattr(guide, "potential_on") else None
+    if known is None:
+        info = read_for_particles(substitute(model, data=params), args, kwargs)
+    else:
+        info = known.info
+        if cut is None and not info.params:
             return known
-    info = read_for_particles(substitute(model, data=params), args, kwargs)
-    info = with_circles(info, params.get(f"{getattr(guide, 'prefix', 'auto')}_cut"))
-    return Potential(model, info, params, args, kwargs)
+    return Potential(model, with_circles(info, cut), params, args, kwargs)
 
 
 def read_for_particles(model: Model, args: tuple, kwargs: Kwargs) -> ModelInfo:

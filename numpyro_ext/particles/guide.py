@@ -15,7 +15,6 @@ from numpyro.primitives import mutable
 
 from numpyro_ext._checks import check_count, check_nonnegative
 from numpyro_ext._model.arguments import frames_in, is_traced
-from numpyro_ext._model.circles import circular_sites, with_circles
 from numpyro_ext._model.circular_guide import CircularGuide
 from numpyro_ext._model.enumeration import without_summed
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
@@ -113,7 +112,7 @@ class AutoParticles(BeginsAtModes, CircularGuide):
         check_nonnegative("init_scale", self.init_scale)
         self.count_steps = count_steps
         self.num_particles = check_count("num_particles", num_particles)
-        self.seen: tuple[Potential, bool, Any] | None = None
+        self.seen: tuple[Potential, Any] | None = None
         self.summed, self.left_out = False, frozenset[str]()
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn or init_to_uniform)
 
@@ -130,10 +129,9 @@ class AutoParticles(BeginsAtModes, CircularGuide):
         """The particles at the start, at which mode each of them is, and the first one's sites."""
         info = read_for_particles(self.model, args, kwargs)
         potential = Potential(self.model, info, {}, args, kwargs)
-        self.seen = None
-        if not is_traced((args, kwargs)) and not frames_in((args, kwargs)):
-            is_fixed = not (info.params or info.mutable or circular_sites(info))
-            self.seen = potential.changed(), is_fixed, (args, kwargs)
+        # A frame may change in place, of which a potential has the numbers.
+        may_change = is_traced((args, kwargs)) or frames_in((args, kwargs))
+        self.seen = None if may_change else (potential.changed(), (args, kwargs))
         self.summed = bool(info.summed)
         if self.summed:
             self.left_out = frozenset(info.deterministic)
@@ -179,20 +177,12 @@ class AutoParticles(BeginsAtModes, CircularGuide):
             )
         return x, None, first
 
-    def potential_on(
-        self, model: Model, params: Params, args: tuple, kwargs: Kwargs
-    ) -> Potential | None:
-        """The potential with these parameters, if :meth:`prepare` has read this model on these very
-        arguments."""
+    def potential_on(self, model: Model, args: tuple, kwargs: Kwargs) -> Potential | None:
+        """What :meth:`prepare` has read, if in this model on these very arguments."""
         if self.seen is None or model is not self.model:
             return None
-        potential, is_fixed, arguments = self.seen
-        if not is_same(arguments, (args, kwargs)):
-            return None
-        if is_fixed:
-            return potential
-        info = with_circles(potential.info, params.get(f"{self.prefix}_cut"))
-        return Potential(model, info, params, args, kwargs)
+        potential, arguments = self.seen
+        return potential if is_same(arguments, (args, kwargs)) else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "seen": None}

@@ -37,6 +37,9 @@ SHORTER = {
     "as an index": lambda x, i: jnp.ones(5)[jnp.arange(200)[i] % 5],
     "jitted": lambda x, i: jax.jit(lambda x, i: x[i])(x, i),
     "computed": lambda x, i: (2 * x)[i],
+    "in vmap": lambda x, i: jax.vmap(lambda i: x[i])(i),
+    "in map": lambda x, i: jax.lax.map(lambda i: x[i], i),
+    "in cond": lambda x, i: jax.lax.cond(x[0] > 0, lambda: x[i], lambda: jnp.zeros(len(i))),
 }
 
 
@@ -54,6 +57,7 @@ FITTING = {
     "an index that is computed": lambda x, i: x[i % 200] + x[i // 2],
     "an index with a guard": lambda x, i: jnp.where(i < 200, x[jnp.where(i < 200, i, 0)], 0.0),
     "a mode of its own": lambda x, i: x.at[i].get(mode="clip"),
+    "the row after": lambda x, i: x[jnp.where(i >= 199, i + -199, i + 1) % 200],
     "no index": lambda x, i: jnp.ones(len(i)),
 }
 
