@@ -1,10 +1,9 @@
 """The search for the modes of a posterior: descents from several points, and what did not hold."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 import math
-from typing import Any, NamedTuple
+from typing import Any
 import warnings
 
 import jax
@@ -30,7 +29,8 @@ from numpyro_ext._model.circles import (
     with_circles,
     wrapped,
 )
-from numpyro_ext._model.exact import imprecise, may_be_imprecise, numbers_of
+from numpyro_ext._model.descent import make_search
+from numpyro_ext._model.exact import has_large, imprecise, may_be_imprecise, numbers_of
 from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.labels import (
     Coords,
@@ -42,44 +42,20 @@ from numpyro_ext._model.labels import (
 )
 from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, Problem, of_kind
 from numpyro_ext._model.normal import Whitening
-from numpyro_ext._model.normal_fit import (
-    WORTH_OPTIMISING,
-    NormalMeasure,
-    batch_rows,
-    draw_batch,
-    fit_normal,
-    some_rows,
-    sum_rows,
-)
-from numpyro_ext._model.operations import (
-    count_operations,
-    jit_on_data,
-    linearized,
-    on_numbers,
-    quick_options,
-    run_once,
-)
+from numpyro_ext._model.normal_fit import NormalMeasure, fit_normal
+from numpyro_ext._model.operations import jit_on_data, on_numbers, quick_options, run_once
 from numpyro_ext._model.potential import ROWS, Potential
 from numpyro_ext._model.read import ModelInfo
 from numpyro_ext._model.spheres import has_poles, is_sphere
 from numpyro_ext._model.start import draw_params, draw_start, prior_center, start_near_median
 from numpyro_ext._model.structured_fit import fit_structured
+from numpyro_ext._model.surface import some_rows, surface_of
 from numpyro_ext._model.whole_rows import on_some_rows
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
 _GROUPS_FROM = 256
 """Latent numbers from which a hierarchy is searched by the structure of its rows."""
-_ADAM_STEPS, _ADAM_PIECE, _SEARCHES = 2000, 100, 4
-_MOST_OF_ADAM = 5e10
-"""Numbers that Adam may compute; a search that takes more begins with Newton steps."""
-_NEWTON_STEPS, MOST_PASSES = 60, 300
-"""The budget of one search: Newton steps, and gradients of all rows."""
-_STEPS_OF_A_STAGE = 10
-_CG_STEPS, _CG_TOLERANCE = 300, 1e-2
-_HALVINGS, _TWICE_AS_NEAR_IN = 12, 6
-_NEAR = 0.05
-"""The decrement at which a search ends."""
-_LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
+_SEARCHES = 4
 _NORMAL_MODE, _NORMAL_FIT = 0.3, 0.1
 """Departures up to which a mode, and a fit in its place, are taken without a warning."""
 _NORMAL_ALONG_ALL = 0.45
@@ -241,10 +217,9 @@ def place_cuts(
         closed = _closed_sites(Potential(model, turns, params, args, kwargs).on_one_batch())
         turns = with_circles(at_pi, np.zeros(info.size), Turns, closed)
         potential = Potential(model, turns, params, args, kwargs).on_one_batch()
-        start, energy, _ = draw_start(rng_key, model, turns, *potential.arguments)
-        if not (closed and np.isfinite(energy)):
+        starts = _finite(potential, _opposite(_keys_and_points(rng_key, potential, _SEARCHES)[1]))
+        if not (closed and len(starts)):
             return at_pi
-        starts = starts_of(rng_key, turns, start, _SEARCHES)
         ends = make_search(rng_key, potential)(starts)
         ends = [end for end in ends if np.all(np.isfinite(end.factor))]
         if not ends:
@@ -357,7 +332,7 @@ def search_modes(
 ) -> Modes:
     """The modes of a posterior, as :func:`find_modes` says, from one ``start`` if it is given."""
     info, has_start = potential.info, start is not None
-    keys = run_once(lambda key: tuple(random.split(key, 4)), rng_key)
+    keys, points = _keys_and_points(rng_key, potential, starts)
     key_start, key_mode, key_svi, key_shape = keys
     measure = NormalMeasure(key_shape, potential)
     many = by_groups or info.size > _GROUPS_FROM
@@ -365,20 +340,19 @@ def search_modes(
         fit = _of_groups(key_start, model, potential, start, measure, labels, by_groups)
         if fit is not None:
             return fit
-    search = make_search(key_mode, potential)
-    energy: Any = 0.0
-    if start is None:
-        start, energy, _ = draw_start(
+    if start is None and init_strategy is not init_to_uniform:
+        start, _, _ = draw_start(
             key_start, model, info, *potential.arguments, init_strategy=init_strategy
         )
-    mode, ends, spent = None, iter(()), 0
-    if np.isfinite(energy):
-        ends = search(starts_of(key_start, info, start, starts))
-        mode = next(ends)
+    if start is not None:
+        points[0] = info.ravel(start)
+    search, places = make_search(key_mode, potential), _opposite(points)[:starts]
+    ends = search(places if has_start else _finite(potential, places))
+    mode, spent = next(ends, None), 0
     if mode is None or not (has_start or mode.decrement <= _LOST):
         spent = 0 if mode is None else mode.row_gradients
-        start = _start_again(key_start, model, potential, init_strategy)
-        ends = search(starts_of(key_start, info, start, starts))
+        points[0] = info.ravel(_start_again(key_start, model, potential, init_strategy))
+        ends = search(_opposite(points)[:starts])
         mode = next(ends)
     all_ends = [mode]
     if mode.at_mode and not has_start:
@@ -394,12 +368,12 @@ def search_modes(
         if not np.isfinite(mode.decrement):
             # The search leaves out minibatches without a finite gradient; all rows are in here.
             rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
-            at_start = jax.jit(potential.full_value_and_grad)(start)
-            potential.check_start(start, rows, *at_start, give="another start")
-        x = np.concatenate([np.ravel(start[name]) for name in info.latents])
+            begin = info.unravel(jnp.asarray(points[0]))
+            at_start = jax.jit(potential.full_value_and_grad)(begin)
+            potential.check_start(begin, rows, *at_start, give="another start")
         begins: list[tuple[Any, Any]] = [(mode.center, mode.factor)]
         if not mode.at_mode:
-            begins = [(x, np.full_like(x, 0.05))]
+            begins = [(points[0], np.full_like(points[0], 0.05))]
         if len(modes) == 1 and not has_start:  # of several modes, it might end in another one
             median, sds = prior_center(key_start, model, potential)
             begins.append((median, np.asarray(sds) / 10))
@@ -433,7 +407,7 @@ def _of_groups(
     """The normal of greatest ELBO of a hierarchy with many groups; None for another model."""
     info = potential.info
     x = prior_center(rng_key, model, potential)[0] if start is None else info.ravel(start)
-    fit = fit_structured(potential, np.asarray(x, float), WORTH_OPTIMISING)
+    fit = fit_structured(potential, np.asarray(x, float))
     if fit is None:
         return None
     fit = measure(fit)
@@ -632,6 +606,8 @@ def _precision_problem(potential: Potential, centers: Iterable[Array]) -> tuple[
     jax.eval_shape(lambda x: traces.append(trace(x)), points[0])
     if not may_be_imprecise(traces[0]):
         return ()
+    is_large = jit_on_data(lambda x: has_large(trace(x)), quick_options())
+    points = [x for x in points if is_large(x)]
     run = jit_on_data(lambda x: numbers_of(trace(x)), quick_options())
     each = [imprecise(traces[0], jax.device_get(run(x)), share) for x in points]
     sentences = next(filter(None, each), [])
@@ -702,244 +678,25 @@ def advice(info: ModelInfo, worst: int = 0) -> str:
     )
 
 
-def starts_of(rng_key: Array, info: ModelInfo, start: Sites, num: int) -> np.ndarray:
-    """Where searches begin, ``(num, n)``: at ``start``, at points within 2, and opposite of each,
-    because an exchange of two numbers changes the sign of their difference."""
+def _keys_and_points(rng_key: Array, potential: Potential, starts: int) -> tuple[Any, np.ndarray]:
+    """Four keys, and points within 2 of 0, ``(ceil(starts / 2), n)``, from one program."""
+    shape = -(-starts // 2), potential.info.size
 
-    def draw(rng_key: Array, start: Sites) -> Array:
-        first = info.ravel(start)
-        keys = [random.fold_in(rng_key, i) for i in range(1, (num + 1) // 2)]
-        others = [random.uniform(key, first.shape, first.dtype, -2, 2) for key in keys]
-        return jnp.stack([sign * x for x in (first, *others) for sign in (1, -1)])[:num]
+    def draw(rng_key: Array) -> tuple[Any, Array]:
+        keys = random.split(rng_key, 4)
+        return tuple(keys), random.uniform(random.fold_in(keys[0], 1), shape, minval=-2, maxval=2)
 
-    return np.asarray(run_once(draw, rng_key, start))
-
-
-class _Point(NamedTuple):
-    """Where a descent is, with what has been computed there; all in double precision."""
-
-    x: np.ndarray
-    value: float
-    grad: np.ndarray
-    factor: np.ndarray
-    decrement: float = np.inf
-    num_negative: int = 0
-    passes: int = 1
+    keys, points = run_once(draw, rng_key)
+    return keys, np.array(points)
 
 
-def make_search(
-    rng_key: Array, potential: Potential, *, adam: bool = True
-) -> Callable[[Any], Iterator[Mode]]:
-    """``search(starts)``, which goes from each of the points ``(n,)`` to a mode: by Adam on
-    minibatch gradients, then by damped Newton steps, of many rows on more and more of them."""
-    all_rows = sum(size for size, _ in potential.plates.values()) or batch_rows(potential)
-    n, dtype = potential.info.size, jnp.result_type(float)
-    cost = count_operations(
-        potential.value_and_grad_flat, np.zeros(n, dtype), potential.first_rows()
-    )
-    adam = adam and _ADAM_STEPS * cost < _MOST_OF_ADAM
-    gradients = 4 * _ADAM_STEPS + 30 * _SEARCHES * all_rows / batch_rows(potential)
-    options = quick_options(cost * gradients, WORTH_OPTIMISING)
-    by_adam = jit_on_data(partial(_adam, potential), options)
-    sums, directions = sum_rows(potential, options), _Directions(potential, options)
-    size = max((size for size, _ in potential.plates.values()), default=0)
-    stages = [10**k for k in range(4, 12) if 10 ** (k + 1) <= size]
-
-    def descend(x: Any, factor: np.ndarray, enough: float, rows: int | None = None) -> _Point:
-        """Damped Newton steps on all rows, or on some, until the decrement is small enough."""
-        x = np.asarray(x, dtype)
-        point, decrements = _Point(x, *sums(x, rows), factor), []
-        if not directions.exact and factor is directions.unit:
-            # Differences are taken over a part of a standard deviation, which is not known yet.
-            point = point._replace(factor=directions.newton(point)[1])
-        for _ in range(_NEWTON_STEPS if rows is None else _STEPS_OF_A_STAGE):
-            step, factor, num_negative = directions.newton(point)
-            slope = float(point.grad @ step)
-            decrement = math.sqrt(max(slope, 0)) if np.isfinite(slope) else np.nan
-            point = point._replace(factor=factor, decrement=decrement, num_negative=num_negative)
-            decrements.append(decrement)
-            spent = point.passes >= MOST_PASSES or (factor.ndim == 1 and _is_slow(decrements))
-            if not decrement >= enough or spent:
-                break
-            new = _halved(point, step, lambda x: sums(x.astype(dtype), rows))
-            if new.x is point.x:
-                break
-            point = new
-        return point
-
-    def search(starts: Any) -> Iterator[Mode]:
-        before: list[tuple[Any, Mode]] = []
-        for which, start in enumerate(np.asarray(x, dtype) for x in starts):
-            x, spent = start, 0
-            if adam:
-                x = by_adam(start, rng_key, np.uint32(which))
-                spent = _ADAM_STEPS * batch_rows(potential)
-            # Above 512 numbers the diagonal of the search before does for the steps of this one.
-            is_known = bool(before) and not directions.dense
-            factor = np.asarray(before[-1][1].factor, float) if is_known else directions.unit
-            for rows in stages:
-                some = descend(x, factor, _NEAR * math.sqrt(size / rows), rows)
-                spent += some.passes * rows
-                if not np.isfinite(some.decrement):
-                    break
-                x, factor = some.x, some.factor
-            # On some of the rows, and so on all of them: their modes are as far as the root tells.
-            apart = 0.5 * math.sqrt(size / stages[-1]) if stages else 0.0
-            same = [end for y, end in before if replace(end, center=y).distance(x) < apart]
-            if same:
-                yield replace(same[0], row_gradients=spent)
-                continue
-            point = descend(x, factor, _NEAR)
-            spent += point.passes * all_rows
-            if not np.isfinite(point.decrement):
-                point = descend(start, directions.unit, _NEAR)
-                spent += point.passes * all_rows
-            if not directions.dense and np.isfinite(point.decrement):
-                point = directions.with_diagonal(point)
-            both = point.x, point.factor
-            center, factor = jax.device_put([np.asarray(y, dtype) for y in both])
-            end = Mode(center, factor, None, point.decrement, point.num_negative, spent)
-            end = replace(end, log_evidence=end.laplace(point.value))
-            if end.at_mode:
-                before.append((x, end))
-            yield end
-
-    return search
+def _opposite(points: np.ndarray) -> np.ndarray:
+    """Each point and the one opposite of it, because an exchange of two numbers changes the sign of
+    their difference."""
+    return np.stack([points, -points], 1).reshape(-1, points.shape[1])
 
 
-def _halved(point: _Point, step: np.ndarray, sums: Callable[[np.ndarray], Any]) -> _Point:
-    """The point after a step, or after the half, the quarter, ... of it that lowers the potential;
-    the same point where none does."""
-    digits = float(jnp.finfo(jnp.result_type(float)).eps) * abs(point.value)
-    for k in range(_HALVINGS + 1):
-        x = point.x - (0.5**k * step).astype(point.x.dtype)
-        value, grad = sums(x)
-        change = value - point.value
-        if abs(change) <= digits:  # its digits do not show it, but the trapezoidal rule does
-            change = -0.5 * 0.5**k * float(point.grad @ step + grad @ step)
-        if change <= 0:
-            return point._replace(x=x, value=value, grad=grad, passes=point.passes + k + 1)
-    return point
-
-
-class _Directions:
-    r"""Newton steps, and the factor A with :math:`A A^\top = H^{-1}`, from the curvature of at most
-    10,000 rows with its negative directions turned positive; for large n its diagonal."""
-
-    def __init__(self, potential: Potential, options: Any) -> None:
-        n, self.exact = potential.info.size, potential.has_curvature
-        self.dense, prior = n <= DENSE_UP_TO, potential.prior()
-        self.unit = 0.1 * (np.eye(n) if self.dense else np.ones(n))
-
-        def of_both(x: Array, directions: Array) -> tuple[Array, Array]:
-            """The curvature, and the prior's part of it, along these directions."""
-            here = _curvature(potential, some_rows(potential), x, directions, self.dense)
-            return here, _curvature(prior, potential.first_rows(), x, directions, self.dense)
-
-        self.of_both = jit_on_data(of_both, options)
-        self.solve = jit_on_data(partial(_conjugate_step, potential), options)
-
-    def newton(self, point: _Point) -> tuple[np.ndarray, np.ndarray, int]:
-        """The step, the factor, and the number of negative directions."""
-        x, dtype = point.x, point.x.dtype
-        if not self.dense:
-            if np.array_equal(point.factor, self.unit):
-                point = self.with_diagonal(point)
-            scales = (point.factor**-2).astype(dtype)
-            step = self.solve(x, point.grad.astype(dtype), scales)
-            return np.asarray(step, float), point.factor, point.num_negative
-        # In the coordinates of the factor before, because in float32 the curvature of columns as
-        # they come would lose its least eigenvalues beside the largest.
-        root = point.factor
-        H, prior = (np.asarray(a, float) for a in self.of_both(x, root.T.astype(dtype)))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            unit = 1 / np.sqrt(np.maximum(np.abs(np.diagonal(H)), np.abs(np.diagonal(prior))))
-            of_unit_diagonal = unit[:, None] * (H + H.T) / 2 * unit
-        if not np.all(np.isfinite(of_unit_diagonal)):
-            return np.full(len(x), np.nan), root, 0
-        w, Q = np.linalg.eigh(of_unit_diagonal)
-        least = np.einsum("ik,ij,jk->k", Q, unit[:, None] * prior * unit, Q)
-        scales = np.maximum(np.abs(w), np.maximum(least, _LEAST_CURVATURE))
-        step = root @ (unit * (Q @ ((Q.T @ (unit * (point.grad @ root))) / scales)))
-        # The factor is lower triangular: the R of a QR of a root.
-        R = np.linalg.qr((unit[:, None] * Q / np.sqrt(scales)).T, mode="r")
-        return step, root @ (R.T * np.sign(np.diagonal(R))), int(np.sum(w < 0))
-
-    def with_diagonal(self, point: _Point) -> _Point:
-        """The point with the factor of the diagonal there."""
-        both = self.of_both(point.x, np.diag(point.factor).astype(point.x.dtype))
-        w, prior = (np.asarray(a, float) / point.factor**2 for a in both)
-        scales = np.maximum(np.abs(w), np.abs(prior))
-        return point._replace(factor=1 / np.sqrt(scales), num_negative=int(np.sum(w < 0)))
-
-
-def _hessian_product(
-    potential: Potential, idx: dict[str, Array], x: Array, **options: Any
-) -> Callable[[Array], Array]:
-    """The Hessian on the rows ``idx`` times a direction; ``options`` go to :func:`linearized`."""
-
-    def grad(x: Array) -> tuple[Array, None]:
-        return potential.value_and_grad_flat(x, idx)[1], None
-
-    return linearized(grad, x, forward=potential.has_curvature, **options)[2]
-
-
-def _curvature(
-    potential: Potential, idx: dict[str, Array], x: Array, directions: Array, dense: bool
-) -> Array:
-    """The Hessian on the rows ``idx`` between ``(n, n)`` directions, each of about a standard
-    deviation; not dense, its diagonal."""
-    product = _hessian_product(potential, idx, x)
-    if dense:
-        slopes = lax.map(product, directions, batch_size=32)
-        return jnp.matmul(slopes, directions.T, precision="highest")
-    return lax.map(lambda v: jnp.vdot(v, product(v)), directions, batch_size=32)
-
-
-def _conjugate_step(potential: Potential, x: Array, g: Array, scales: Array) -> Array:
-    """H^{-1} g for some rows by conjugate gradients, or by the diagonal if that is not downhill."""
-    diagonal = g / scales
-    product = _hessian_product(
-        potential, some_rows(potential), x, length=lambda v: jnp.sqrt(jnp.vdot(v, scales * v))
-    )
-    step, _ = jax.scipy.sparse.linalg.cg(
-        product, g, diagonal, tol=_CG_TOLERANCE, maxiter=_CG_STEPS, M=lambda v: v / scales
-    )
-    downhill = (jnp.vdot(g, step) > 0) & (jnp.vdot(step, product(step)) > 0)
-    return jnp.where(downhill, step, diagonal)
-
-
-def _adam(potential: Potential, x: Array, rng_key: Array, which: Array) -> Array:
-    """Steps of Adam, which begins anew at the last point where the gradient was finite."""
-    import optax  # not imported by NumPyro itself
-
-    rng_key = random.fold_in(rng_key, which)
-    rate = optax.exponential_decay(0.05, _ADAM_STEPS, 0.001 / 0.05)
-    adam = optax.scale_by_adam()
-
-    def step(carry: tuple[Array, Any], at: tuple[Array, Any, Any]) -> tuple[Any, None]:
-        x, (state, last) = carry
-        i, idx, rows = at
-        _, g = potential.with_rows(idx, rows).value_and_grad_flat(x, idx)
-        fine = jnp.all(jnp.isfinite(g * g))  # Adam takes the square
-        update, new = adam.update(jnp.where(fine, g, 0), state)
-        step = jnp.asarray(rate(i), x.dtype) * jnp.asarray(update)
-        fresh = adam.init(x), last
-        moved = jax.tree.map(partial(jnp.where, fine), (x - step, (new, x)), (last, fresh))
-        return moved, None
-
-    def piece(carry: Any, k: Array) -> tuple[Any, None]:
-        keys = random.split(random.fold_in(rng_key, k), _ADAM_PIECE)
-        idx = jax.vmap(partial(draw_batch, potential=potential))(keys)
-        batches = k * _ADAM_PIECE + jnp.arange(_ADAM_PIECE), idx, potential.read_ahead(idx)
-        return lax.scan(step, carry, batches)[0], None
-
-    start = x, (adam.init(x), x)
-    (x, _), _ = lax.scan(piece, start, jnp.arange(_ADAM_STEPS // _ADAM_PIECE))
-    return x
-
-
-def _is_slow(decrements: list[float]) -> bool:
-    """True if six steps have not come twice as near, as of sixty that go nowhere."""
-    before = decrements[:-_TWICE_AS_NEAR_IN]
-    return bool(before) and decrements[-1] > before[-1] / 2
+def _finite(potential: Potential, points: np.ndarray) -> np.ndarray:
+    """The points at which the potential of some of the rows is finite."""
+    sums = surface_of(potential).sums
+    return points[[bool(np.isfinite(sums(x, 1)[0])) for x in points]]
