@@ -100,7 +100,7 @@ class _Descent:
     def __init__(self, surface: Surface) -> None:
         self.surface, n = surface, surface.size
         self.unit = 0.1 * (np.eye(n) if surface.dense else np.ones(n))
-        self.rows = some_rows(surface.potential)
+        self.rows, self.no_rows = surface.read(), (surface.potential.first_rows(), None)
         self.solve = jit_on_data(partial(_conjugate_step, surface.potential), surface.options)
 
     def __call__(
@@ -139,7 +139,7 @@ class _Descent:
         # they come would lose its least eigenvalues beside the largest.
         root = point.factor
         H = surface.slopes(x, root.T, self.rows) @ root
-        prior = surface.slopes_of_prior(x, root.T, surface.potential.first_rows()) @ root
+        prior = surface.slopes_of_prior(x, root.T, self.no_rows) @ root
         with np.errstate(divide="ignore", invalid="ignore"):
             unit = 1 / np.sqrt(np.maximum(np.abs(np.diagonal(H)), np.abs(np.diagonal(prior))))
             of_unit_diagonal = unit[:, None] * (H + H.T) / 2 * unit
@@ -163,7 +163,7 @@ class _Descent:
             units[np.arange(len(places)), places] = point.factor[places]
             products = (
                 surface.slopes(point.x, units, self.rows),
-                surface.slopes_of_prior(point.x, units, surface.potential.first_rows()),
+                surface.slopes_of_prior(point.x, units, self.no_rows),
             )
             both[:, places] = [np.sum(units * x, axis=1) for x in products]
         w, prior = both / point.factor**2

@@ -9,7 +9,6 @@ import warnings
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
-from jax.scipy.special import logsumexp
 import numpy as np
 from numpyro.handlers import block
 from numpyro.infer.initialization import init_to_uniform
@@ -18,6 +17,7 @@ from scipy.linalg import solve_triangular
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.arrow import Arrow
+from numpyro_ext._model.beyond import mass_beyond
 from numpyro_ext._model.checks import check_rows, read_global
 from numpyro_ext._model.circles import (
     Turns,
@@ -30,57 +30,44 @@ from numpyro_ext._model.circles import (
     wrapped,
 )
 from numpyro_ext._model.descent import make_search
-from numpyro_ext._model.exact import has_large, imprecise, may_be_imprecise, numbers_of
 from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.labels import (
     Coords,
     Names,
-    coordinate_name_of,
     labels_of,
     number_name,
     split_names,
 )
-from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, Problem, of_kind
-from numpyro_ext._model.normal import Whitening
+from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, of_kind
 from numpyro_ext._model.normal_fit import NormalMeasure, fit_normal
-from numpyro_ext._model.operations import jit_on_data, on_numbers, quick_options, run_once
-from numpyro_ext._model.potential import ROWS, Potential
+from numpyro_ext._model.operations import on_numbers, run_once
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.problems import (
+    far_problem,
+    few_rows_problem,
+    normal_problems,
+    precision_problem,
+    several_problem,
+    unfinished,
+)
 from numpyro_ext._model.read import ModelInfo
-from numpyro_ext._model.spheres import has_poles, is_sphere
 from numpyro_ext._model.start import draw_params, draw_start, prior_center, start_near_median
 from numpyro_ext._model.structured_fit import fit_structured
-from numpyro_ext._model.surface import some_rows, surface_of
+from numpyro_ext._model.surface import surface_of
 from numpyro_ext._model.whole_rows import on_some_rows
-from numpyro_ext._typing import Model, Params, Sites, Trace
+from numpyro_ext._typing import Model, Params, Sites
 
 _GROUPS_FROM = 256
 """Latent numbers from which a hierarchy is searched by the structure of its rows."""
 _SEARCHES = 4
-_NORMAL_MODE, _NORMAL_FIT = 0.3, 0.1
-"""Departures up to which a mode, and a fit in its place, are taken without a warning."""
-_NORMAL_ALONG_ALL = 0.45
-"""The worst error of a gradient up to which it does not matter that there is no mode. Where it is
-0.36, on ten groups with standard errors of 1, SGHMC has the right law of their scale; where it is
-0.65 half the right standard deviation of its logarithm, which moves of the draws do not see."""
-_FAR_ALONG_ONE = 0.75
-"""The worst error of a gradient from which a departure counts even if it is beyond its limit by
-less than its error. Of ten centred groups with a LogNormal scale it is 0.81, and SGHMC has 0.84 of
-the right standard deviation of the scale's logarithm; of a decentred one it is 0.67, and SGHMC is
-right."""
-_STEEP = 3.0
-"""The slope of a fit above which it is said to be unfinished."""
+_NORMAL_MODE = 0.3
+"""The departure up to which a mode is taken as it is."""
 _REDRAWN = 8  # starts, of up to 100 tries each
 _LOST = 1e3
 """Standard deviations from a mode beyond which the start of a search was of no use."""
 _APART, _LEAST_SHARE = 1.5, 1e-3
-_ROWS_EACH = 10  # of a minibatch, for each latent number
 _SAME_HEIGHT, _SAME_PLACE = 0.1, 0.5
 _DRAWS_OF_ANGLES = 2000
-_STRETCHES, _FEWEST_WEIGHED, _MOST_WEIGHED = (2.0, 6.0), 2000, 10_000
-"""How many times as wide as a mode points are drawn; the number of these, and of rows, at most."""
-_AT_ONCE, _LARGEST_WEIGHT, _BEYOND = 32, 0.1, 0.1
-"""Points together; and the share of one weight up to which they are known, and of the mass beyond
-the modes from which it is said."""
 _EDGE, _JUMP = 1e-5, 0.1
 """The distance from pi of both sides, and the nats by which they may differ."""
 _SAME_COORDINATE = 0.999  # the cosine of the directions of two
@@ -300,19 +287,19 @@ def modes_or_warning(
             f" another {start}, such as init_to_median(), or init_from=None to be silent."
         )
         return None
-    several = of_kind(modes.problems, "several modes")
-    if several and room is not None and len(modes.modes) > room:
-        _warn(f"{who} at the heaviest of several modes: {' '.join(several)}")
-    kinds = ["no rows", "one factor twice"]
+    said = {
+        "no rows": "normal of greatest ELBO",
+        "one factor twice": "normal of greatest ELBO",
+        "few rows": "mode of few rows",
+        "single precision": "point where a log density is wrong",
+    }
     if isinstance(modes.heaviest.factor, Arrow):  # steps need not follow
-        kinds.append("not converged")
-    for kind in kinds:
-        if said := of_kind(modes.problems, kind):
-            _warn(f"{who} at the normal of greatest ELBO: {' '.join(said)}")
-    if few := of_kind(modes.problems, "few rows"):
-        _warn(f"{who} at the mode of few rows: {' '.join(few)}")
-    if wrong := of_kind(modes.problems, "single precision"):
-        _warn(f"{who} where a log density is wrong: {' '.join(wrong)}")
+        said["not converged"] = "normal of greatest ELBO"
+    if room is not None and len(modes.modes) > room:
+        said["several modes"] = "heaviest of several modes"
+    for kind, where in said.items():
+        if problems := of_kind(modes.problems, kind):
+            _warn(f"{who} at the {where}: {' '.join(problems)}")
     return modes
 
 
@@ -347,12 +334,15 @@ def search_modes(
     if start is not None:
         points[0] = info.ravel(start)
     search, places = make_search(key_mode, potential), _opposite(points)[:starts]
-    ends = search(places if has_start else _finite(potential, places))
+    if not has_start:
+        places = _finite(potential, places)
+    ends = search(places)
     mode, spent = next(ends, None), 0
     if mode is None or not (has_start or mode.decrement <= _LOST):
         spent = 0 if mode is None else mode.row_gradients
         points[0] = info.ravel(_start_again(key_start, model, potential, init_strategy))
-        ends = search(_opposite(points)[:starts])
+        places = _opposite(points)[:starts]
+        ends = search(places)
         mode = next(ends)
     all_ends = [mode]
     if mode.at_mode and not has_start:
@@ -361,20 +351,22 @@ def search_modes(
             all_ends += search(np.asarray(exchanged)[None])
     spent += sum(end.row_gradients for end in all_ends)
     modes = [measure(x) for x in _merge_ends(all_ends)] if mode.at_mode else [mode]
-    mode, problems = modes[0], _several_problem(modes, len(all_ends))
+    mode, problems = modes[0], several_problem(modes, len(all_ends))
     # Another normal has an ELBO that is surely higher, by more than half a nat.
     is_uphill = mode.slope - 2 * mode.slope_error > 1
     if not mode.at_mode or mode.departure > _NORMAL_MODE or is_uphill:
         if not np.isfinite(mode.decrement):
             # The search leaves out minibatches without a finite gradient; all rows are in here.
             rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
-            begin = info.unravel(jnp.asarray(points[0]))
+            begin = info.unravel(jnp.asarray(places[0]))
             at_start = jax.jit(potential.full_value_and_grad)(begin)
             potential.check_start(begin, rows, *at_start, give="another start")
         begins: list[tuple[Any, Any]] = [(mode.center, mode.factor)]
         if not mode.at_mode:
-            begins = [(points[0], np.full_like(points[0], 0.05))]
-        if len(modes) == 1 and not has_start:  # of several modes, it might end in another one
+            begins = [(places[0], np.full_like(places[0], 0.05))]
+        # Of several modes, it might end in another one; and near a normal mode it gains nothing.
+        is_far = not mode.at_mode or mode.departure > _NORMAL_MODE
+        if is_far and len(modes) == 1 and not has_start:
             median, sds = prior_center(key_start, model, potential)
             begins.append((median, np.asarray(sds) / 10))
         fit = measure(fit_normal(key_svi, potential, measure)(begins))
@@ -382,11 +374,11 @@ def search_modes(
         fit_problems = (*mode.problems, *fit.problems)
         if mode.at_mode and mode.elbo >= fit.elbo:
             fit = mode
-        problems += _normal_problems(mode, fit, info, labels)
+        problems += normal_problems(mode, fit, info, labels)
         modes[0] = replace(fit, share=mode.share, problems=fit_problems)
     problems = (*(problem for mode in modes for problem in mode.problems), *problems)
-    problems += _few_rows_problem(info)
-    if wrong := _precision_problem(
+    problems += few_rows_problem(info)
+    if wrong := precision_problem(
         potential, (mode.center, modes[0].center)
     ):  # which makes a density jump, too
         jumps = of_kind(problems, "density jumps")
@@ -413,8 +405,8 @@ def _of_groups(
     fit = measure(fit)
     if not np.isfinite(fit.elbo):
         return None
-    problems = (*fit.problems, *_far_problem(fit, info, labels), *_unfinished(fit))
-    problems += (*_few_rows_problem(info), *_precision_problem(potential, (fit.center,)))
+    problems = (*fit.problems, *far_problem(fit, info, labels), *unfinished(fit))
+    problems += (*few_rows_problem(info), *precision_problem(potential, (fit.center,)))
     fit = replace(fit, problems=problems, circles=circles_of(info))
     if info.size <= DENSE_UP_TO and not as_arrow:
         # In another order of sites some coordinates are others.
@@ -482,200 +474,12 @@ def places_of(target: Potential, modes: Sequence[Mode]) -> list[str]:
     return [f"{name} = {value.flat[j]:.3g}" for value in values]
 
 
-def mass_beyond(
-    rng_key: Array, potential: Potential, modes: Modes
-) -> tuple[float, float, tuple[Problem, ...]]:
-    r"""The share of the mass that lies where these normals have nearly none, with its standard
-    error, both NaN where it is not known; and what there is to say about it.
-
-    By importance sampling: a draw is :math:`c_k + A_k \xi` at the mode k in turn, where one of the
-    n coordinates of :math:`\xi \sim N(0, I)`, each in turn, is s times as wide, s being 2 and 6.
-    The density of all these together is at least a part of the normal's own density, so that no
-    weight is large on account of the others. Where one draw far out has a large part of all weight,
-    as of a posterior with heavy tails, the share is not known.
-    """
-    n, parts, info = modes.size, modes.modes, potential.info
-    rows = sum(size for size, _ in potential.plates.values())
-    normal = all(mode.is_matrix and mode.bend is None for mode in parts)
-    # Roots of probabilities have a mirror image of each mode, at which there is as much mass.
-    closed = circular_sites(info) or any(has_poles(x.support) for x in info.latents.values())
-    if not normal or rows > _MOST_WEIGHED or info.given or info.mutable or closed:
-        return math.nan, math.nan, ()
-    num = -(-_FEWEST_WEIGHED // (n * len(parts) * len(_STRETCHES)))
-    idx = some_rows(potential, rows)
-    which, axis, _ = (
-        jnp.ravel(a)
-        for a in jnp.meshgrid(*map(jnp.arange, (len(parts), n, 2 * num)), indexing="ij")
-    )
-    stretch = jnp.tile(jnp.asarray(_STRETCHES), len(axis) // 2)
-
-    def weigh(parts: tuple[Whitening, ...], xi: Array, which: Array, axis: Array, s: Array) -> Any:
-        x = jnp.stack([part.to_z(xi.at[axis].multiply(s)) for part in parts])[which]
-        each = jnp.stack([part.to_xi(x) for part in parts])
-        wide = jnp.stack([each**2 / 2 * (1 - s**-2) - math.log(s) for s in _STRETCHES])
-        square = jnp.sum(each**2, 1)
-        volumes = jnp.stack([part.log_volume for part in parts])
-        log_q = logsumexp(logsumexp(wide, (0, 2)) - square / 2 - volumes)
-        U = potential.with_rows(idx).value_and_grad_flat(x, idx)[0]
-        return -U - log_q, jnp.min(square)
-
-    def run(parts: tuple[Whitening, ...], xi: Array, *of_draws: Array) -> Any:
-        each = (xi, *of_draws)
-        return lax.map(lambda draw: weigh(parts, *draw), each, batch_size=_AT_ONCE)
-
-    whitenings = tuple(mode.whitening for mode in parts)
-    xi = random.normal(rng_key, (len(axis), n))
-    compiled = jit_on_data(run, quick_options())
-    log_w, away = (np.asarray(a, float) for a in compiled(whitenings, xi, which, axis, stretch))
-    with np.errstate(invalid="ignore"):  # of a density that is nowhere finite
-        w = np.exp(np.nan_to_num(log_w - np.nanmax(log_w), nan=-np.inf))
-    w /= w.sum()
-    far = (away > n + 4 * math.sqrt(2 * n)).astype(float)
-    share = float(w @ far)
-    error = float(np.sqrt(np.sum((w * (far - share)) ** 2)))
-    if not np.isfinite(share):
-        return math.nan, math.nan, ()
-    largest = int(np.argmax(w))
-    if w[largest] < _LARGEST_WEIGHT:
-        sentence = (
-            f"{share:.2f} +- {error:.1g} of the mass lies where normals at the modes have nearly"
-            " none; take particles (AutoParticles), a flow or NUTS."
-        )
-        is_problem = share - 2 * error > _BEYOND
-    else:
-        sentence = (
-            f"the share of the mass beyond the modes is not known: one of {len(w):,} draws around"
-            f" them has {w[largest]:.0%} of the importance weight and lies far out, as where tails"
-            " are heavy, or another mode was missed; give more starts, and take NUTS, or priors"
-            " with lighter tails."
-        )
-        is_problem, share, error = bool(far[largest]), math.nan, math.nan
-    return share, error, (Problem(sentence, "mass beyond"),) if is_problem else ()
-
-
 def _is_copy(mode: Mode, other: Mode) -> bool:
     """True if the two are as high, and their coordinates the same but for signs and places."""
     x, y = (np.abs(np.asarray(end.center, np.float64)) for end in (mode, other))
     order = np.argsort(x)
     near = np.all(abs(x[order] - np.sort(y)) < _SAME_PLACE * mode.sds[order])
     return bool(near and abs(mode.log_evidence - other.log_evidence) < _SAME_HEIGHT)
-
-
-def _several_problem(modes: list[Mode], num_searches: int) -> tuple[Problem, ...]:
-    best, *others = modes
-    apart = max((best.distance(other.center) for other in others), default=0.0)
-    if apart <= 3 + math.sqrt(len(best.center)):
-        return ()
-    shares = ", ".join(f"{mode.share:.2g}" for mode in modes)
-    copies = ""
-    if all(mode.copy_of is not None for mode in others):
-        copies = ", or let it be, if the modes are copies of each other, as it seems"
-    sentence = (
-        f"searches from {num_searches} points ended at different modes, {apart:.2g} standard"
-        f" deviations apart, with {shares} of their mass; take particles, AutoMixtureNormal or at"
-        f" least four chains with chain_method='vectorized', which begin at all of them{copies}."
-    )
-    return (Problem(sentence, "several modes"),)
-
-
-def _few_rows_problem(info: ModelInfo) -> tuple[Problem, ...]:
-    """What is said where the rows that are given are too few to stand for all."""
-    rows = sum(batch for _, batch in info.given.values())
-    if not rows or rows >= _ROWS_EACH * info.size:
-        return ()
-    sentence = (
-        f"the arguments of the model are a minibatch of {rows} rows, fewer than {_ROWS_EACH} for"
-        f" each of {info.size} latent numbers, so that mode and scales may be far off; begin at the"
-        " result of find_modes(model, *args) on more rows (init_from= of a guide, whitening= of a"
-        " kernel)."
-    )
-    return (Problem(sentence, "few rows"),)
-
-
-def _precision_problem(potential: Potential, centers: Iterable[Array]) -> tuple[Problem, ...]:
-    """What is said where the log density of a site is wrong in single precision at one of these
-    points, the end of a search and the center of the normal."""
-    _, idx = next(potential.pieces(ROWS))
-    share = math.prod(len(i) / potential.plates[name][0] for name, i in idx.items())
-
-    def trace(x: Array) -> Trace:
-        return potential.with_rows(idx).trace(potential.info.unravel(x), idx)
-
-    traces: list[Trace] = []
-    points = [jnp.asarray(x, jnp.result_type(float)) for x in centers]
-    jax.eval_shape(lambda x: traces.append(trace(x)), points[0])
-    if not may_be_imprecise(traces[0]):
-        return ()
-    is_large = jit_on_data(lambda x: has_large(trace(x)), quick_options())
-    points = [x for x in points if is_large(x)]
-    run = jit_on_data(lambda x: numbers_of(trace(x)), quick_options())
-    each = [imprecise(traces[0], jax.device_get(run(x)), share) for x in points]
-    sentences = next(filter(None, each), [])
-    return tuple(Problem(f"where a search ended, {x}", "single precision") for x in sentences)
-
-
-def _normal_problems(
-    mode: Mode, fit: Mode, info: ModelInfo, labels: Callable[[str], str]
-) -> tuple[Problem, ...]:
-    """What is said of a search that ended at no mode near normal, and of an unfinished fit. That
-    there is no mode is no problem where the posterior is near normal along each coordinate."""
-    problems = _far_problem(fit, info, labels)
-    if not mode.at_mode and (problems or not fit.worst_error <= _NORMAL_ALONG_ALL):
-        what = "where the gradient of all rows is not finite"
-        if mode.num_negative:
-            what = f"where the curvature is no mode's (negative directions: {mode.num_negative})"
-        elif np.isfinite(mode.decrement):
-            what = f"{mode.decrement:.2g} standard deviations from one"
-        sentence = (
-            f"the search for a mode ended {what}, so center and scales come from a variational fit"
-            f" instead; {advice(info, fit.worst)}, or give init_params near the mode."
-        )
-        problems = (Problem(sentence, "no mode"),)
-    return problems + _unfinished(fit)
-
-
-def _far_problem(fit: Mode, info: ModelInfo, labels: Callable[[str], str]) -> tuple[Problem, ...]:
-    is_far = fit.departure > _NORMAL_FIT and fit.worst_error > _FAR_ALONG_ONE
-    if is_far or fit.sure_departure > _NORMAL_FIT:
-        worst = labels(coordinate_name_of(info, fit.worst))
-        sentence = (
-            "gradients around the center are far from those of a normal posterior (relative error"
-            f" {fit.departure**0.5:.2g}, most of all along {worst}), so the scales found do not"
-            " hold in all of it. A flow may be right; for a kernel, a proxy or a normal guide"
-            f" {advice(info, fit.worst)}, or use NUTS."
-        )
-        return (Problem(sentence, "far from normal"),)
-    return ()
-
-
-def _unfinished(fit: Mode) -> tuple[Problem, ...]:
-    if fit.variational and fit.slope - 2 * fit.slope_error > _STEEP:
-        sentence = (
-            "the normal of greatest ELBO is not found: another step would gain about"
-            f" {fit.slope**2 / 2:.2g} nats; reparametrise the model, or give init_params."
-        )
-        return (Problem(sentence, "not converged"),)
-    return ()
-
-
-def advice(info: ModelInfo, worst: int = 0) -> str:
-    """The advice on hierarchies, to a model that has not followed it and to one that has; or on
-    spheres, where the coordinate ``worst`` is on one."""
-    site = next(name for name, places in info.slices.items() if worst < places.stop)
-    if is_sphere(info.latents[site].support):
-        name = site.removesuffix("_sphere")
-        take = "take GeodesicSGHMC, which moves on the sphere itself"
-        if has_poles(info.latents[site].support):
-            return f"leave out the SphereReparam of '{name}', or {take}"
-        return take
-    done = [name.removesuffix("_decentered") for name in info.latents if "_decentered" in name]
-    change = "reparametrise the model (LocScaleReparam for hierarchies)"
-    if done:
-        change = f"change centered in the LocScaleReparam of '{done[0]}' (0 and 1 are its ends)"
-    return (
-        f"{change}, or, where there are few groups, give their scale a prior that vanishes at 0"
-        " (LogNormal)"
-    )
 
 
 def _keys_and_points(rng_key: Array, potential: Potential, starts: int) -> tuple[Any, np.ndarray]:

@@ -23,7 +23,6 @@ from numpyro_ext._model.surface import (
     WORTH_OPTIMISING,
     batch_rows,
     draw_batch,
-    some_rows,
     surface_of,
 )
 
@@ -64,8 +63,8 @@ class NormalMeasure:
     """
 
     def __init__(self, rng_key: Array, potential: Potential) -> None:
-        self.rng_key, self.potential = rng_key, potential
-        self.surface, self.mutable = surface_of(potential), bool(potential.info.mutable)
+        self.rng_key, self.surface = rng_key, surface_of(potential)
+        self.mutable = bool(potential.info.mutable)
         self._draw = jit_on_data(
             lambda key, like: random.normal(key, like.shape, like.dtype), quick_options()
         )
@@ -73,23 +72,23 @@ class NormalMeasure:
     def __call__(self, fit: Mode, *, shape: bool = True) -> Mode:
         r"""The normal with its ``elbo``, ``slope`` and ``departure``, from the same 64 :math:`\xi`
         for all normals; and, for ``shape``, its ``stiffness`` and whether the density jumps."""
-        surface, potential, center = self.surface, self.potential, np.asarray(fit.center, float)
+        surface, center = self.surface, np.asarray(fit.center, float)
         n, is_arrow = len(center), isinstance(fit.factor, Arrow)
         # A group has but few of ten thousand rows.
         rows = int(np.clip(_ROWS_OF_A_NUMBER * n, _ROWS, _MOST_ROWS)) if is_arrow else _ROWS
-        num, idx = _FEW_POINTS if is_arrow else POINTS, some_rows(potential, rows)
+        num, rows = _FEW_POINTS if is_arrow else POINTS, surface.read(rows)
         draws = np.asarray(self._draw(self.rng_key, np.zeros((num, 2, n), surface.dtype)), float)
         xi, directions = draws[:, 0], draws[:, 1]
-        moves = _Moves(fit)
+        moves = Moves(fit, fit.bend)
         value, full_grad = surface.sums(center)
-        values, grads = surface.at(center[None], idx)
+        values, grads = surface.at(center[None], rows)
         shift = full_grad - grads[0]
         begin = moves.pull_bent(np.zeros((1, n)), full_grad[None])[0]
 
         def at(xi: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             """What the potential changes by from the center, and its whitened gradients."""
             away, log_det = moves.bent(xi)
-            ends, grads = surface.at(center + away, idx)
+            ends, grads = surface.at(center + away, rows)
             change = ends - values[0] + away @ shift - log_det
             return center + away, change, moves.pull_bent(xi, grads + shift)
 
@@ -146,20 +145,20 @@ class NormalMeasure:
             block = np.take(directions, k + np.arange(width), axis=0, mode="wrap")
             for _ in range(powers):
                 Q = np.linalg.qr(block.T)[0]
-                block = moves.pull(surface.slopes(x, moves.push(Q.T), idx))
+                block = moves.pull(surface.slopes(x, moves.push(Q.T), rows))
             finite = np.all(np.isfinite(block))
             stiffness.append(np.linalg.norm(block, 2) if finite else np.inf)
         largest = np.sort(stiffness)[int(_QUANTILE * len(stiffness))]
         return replace(fit, stiffness=float(np.clip(largest, 1.0, _STIFFEST)))
 
 
-class _Moves:
+class Moves:
     """The map of draws ``(m, n)`` to distances from the center of a normal, on the host but for an
     :class:`Arrow`, and what pulls gradients back to the draws."""
 
-    def __init__(self, fit: Mode) -> None:
-        self.factor, self.bend = fit.on_host, fit.bend
-        self.on_host, self.dtype = isinstance(self.factor, Plain), fit.center.dtype
+    def __init__(self, normal: Normal, bend: Bend | None = None) -> None:
+        self.factor, self.bend = normal.on_host, bend
+        self.on_host, self.dtype = isinstance(self.factor, Plain), normal.center.dtype
 
     def push(self, xi: np.ndarray) -> np.ndarray:
         """A times each."""
@@ -272,11 +271,11 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
         (loc, shape), state = carry
         rate, key = at
         L, pull = jax.vjp(factor, *shape)
-        key_xi, key_batches = random.split(key)
-        xi = random.normal(key_xi, (_PARTICLES, n), loc.dtype)
+        xi = random.normal(key, (_PARTICLES, n), loc.dtype)
         score = solve_triangular(L, xi.T, trans=1, lower=True).T if dense else xi / L
         z = jax.vmap(normal.to_z)(loc + (xi @ L.T if dense else xi * L))
-        g = jax.vmap(gradient)(z, random.split(key_batches, _PARTICLES))
+        keys = random.split(random.fold_in(key, 1), _PARTICLES)  # of nothing, without a minibatch
+        g = jax.vmap(gradient)(z, keys)
         b = jax.vmap(normal.pull)(g) - score
         slope = jnp.mean(b, 0), pull(b.T @ xi / _PARTICLES if dense else jnp.mean(b * xi, 0))
         fine = jnp.all(jnp.isfinite(g * g))

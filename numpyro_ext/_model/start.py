@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 from jax import Array, lax, random
 from jax.core import Tracer
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from numpyro_ext._model.handlers import given_rows, on_first_rows
 from numpyro_ext._model.operations import in_either_mode, run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, trace_of
-from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext._typing import Model, Params, Sites, Trace
 
 _HALF_WIDTHS, _TRIES = 2.0 / 4.0 ** np.arange(8), 4
 _PRIOR_DRAWS = 100
@@ -131,49 +132,50 @@ def start_near_median(
 def prior_center(rng_key: Array, model: Model, potential: Potential) -> tuple[Array, Array]:
     """The prior's median and standard deviations, ``(n,)``, of each site given the sites before."""
 
+    def draws_of(site: dict[str, Any], key: Array) -> Array:
+        try:
+            return _draws(site["fn"], key)
+        except NotImplementedError:  # an improper prior
+            z = biject_to(site["fn"].support).inv(site["value"])
+            return jnp.zeros((_PRIOR_DRAWS, *jnp.shape(z)))
+
     def find(rng_key: Array) -> tuple[Array, Array]:
-        key_median, _ = random.split(random.fold_in(rng_key, 0))
-        median, sds = _medians(key_median, model, potential)
+        key_median, key_spread = random.split(random.fold_in(rng_key, 0))
+        median, trace = _medians(key_median, model, potential)
+        info = potential.info
+        draws = {n: draws_of(trace[n], key_spread) for n in info.latents}
+        low, _, high = _quartiles(jax.vmap(info.ravel)(draws))
+        sds = (high - low) / 1.349  # of a normal, the standard deviation
         return median, jnp.where(jnp.isfinite(sds) & (sds > 0), sds, 1)
 
     return run_once(find, rng_key)
 
 
-def _medians(rng_key: Array, model: Model, potential: Potential) -> tuple[Array, Array]:
-    """The flat median of the prior, and its standard deviations."""
-    sds: dict[str, Array] = {}
-
-    def to_median(site: dict[str, Any]) -> Array | None:
-        if site["type"] != "sample" or site["is_observed"] or site["fn"].support.is_discrete:
-            return None  # of a discrete site any draw will do, as it is summed out
-        value, sds[site["name"]] = _median_and_sd(site)
-        return value
-
-    info = potential.info
-    fn = on_circles(seed(on_first_rows(model), rng_key), info)
-    trace = trace_of(substitute(fn, substitute_fn=to_median), *potential.arguments)
-    z = {n: biject_to(trace[n]["fn"].support).inv(trace[n]["value"]) for n in info.latents}
-    spread = {n: jnp.broadcast_to(sds[n], jnp.shape(x)) for n, x in z.items()}
-    return info.ravel(z), info.ravel(spread)
+def _medians(rng_key: Array, model: Model, potential: Potential) -> tuple[Array, Trace]:
+    """The flat median of the prior, and the trace there."""
+    fn = on_circles(seed(on_first_rows(model), rng_key), potential.info)
+    trace = trace_of(substitute(fn, substitute_fn=_to_median), *potential.arguments)
+    latents = potential.info.latents
+    z = {n: biject_to(trace[n]["fn"].support).inv(trace[n]["value"]) for n in latents}
+    return potential.info.ravel(z), trace
 
 
-def _median_and_sd(site: dict[str, Any]) -> tuple[Array, Array]:
-    """The median of draws of a latent site given the sites before it, or a mean near to it; and
-    their standard deviations in unconstrained space, 0 where they are not known."""
+def _to_median(site: dict[str, Any]) -> Array | None:
+    """The median of draws of a latent site given the sites before it, or a mean near to it."""
+    if site["type"] != "sample" or site["is_observed"]:
+        return None
     fn, shape = site["fn"], site["kwargs"].get("sample_shape", ())
+    if fn.support.is_discrete:  # any of its draws, as it is summed out
+        return None
     transform = biject_to(fn.support)
     try:
         low, median, high = _quartiles(_draws(fn, site["kwargs"]["rng_key"]))
-    except NotImplementedError:  # an improper prior
-        value: Any = init_to_median(site, num_samples=_PRIOR_DRAWS)
-        return value, jnp.zeros(())
-    median = jnp.broadcast_to(median, shape + median.shape)
-    try:
         mean = transform.inv(jnp.broadcast_to(fn.mean, shape + fn.batch_shape + fn.event_shape))
-        median = jnp.where(jnp.abs(mean - median) < (high - low) / 4, mean, median)
-    except NotImplementedError:  # it has no mean
-        pass
-    return transform(median), (high - low) / 1.349  # as of a normal
+        near = jnp.abs(mean - median) < (high - low) / 4
+        return transform(jnp.where(near, mean, median))
+    except NotImplementedError:  # an improper prior, or one without a mean
+        value: Any = init_to_median(site, num_samples=_PRIOR_DRAWS)
+        return value
 
 
 def _draws(fn: Any, rng_key: Array) -> Array:

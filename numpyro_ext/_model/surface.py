@@ -38,12 +38,16 @@ def draw_batch(rng_key: Array, potential: Potential) -> dict[str, Array]:
     return draw_indices(rng_key, {}, potential.plates)[0]
 
 
-def some_rows(potential: Potential, most: int = _CURVATURE_ROWS) -> dict[str, np.ndarray]:
+def some_rows(potential: Potential, most: int = _CURVATURE_ROWS) -> dict[str, Any]:
     """At most 10,000 evenly spaced rows of every plate, or another number."""
     return {
         name: (np.arange(min(size, most)) * (size / min(size, most))).astype(np.int32)
         for name, (size, _) in potential.plates.items()
     }
+
+
+type Rows = tuple[dict[str, Any], Any]
+"""Row numbers of each plate, and what is read of these on the host."""
 
 
 class Surface:
@@ -68,23 +72,29 @@ class Surface:
         vector, piece by piece."""
         value, grad = 0.0, np.zeros(self.size)
         for weight, idx in self.potential.pieces(rows):
-            values, grads = self.at(np.asarray(x)[None], idx)
+            values, grads = self.at(np.asarray(x)[None], (idx, None))
             value, grad = value + weight * float(values[0]), grad + weight * grads[0]
         return value, grad
 
-    def at(self, points: np.ndarray, idx: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, most: int = _CURVATURE_ROWS) -> Rows:
+        """At most 10,000 evenly spaced rows of every plate, or another number, of which those on
+        the host are read once and for all."""
+        idx = some_rows(self.potential, most)
+        return idx, self.potential.read_ahead(idx) if self.potential.reads_ahead else None
+
+    def at(self, points: np.ndarray, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         """Potentials ``(m,)`` and gradients ``(m, n)`` at points ``(m, n)``, on these rows."""
         m = len(points)
         # A program for one point does for many, too, and beyond 512 numbers is not worth it.
         padded = np.zeros((max(m, POINTS) if self.dense else m, self.size), self.dtype)
         padded[:m] = points
-        both = self._at_points(padded, np.int32(m), idx)
+        both = self._at_points(padded, np.int32(m), rows)
         values, grads = (np.asarray(x, float)[:m] for x in both)
         return values, grads
 
 
 class Slopes:
-    """``slopes(x, directions, idx)``, the Hessian on these rows times directions ``(m, n)``, each
+    """``slopes(x, directions, rows)``, the Hessian on these rows times directions ``(m, n)``, each
     of about a standard deviation."""
 
     exact: bool | None = None
@@ -97,28 +107,28 @@ class Slopes:
             jit_on_data(partial(_along, potential, how), options) for how in (False, True)
         ]
 
-    def __call__(self, x: np.ndarray, directions: np.ndarray, idx: dict[str, Any]) -> np.ndarray:
+    def __call__(self, x: np.ndarray, directions: np.ndarray, rows: Rows) -> np.ndarray:
         if self.exact is None:
             try:
-                products = self._products(self.along[1], x, directions, idx)
+                products = self._products(self.along[1], x, directions, rows)
             except (TypeError, ValueError, NotImplementedError):
                 # A part of the gradient is a jax.custom_vjp, as odeint is, or on the host.
                 self.exact = False
             else:
                 self.exact = True
                 return products
-        return self._products(self.along[self.exact], x, directions, idx)
+        return self._products(self.along[self.exact], x, directions, rows)
 
     def _products(
-        self, along: Any, x: np.ndarray, directions: np.ndarray, idx: dict[str, Any]
+        self, along: Any, x: np.ndarray, directions: np.ndarray, rows: Rows
     ) -> np.ndarray:
-        dtype = jnp.result_type(float)
-        products = []
-        for k in range(0, len(directions), self.most):
-            block = directions[k : k + self.most]
-            padded = np.zeros((self.most, directions.shape[1]), dtype)
+        dtype, products = jnp.result_type(float), []
+        most = self.most if len(directions) > 1 else 1  # of a hierarchy it may be large
+        for k in range(0, len(directions), most):
+            block = directions[k : k + most]
+            padded = np.zeros((most, directions.shape[1]), dtype)
             padded[: len(block)] = block
-            product = along(np.asarray(x, dtype), padded, idx)
+            product = along(np.asarray(x, dtype), padded, rows)
             products.append(np.asarray(product, float)[: len(block)])
         return np.concatenate(products)
 
@@ -130,9 +140,9 @@ def surface_of(potential: Potential) -> Surface:
     return potential.surface
 
 
-def _at_points(potential: Potential, points: Array, num: Array, idx: dict[str, Array]) -> Any:
+def _at_points(potential: Potential, points: Array, num: Array, rows: Rows) -> Any:
     """U and its gradient at the first ``num`` points."""
-    here = potential.with_rows(idx)
+    here, (idx, _) = potential.with_rows(*rows), rows
 
     def at(i: Array, both: Any) -> Any:
         value, grad = here.value_and_grad_flat(points[i], idx)
@@ -141,10 +151,8 @@ def _at_points(potential: Potential, points: Array, num: Array, idx: dict[str, A
     return lax.fori_loop(0, num, at, (jnp.zeros(len(points), points.dtype), jnp.zeros_like(points)))
 
 
-def _along(
-    potential: Potential, exact: bool, x: Array, directions: Array, idx: dict[str, Array]
-) -> Array:
-    here = potential.with_rows(idx)
+def _along(potential: Potential, exact: bool, x: Array, directions: Array, rows: Rows) -> Array:
+    here, (idx, _) = potential.with_rows(*rows), rows
 
     def grad(x: Array) -> tuple[Array, None]:
         return here.value_and_grad_flat(x, idx)[1], None
