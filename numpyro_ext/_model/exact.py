@@ -189,6 +189,19 @@ def may_be_imprecise(trace: Trace) -> bool:
     return any(_inside(site["fn"]) is not None for site in sample_sites(trace))
 
 
+def has_large(trace: Trace) -> Array:
+    """Whether a parameter or a value is so large that :func:`imprecise` may have something to say,
+    which a much smaller program computes."""
+    found = jnp.zeros((), bool)
+    for site in sample_sites(trace):
+        if inside := _inside(site["fn"]):
+            fn, family = inside
+            numbers = site["value"], *(getattr(fn, name) for name in family.parameters)
+            for x in numbers:
+                found |= jnp.any(jnp.abs(x) > _LARGE)
+    return found
+
+
 def numbers_of(trace: Trace) -> dict[str, Any]:
     """What :func:`imprecise` takes of a trace, which a compiled function can return."""
     out: dict[str, Any] = {}

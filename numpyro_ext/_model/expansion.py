@@ -16,11 +16,12 @@ from numpyro_ext._model.arrow import Arrow, ArrowPrecision
 from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.circles import circles_of, circular_sites, cut_by_draws, with_circles
 from numpyro_ext._model.handlers import on_first_rows, refuse_noise
-from numpyro_ext._model.mode_search import advice, place_cuts, search_modes
+from numpyro_ext._model.mode_search import place_cuts, search_modes
 from numpyro_ext._model.modes import DENSE_UP_TO, Modes, check_sites
 from numpyro_ext._model.normal import Normal
 from numpyro_ext._model.operations import gradient, jit_on_data, linearized, pieces, quick_options
 from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.problems import advice
 from numpyro_ext._model.read import ModelInfo, check_all_rows, read_model, set_up, trace_of
 from numpyro_ext._model.row_curvature import RowCurvature
 from numpyro_ext._model.taylor import LARGEST_NOISE, TaylorProxy, noise_message, sd_over_minibatches

@@ -1,16 +1,14 @@
 """The search for the modes of a posterior: descents from several points, and what did not hold."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 import math
-from typing import Any, NamedTuple
+from typing import Any
 import warnings
 
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
-from jax.scipy.special import logsumexp
 import numpy as np
 from numpyro.handlers import block
 from numpyro.infer.initialization import init_to_uniform
@@ -19,6 +17,7 @@ from scipy.linalg import solve_triangular
 from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.arrow import Arrow
+from numpyro_ext._model.beyond import mass_beyond
 from numpyro_ext._model.checks import check_rows, read_global
 from numpyro_ext._model.circles import (
     Turns,
@@ -30,81 +29,45 @@ from numpyro_ext._model.circles import (
     with_circles,
     wrapped,
 )
-from numpyro_ext._model.exact import imprecise, may_be_imprecise, numbers_of
+from numpyro_ext._model.descent import make_search
 from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.labels import (
     Coords,
     Names,
-    coordinate_name_of,
     labels_of,
     number_name,
     split_names,
 )
-from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, Problem, of_kind
-from numpyro_ext._model.normal import Whitening
-from numpyro_ext._model.normal_fit import (
-    WORTH_OPTIMISING,
-    NormalMeasure,
-    batch_rows,
-    draw_batch,
-    fit_normal,
-    some_rows,
-    sum_rows,
+from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, of_kind
+from numpyro_ext._model.normal_fit import NormalMeasure, fit_normal
+from numpyro_ext._model.operations import on_numbers, run_once
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.problems import (
+    far_problem,
+    few_rows_problem,
+    normal_problems,
+    precision_problem,
+    several_problem,
+    unfinished,
 )
-from numpyro_ext._model.operations import (
-    count_operations,
-    jit_on_data,
-    linearized,
-    on_numbers,
-    quick_options,
-    run_once,
-)
-from numpyro_ext._model.potential import ROWS, Potential
 from numpyro_ext._model.read import ModelInfo
-from numpyro_ext._model.spheres import has_poles, is_sphere
 from numpyro_ext._model.start import draw_params, draw_start, prior_center, start_near_median
 from numpyro_ext._model.structured_fit import fit_structured
+from numpyro_ext._model.surface import surface_of
 from numpyro_ext._model.whole_rows import on_some_rows
-from numpyro_ext._typing import Model, Params, Sites, Trace
+from numpyro_ext._typing import Model, Params, Sites
 
 _GROUPS_FROM = 256
 """Latent numbers from which a hierarchy is searched by the structure of its rows."""
-_ADAM_STEPS, _ADAM_PIECE, _SEARCHES = 2000, 100, 4
-_MOST_OF_ADAM = 5e10
-"""Numbers that Adam may compute; a search that takes more begins with Newton steps."""
-_NEWTON_STEPS, MOST_PASSES = 60, 300
-"""The budget of one search: Newton steps, and gradients of all rows."""
-_STEPS_OF_A_STAGE = 10
-_CG_STEPS, _CG_TOLERANCE = 300, 1e-2
-_HALVINGS, _TWICE_AS_NEAR_IN = 12, 6
-_NEAR = 0.05
-"""The decrement at which a search ends."""
-_LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
-_NORMAL_MODE, _NORMAL_FIT = 0.3, 0.1
-"""Departures up to which a mode, and a fit in its place, are taken without a warning."""
-_NORMAL_ALONG_ALL = 0.45
-"""The worst error of a gradient up to which it does not matter that there is no mode. Where it is
-0.36, on ten groups with standard errors of 1, SGHMC has the right law of their scale; where it is
-0.65 half the right standard deviation of its logarithm, which moves of the draws do not see."""
-_FAR_ALONG_ONE = 0.75
-"""The worst error of a gradient from which a departure counts even if it is beyond its limit by
-less than its error. Of ten centred groups with a LogNormal scale it is 0.81, and SGHMC has 0.84 of
-the right standard deviation of the scale's logarithm; of a decentred one it is 0.67, and SGHMC is
-right."""
-_STEEP = 3.0
-"""The slope of a fit above which it is said to be unfinished."""
+_SEARCHES = 4
+_NORMAL_MODE = 0.3
+"""The departure up to which a mode is taken as it is."""
 _REDRAWN = 8  # starts, of up to 100 tries each
 _LOST = 1e3
 """Standard deviations from a mode beyond which the start of a search was of no use."""
 _APART, _LEAST_SHARE = 1.5, 1e-3
-_ROWS_EACH = 10  # of a minibatch, for each latent number
 _SAME_HEIGHT, _SAME_PLACE = 0.1, 0.5
 _DRAWS_OF_ANGLES = 2000
-_STRETCHES, _FEWEST_WEIGHED, _MOST_WEIGHED = (2.0, 6.0), 2000, 10_000
-"""How many times as wide as a mode points are drawn; the number of these, and of rows, at most."""
-_AT_ONCE, _LARGEST_WEIGHT, _BEYOND = 32, 0.1, 0.1
-"""Points together; and the share of one weight up to which they are known, and of the mass beyond
-the modes from which it is said."""
 _EDGE, _JUMP = 1e-5, 0.1
 """The distance from pi of both sides, and the nats by which they may differ."""
 _SAME_COORDINATE = 0.999  # the cosine of the directions of two
@@ -241,10 +204,9 @@ def place_cuts(
         closed = _closed_sites(Potential(model, turns, params, args, kwargs).on_one_batch())
         turns = with_circles(at_pi, np.zeros(info.size), Turns, closed)
         potential = Potential(model, turns, params, args, kwargs).on_one_batch()
-        start, energy, _ = draw_start(rng_key, model, turns, *potential.arguments)
-        if not (closed and np.isfinite(energy)):
+        starts = _finite(potential, _opposite(_keys_and_points(rng_key, potential, _SEARCHES)[1]))
+        if not (closed and len(starts)):
             return at_pi
-        starts = starts_of(rng_key, turns, start, _SEARCHES)
         ends = make_search(rng_key, potential)(starts)
         ends = [end for end in ends if np.all(np.isfinite(end.factor))]
         if not ends:
@@ -325,19 +287,19 @@ def modes_or_warning(
             f" another {start}, such as init_to_median(), or init_from=None to be silent."
         )
         return None
-    several = of_kind(modes.problems, "several modes")
-    if several and room is not None and len(modes.modes) > room:
-        _warn(f"{who} at the heaviest of several modes: {' '.join(several)}")
-    kinds = ["no rows", "one factor twice"]
+    said = {
+        "no rows": "normal of greatest ELBO",
+        "one factor twice": "normal of greatest ELBO",
+        "few rows": "mode of few rows",
+        "single precision": "point where a log density is wrong",
+    }
     if isinstance(modes.heaviest.factor, Arrow):  # steps need not follow
-        kinds.append("not converged")
-    for kind in kinds:
-        if said := of_kind(modes.problems, kind):
-            _warn(f"{who} at the normal of greatest ELBO: {' '.join(said)}")
-    if few := of_kind(modes.problems, "few rows"):
-        _warn(f"{who} at the mode of few rows: {' '.join(few)}")
-    if wrong := of_kind(modes.problems, "single precision"):
-        _warn(f"{who} where a log density is wrong: {' '.join(wrong)}")
+        said["not converged"] = "normal of greatest ELBO"
+    if room is not None and len(modes.modes) > room:
+        said["several modes"] = "heaviest of several modes"
+    for kind, where in said.items():
+        if problems := of_kind(modes.problems, kind):
+            _warn(f"{who} at the {where}: {' '.join(problems)}")
     return modes
 
 
@@ -357,7 +319,7 @@ def search_modes(
 ) -> Modes:
     """The modes of a posterior, as :func:`find_modes` says, from one ``start`` if it is given."""
     info, has_start = potential.info, start is not None
-    keys = run_once(lambda key: tuple(random.split(key, 4)), rng_key)
+    keys, points = _keys_and_points(rng_key, potential, starts)
     key_start, key_mode, key_svi, key_shape = keys
     measure = NormalMeasure(key_shape, potential)
     many = by_groups or info.size > _GROUPS_FROM
@@ -365,20 +327,22 @@ def search_modes(
         fit = _of_groups(key_start, model, potential, start, measure, labels, by_groups)
         if fit is not None:
             return fit
-    search = make_search(key_mode, potential)
-    energy: Any = 0.0
-    if start is None:
-        start, energy, _ = draw_start(
+    if start is None and init_strategy is not init_to_uniform:
+        start, _, _ = draw_start(
             key_start, model, info, *potential.arguments, init_strategy=init_strategy
         )
-    mode, ends, spent = None, iter(()), 0
-    if np.isfinite(energy):
-        ends = search(starts_of(key_start, info, start, starts))
-        mode = next(ends)
+    if start is not None:
+        points[0] = info.ravel(start)
+    search, places = make_search(key_mode, potential), _opposite(points)[:starts]
+    if not has_start:
+        places = _finite(potential, places)
+    ends = search(places)
+    mode, spent = next(ends, None), 0
     if mode is None or not (has_start or mode.decrement <= _LOST):
         spent = 0 if mode is None else mode.row_gradients
-        start = _start_again(key_start, model, potential, init_strategy)
-        ends = search(starts_of(key_start, info, start, starts))
+        points[0] = info.ravel(_start_again(key_start, model, potential, init_strategy))
+        places = _opposite(points)[:starts]
+        ends = search(places)
         mode = next(ends)
     all_ends = [mode]
     if mode.at_mode and not has_start:
@@ -387,20 +351,22 @@ def search_modes(
             all_ends += search(np.asarray(exchanged)[None])
     spent += sum(end.row_gradients for end in all_ends)
     modes = [measure(x) for x in _merge_ends(all_ends)] if mode.at_mode else [mode]
-    mode, problems = modes[0], _several_problem(modes, len(all_ends))
+    mode, problems = modes[0], several_problem(modes, len(all_ends))
     # Another normal has an ELBO that is surely higher, by more than half a nat.
     is_uphill = mode.slope - 2 * mode.slope_error > 1
     if not mode.at_mode or mode.departure > _NORMAL_MODE or is_uphill:
         if not np.isfinite(mode.decrement):
             # The search leaves out minibatches without a finite gradient; all rows are in here.
             rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
-            at_start = jax.jit(potential.full_value_and_grad)(start)
-            potential.check_start(start, rows, *at_start, give="another start")
-        x = np.concatenate([np.ravel(start[name]) for name in info.latents])
+            begin = info.unravel(jnp.asarray(places[0]))
+            at_start = jax.jit(potential.full_value_and_grad)(begin)
+            potential.check_start(begin, rows, *at_start, give="another start")
         begins: list[tuple[Any, Any]] = [(mode.center, mode.factor)]
         if not mode.at_mode:
-            begins = [(x, np.full_like(x, 0.05))]
-        if len(modes) == 1 and not has_start:  # of several modes, it might end in another one
+            begins = [(places[0], np.full_like(places[0], 0.05))]
+        # Of several modes, it might end in another one; and near a normal mode it gains nothing.
+        is_far = not mode.at_mode or mode.departure > _NORMAL_MODE
+        if is_far and len(modes) == 1 and not has_start:
             median, sds = prior_center(key_start, model, potential)
             begins.append((median, np.asarray(sds) / 10))
         fit = measure(fit_normal(key_svi, potential, measure)(begins))
@@ -408,11 +374,11 @@ def search_modes(
         fit_problems = (*mode.problems, *fit.problems)
         if mode.at_mode and mode.elbo >= fit.elbo:
             fit = mode
-        problems += _normal_problems(mode, fit, info, labels)
+        problems += normal_problems(mode, fit, info, labels)
         modes[0] = replace(fit, share=mode.share, problems=fit_problems)
     problems = (*(problem for mode in modes for problem in mode.problems), *problems)
-    problems += _few_rows_problem(info)
-    if wrong := _precision_problem(
+    problems += few_rows_problem(info)
+    if wrong := precision_problem(
         potential, (mode.center, modes[0].center)
     ):  # which makes a density jump, too
         jumps = of_kind(problems, "density jumps")
@@ -433,14 +399,14 @@ def _of_groups(
     """The normal of greatest ELBO of a hierarchy with many groups; None for another model."""
     info = potential.info
     x = prior_center(rng_key, model, potential)[0] if start is None else info.ravel(start)
-    fit = fit_structured(potential, np.asarray(x, float), WORTH_OPTIMISING)
+    fit = fit_structured(potential, np.asarray(x, float))
     if fit is None:
         return None
     fit = measure(fit)
     if not np.isfinite(fit.elbo):
         return None
-    problems = (*fit.problems, *_far_problem(fit, info, labels), *_unfinished(fit))
-    problems += (*_few_rows_problem(info), *_precision_problem(potential, (fit.center,)))
+    problems = (*fit.problems, *far_problem(fit, info, labels), *unfinished(fit))
+    problems += (*few_rows_problem(info), *precision_problem(potential, (fit.center,)))
     fit = replace(fit, problems=problems, circles=circles_of(info))
     if info.size <= DENSE_UP_TO and not as_arrow:
         # In another order of sites some coordinates are others.
@@ -508,77 +474,6 @@ def places_of(target: Potential, modes: Sequence[Mode]) -> list[str]:
     return [f"{name} = {value.flat[j]:.3g}" for value in values]
 
 
-def mass_beyond(
-    rng_key: Array, potential: Potential, modes: Modes
-) -> tuple[float, float, tuple[Problem, ...]]:
-    r"""The share of the mass that lies where these normals have nearly none, with its standard
-    error, both NaN where it is not known; and what there is to say about it.
-
-    By importance sampling: a draw is :math:`c_k + A_k \xi` at the mode k in turn, where one of the
-    n coordinates of :math:`\xi \sim N(0, I)`, each in turn, is s times as wide, s being 2 and 6.
-    The density of all these together is at least a part of the normal's own density, so that no
-    weight is large on account of the others. Where one draw far out has a large part of all weight,
-    as of a posterior with heavy tails, the share is not known.
-    """
-    n, parts, info = modes.size, modes.modes, potential.info
-    rows = sum(size for size, _ in potential.plates.values())
-    normal = all(mode.is_matrix and mode.bend is None for mode in parts)
-    # Roots of probabilities have a mirror image of each mode, at which there is as much mass.
-    closed = circular_sites(info) or any(has_poles(x.support) for x in info.latents.values())
-    if not normal or rows > _MOST_WEIGHED or info.given or info.mutable or closed:
-        return math.nan, math.nan, ()
-    num = -(-_FEWEST_WEIGHED // (n * len(parts) * len(_STRETCHES)))
-    idx = some_rows(potential, rows)
-    which, axis, _ = (
-        jnp.ravel(a)
-        for a in jnp.meshgrid(*map(jnp.arange, (len(parts), n, 2 * num)), indexing="ij")
-    )
-    stretch = jnp.tile(jnp.asarray(_STRETCHES), len(axis) // 2)
-
-    def weigh(parts: tuple[Whitening, ...], xi: Array, which: Array, axis: Array, s: Array) -> Any:
-        x = jnp.stack([part.to_z(xi.at[axis].multiply(s)) for part in parts])[which]
-        each = jnp.stack([part.to_xi(x) for part in parts])
-        wide = jnp.stack([each**2 / 2 * (1 - s**-2) - math.log(s) for s in _STRETCHES])
-        square = jnp.sum(each**2, 1)
-        volumes = jnp.stack([part.log_volume for part in parts])
-        log_q = logsumexp(logsumexp(wide, (0, 2)) - square / 2 - volumes)
-        U = potential.with_rows(idx).value_and_grad_flat(x, idx)[0]
-        return -U - log_q, jnp.min(square)
-
-    def run(parts: tuple[Whitening, ...], xi: Array, *of_draws: Array) -> Any:
-        each = (xi, *of_draws)
-        return lax.map(lambda draw: weigh(parts, *draw), each, batch_size=_AT_ONCE)
-
-    whitenings = tuple(mode.whitening for mode in parts)
-    xi = random.normal(rng_key, (len(axis), n))
-    compiled = jit_on_data(run, quick_options())
-    log_w, away = (np.asarray(a, float) for a in compiled(whitenings, xi, which, axis, stretch))
-    with np.errstate(invalid="ignore"):  # of a density that is nowhere finite
-        w = np.exp(np.nan_to_num(log_w - np.nanmax(log_w), nan=-np.inf))
-    w /= w.sum()
-    far = (away > n + 4 * math.sqrt(2 * n)).astype(float)
-    share = float(w @ far)
-    error = float(np.sqrt(np.sum((w * (far - share)) ** 2)))
-    if not np.isfinite(share):
-        return math.nan, math.nan, ()
-    largest = int(np.argmax(w))
-    if w[largest] < _LARGEST_WEIGHT:
-        sentence = (
-            f"{share:.2f} +- {error:.1g} of the mass lies where normals at the modes have nearly"
-            " none; take particles (AutoParticles), a flow or NUTS."
-        )
-        is_problem = share - 2 * error > _BEYOND
-    else:
-        sentence = (
-            f"the share of the mass beyond the modes is not known: one of {len(w):,} draws around"
-            f" them has {w[largest]:.0%} of the importance weight and lies far out, as where tails"
-            " are heavy, or another mode was missed; give more starts, and take NUTS, or priors"
-            " with lighter tails."
-        )
-        is_problem, share, error = bool(far[largest]), math.nan, math.nan
-    return share, error, (Problem(sentence, "mass beyond"),) if is_problem else ()
-
-
 def _is_copy(mode: Mode, other: Mode) -> bool:
     """True if the two are as high, and their coordinates the same but for signs and places."""
     x, y = (np.abs(np.asarray(end.center, np.float64)) for end in (mode, other))
@@ -587,359 +482,25 @@ def _is_copy(mode: Mode, other: Mode) -> bool:
     return bool(near and abs(mode.log_evidence - other.log_evidence) < _SAME_HEIGHT)
 
 
-def _several_problem(modes: list[Mode], num_searches: int) -> tuple[Problem, ...]:
-    best, *others = modes
-    apart = max((best.distance(other.center) for other in others), default=0.0)
-    if apart <= 3 + math.sqrt(len(best.center)):
-        return ()
-    shares = ", ".join(f"{mode.share:.2g}" for mode in modes)
-    copies = ""
-    if all(mode.copy_of is not None for mode in others):
-        copies = ", or let it be, if the modes are copies of each other, as it seems"
-    sentence = (
-        f"searches from {num_searches} points ended at different modes, {apart:.2g} standard"
-        f" deviations apart, with {shares} of their mass; take particles, AutoMixtureNormal or at"
-        f" least four chains with chain_method='vectorized', which begin at all of them{copies}."
-    )
-    return (Problem(sentence, "several modes"),)
+def _keys_and_points(rng_key: Array, potential: Potential, starts: int) -> tuple[Any, np.ndarray]:
+    """Four keys, and points within 2 of 0, ``(ceil(starts / 2), n)``, from one program."""
+    shape = -(-starts // 2), potential.info.size
+
+    def draw(rng_key: Array) -> tuple[Any, Array]:
+        keys = random.split(rng_key, 4)
+        return tuple(keys), random.uniform(random.fold_in(keys[0], 1), shape, minval=-2, maxval=2)
+
+    keys, points = run_once(draw, rng_key)
+    return keys, np.array(points)
 
 
-def _few_rows_problem(info: ModelInfo) -> tuple[Problem, ...]:
-    """What is said where the rows that are given are too few to stand for all."""
-    rows = sum(batch for _, batch in info.given.values())
-    if not rows or rows >= _ROWS_EACH * info.size:
-        return ()
-    sentence = (
-        f"the arguments of the model are a minibatch of {rows} rows, fewer than {_ROWS_EACH} for"
-        f" each of {info.size} latent numbers, so that mode and scales may be far off; begin at the"
-        " result of find_modes(model, *args) on more rows (init_from= of a guide, whitening= of a"
-        " kernel)."
-    )
-    return (Problem(sentence, "few rows"),)
+def _opposite(points: np.ndarray) -> np.ndarray:
+    """Each point and the one opposite of it, because an exchange of two numbers changes the sign of
+    their difference."""
+    return np.stack([points, -points], 1).reshape(-1, points.shape[1])
 
 
-def _precision_problem(potential: Potential, centers: Iterable[Array]) -> tuple[Problem, ...]:
-    """What is said where the log density of a site is wrong in single precision at one of these
-    points, the end of a search and the center of the normal."""
-    _, idx = next(potential.pieces(ROWS))
-    share = math.prod(len(i) / potential.plates[name][0] for name, i in idx.items())
-
-    def trace(x: Array) -> Trace:
-        return potential.with_rows(idx).trace(potential.info.unravel(x), idx)
-
-    traces: list[Trace] = []
-    points = [jnp.asarray(x, jnp.result_type(float)) for x in centers]
-    jax.eval_shape(lambda x: traces.append(trace(x)), points[0])
-    if not may_be_imprecise(traces[0]):
-        return ()
-    run = jit_on_data(lambda x: numbers_of(trace(x)), quick_options())
-    each = [imprecise(traces[0], jax.device_get(run(x)), share) for x in points]
-    sentences = next(filter(None, each), [])
-    return tuple(Problem(f"where a search ended, {x}", "single precision") for x in sentences)
-
-
-def _normal_problems(
-    mode: Mode, fit: Mode, info: ModelInfo, labels: Callable[[str], str]
-) -> tuple[Problem, ...]:
-    """What is said of a search that ended at no mode near normal, and of an unfinished fit. That
-    there is no mode is no problem where the posterior is near normal along each coordinate."""
-    problems = _far_problem(fit, info, labels)
-    if not mode.at_mode and (problems or not fit.worst_error <= _NORMAL_ALONG_ALL):
-        what = "where the gradient of all rows is not finite"
-        if mode.num_negative:
-            what = f"where the curvature is no mode's (negative directions: {mode.num_negative})"
-        elif np.isfinite(mode.decrement):
-            what = f"{mode.decrement:.2g} standard deviations from one"
-        sentence = (
-            f"the search for a mode ended {what}, so center and scales come from a variational fit"
-            f" instead; {advice(info, fit.worst)}, or give init_params near the mode."
-        )
-        problems = (Problem(sentence, "no mode"),)
-    return problems + _unfinished(fit)
-
-
-def _far_problem(fit: Mode, info: ModelInfo, labels: Callable[[str], str]) -> tuple[Problem, ...]:
-    is_far = fit.departure > _NORMAL_FIT and fit.worst_error > _FAR_ALONG_ONE
-    if is_far or fit.sure_departure > _NORMAL_FIT:
-        worst = labels(coordinate_name_of(info, fit.worst))
-        sentence = (
-            "gradients around the center are far from those of a normal posterior (relative error"
-            f" {fit.departure**0.5:.2g}, most of all along {worst}), so the scales found do not"
-            " hold in all of it. A flow may be right; for a kernel, a proxy or a normal guide"
-            f" {advice(info, fit.worst)}, or use NUTS."
-        )
-        return (Problem(sentence, "far from normal"),)
-    return ()
-
-
-def _unfinished(fit: Mode) -> tuple[Problem, ...]:
-    if fit.variational and fit.slope - 2 * fit.slope_error > _STEEP:
-        sentence = (
-            "the normal of greatest ELBO is not found: another step would gain about"
-            f" {fit.slope**2 / 2:.2g} nats; reparametrise the model, or give init_params."
-        )
-        return (Problem(sentence, "not converged"),)
-    return ()
-
-
-def advice(info: ModelInfo, worst: int = 0) -> str:
-    """The advice on hierarchies, to a model that has not followed it and to one that has; or on
-    spheres, where the coordinate ``worst`` is on one."""
-    site = next(name for name, places in info.slices.items() if worst < places.stop)
-    if is_sphere(info.latents[site].support):
-        name = site.removesuffix("_sphere")
-        take = "take GeodesicSGHMC, which moves on the sphere itself"
-        if has_poles(info.latents[site].support):
-            return f"leave out the SphereReparam of '{name}', or {take}"
-        return take
-    done = [name.removesuffix("_decentered") for name in info.latents if "_decentered" in name]
-    change = "reparametrise the model (LocScaleReparam for hierarchies)"
-    if done:
-        change = f"change centered in the LocScaleReparam of '{done[0]}' (0 and 1 are its ends)"
-    return (
-        f"{change}, or, where there are few groups, give their scale a prior that vanishes at 0"
-        " (LogNormal)"
-    )
-
-
-def starts_of(rng_key: Array, info: ModelInfo, start: Sites, num: int) -> np.ndarray:
-    """Where searches begin, ``(num, n)``: at ``start``, at points within 2, and opposite of each,
-    because an exchange of two numbers changes the sign of their difference."""
-
-    def draw(rng_key: Array, start: Sites) -> Array:
-        first = info.ravel(start)
-        keys = [random.fold_in(rng_key, i) for i in range(1, (num + 1) // 2)]
-        others = [random.uniform(key, first.shape, first.dtype, -2, 2) for key in keys]
-        return jnp.stack([sign * x for x in (first, *others) for sign in (1, -1)])[:num]
-
-    return np.asarray(run_once(draw, rng_key, start))
-
-
-class _Point(NamedTuple):
-    """Where a descent is, with what has been computed there; all in double precision."""
-
-    x: np.ndarray
-    value: float
-    grad: np.ndarray
-    factor: np.ndarray
-    decrement: float = np.inf
-    num_negative: int = 0
-    passes: int = 1
-
-
-def make_search(
-    rng_key: Array, potential: Potential, *, adam: bool = True
-) -> Callable[[Any], Iterator[Mode]]:
-    """``search(starts)``, which goes from each of the points ``(n,)`` to a mode: by Adam on
-    minibatch gradients, then by damped Newton steps, of many rows on more and more of them."""
-    all_rows = sum(size for size, _ in potential.plates.values()) or batch_rows(potential)
-    n, dtype = potential.info.size, jnp.result_type(float)
-    cost = count_operations(
-        potential.value_and_grad_flat, np.zeros(n, dtype), potential.first_rows()
-    )
-    adam = adam and _ADAM_STEPS * cost < _MOST_OF_ADAM
-    gradients = 4 * _ADAM_STEPS + 30 * _SEARCHES * all_rows / batch_rows(potential)
-    options = quick_options(cost * gradients, WORTH_OPTIMISING)
-    by_adam = jit_on_data(partial(_adam, potential), options)
-    sums, directions = sum_rows(potential, options), _Directions(potential, options)
-    size = max((size for size, _ in potential.plates.values()), default=0)
-    stages = [10**k for k in range(4, 12) if 10 ** (k + 1) <= size]
-
-    def descend(x: Any, factor: np.ndarray, enough: float, rows: int | None = None) -> _Point:
-        """Damped Newton steps on all rows, or on some, until the decrement is small enough."""
-        x = np.asarray(x, dtype)
-        point, decrements = _Point(x, *sums(x, rows), factor), []
-        if not directions.exact and factor is directions.unit:
-            # Differences are taken over a part of a standard deviation, which is not known yet.
-            point = point._replace(factor=directions.newton(point)[1])
-        for _ in range(_NEWTON_STEPS if rows is None else _STEPS_OF_A_STAGE):
-            step, factor, num_negative = directions.newton(point)
-            slope = float(point.grad @ step)
-            decrement = math.sqrt(max(slope, 0)) if np.isfinite(slope) else np.nan
-            point = point._replace(factor=factor, decrement=decrement, num_negative=num_negative)
-            decrements.append(decrement)
-            spent = point.passes >= MOST_PASSES or (factor.ndim == 1 and _is_slow(decrements))
-            if not decrement >= enough or spent:
-                break
-            new = _halved(point, step, lambda x: sums(x.astype(dtype), rows))
-            if new.x is point.x:
-                break
-            point = new
-        return point
-
-    def search(starts: Any) -> Iterator[Mode]:
-        before: list[tuple[Any, Mode]] = []
-        for which, start in enumerate(np.asarray(x, dtype) for x in starts):
-            x, spent = start, 0
-            if adam:
-                x = by_adam(start, rng_key, np.uint32(which))
-                spent = _ADAM_STEPS * batch_rows(potential)
-            # Above 512 numbers the diagonal of the search before does for the steps of this one.
-            is_known = bool(before) and not directions.dense
-            factor = np.asarray(before[-1][1].factor, float) if is_known else directions.unit
-            for rows in stages:
-                some = descend(x, factor, _NEAR * math.sqrt(size / rows), rows)
-                spent += some.passes * rows
-                if not np.isfinite(some.decrement):
-                    break
-                x, factor = some.x, some.factor
-            # On some of the rows, and so on all of them: their modes are as far as the root tells.
-            apart = 0.5 * math.sqrt(size / stages[-1]) if stages else 0.0
-            same = [end for y, end in before if replace(end, center=y).distance(x) < apart]
-            if same:
-                yield replace(same[0], row_gradients=spent)
-                continue
-            point = descend(x, factor, _NEAR)
-            spent += point.passes * all_rows
-            if not np.isfinite(point.decrement):
-                point = descend(start, directions.unit, _NEAR)
-                spent += point.passes * all_rows
-            if not directions.dense and np.isfinite(point.decrement):
-                point = directions.with_diagonal(point)
-            both = point.x, point.factor
-            center, factor = jax.device_put([np.asarray(y, dtype) for y in both])
-            end = Mode(center, factor, None, point.decrement, point.num_negative, spent)
-            end = replace(end, log_evidence=end.laplace(point.value))
-            if end.at_mode:
-                before.append((x, end))
-            yield end
-
-    return search
-
-
-def _halved(point: _Point, step: np.ndarray, sums: Callable[[np.ndarray], Any]) -> _Point:
-    """The point after a step, or after the half, the quarter, ... of it that lowers the potential;
-    the same point where none does."""
-    digits = float(jnp.finfo(jnp.result_type(float)).eps) * abs(point.value)
-    for k in range(_HALVINGS + 1):
-        x = point.x - (0.5**k * step).astype(point.x.dtype)
-        value, grad = sums(x)
-        change = value - point.value
-        if abs(change) <= digits:  # its digits do not show it, but the trapezoidal rule does
-            change = -0.5 * 0.5**k * float(point.grad @ step + grad @ step)
-        if change <= 0:
-            return point._replace(x=x, value=value, grad=grad, passes=point.passes + k + 1)
-    return point
-
-
-class _Directions:
-    r"""Newton steps, and the factor A with :math:`A A^\top = H^{-1}`, from the curvature of at most
-    10,000 rows with its negative directions turned positive; for large n its diagonal."""
-
-    def __init__(self, potential: Potential, options: Any) -> None:
-        n, self.exact = potential.info.size, potential.has_curvature
-        self.dense, prior = n <= DENSE_UP_TO, potential.prior()
-        self.unit = 0.1 * (np.eye(n) if self.dense else np.ones(n))
-
-        def of_both(x: Array, directions: Array) -> tuple[Array, Array]:
-            """The curvature, and the prior's part of it, along these directions."""
-            here = _curvature(potential, some_rows(potential), x, directions, self.dense)
-            return here, _curvature(prior, potential.first_rows(), x, directions, self.dense)
-
-        self.of_both = jit_on_data(of_both, options)
-        self.solve = jit_on_data(partial(_conjugate_step, potential), options)
-
-    def newton(self, point: _Point) -> tuple[np.ndarray, np.ndarray, int]:
-        """The step, the factor, and the number of negative directions."""
-        x, dtype = point.x, point.x.dtype
-        if not self.dense:
-            if np.array_equal(point.factor, self.unit):
-                point = self.with_diagonal(point)
-            scales = (point.factor**-2).astype(dtype)
-            step = self.solve(x, point.grad.astype(dtype), scales)
-            return np.asarray(step, float), point.factor, point.num_negative
-        # In the coordinates of the factor before, because in float32 the curvature of columns as
-        # they come would lose its least eigenvalues beside the largest.
-        root = point.factor
-        H, prior = (np.asarray(a, float) for a in self.of_both(x, root.T.astype(dtype)))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            unit = 1 / np.sqrt(np.maximum(np.abs(np.diagonal(H)), np.abs(np.diagonal(prior))))
-            of_unit_diagonal = unit[:, None] * (H + H.T) / 2 * unit
-        if not np.all(np.isfinite(of_unit_diagonal)):
-            return np.full(len(x), np.nan), root, 0
-        w, Q = np.linalg.eigh(of_unit_diagonal)
-        least = np.einsum("ik,ij,jk->k", Q, unit[:, None] * prior * unit, Q)
-        scales = np.maximum(np.abs(w), np.maximum(least, _LEAST_CURVATURE))
-        step = root @ (unit * (Q @ ((Q.T @ (unit * (point.grad @ root))) / scales)))
-        # The factor is lower triangular: the R of a QR of a root.
-        R = np.linalg.qr((unit[:, None] * Q / np.sqrt(scales)).T, mode="r")
-        return step, root @ (R.T * np.sign(np.diagonal(R))), int(np.sum(w < 0))
-
-    def with_diagonal(self, point: _Point) -> _Point:
-        """The point with the factor of the diagonal there."""
-        both = self.of_both(point.x, np.diag(point.factor).astype(point.x.dtype))
-        w, prior = (np.asarray(a, float) / point.factor**2 for a in both)
-        scales = np.maximum(np.abs(w), np.abs(prior))
-        return point._replace(factor=1 / np.sqrt(scales), num_negative=int(np.sum(w < 0)))
-
-
-def _hessian_product(
-    potential: Potential, idx: dict[str, Array], x: Array, **options: Any
-) -> Callable[[Array], Array]:
-    """The Hessian on the rows ``idx`` times a direction; ``options`` go to :func:`linearized`."""
-
-    def grad(x: Array) -> tuple[Array, None]:
-        return potential.value_and_grad_flat(x, idx)[1], None
-
-    return linearized(grad, x, forward=potential.has_curvature, **options)[2]
-
-
-def _curvature(
-    potential: Potential, idx: dict[str, Array], x: Array, directions: Array, dense: bool
-) -> Array:
-    """The Hessian on the rows ``idx`` between ``(n, n)`` directions, each of about a standard
-    deviation; not dense, its diagonal."""
-    product = _hessian_product(potential, idx, x)
-    if dense:
-        slopes = lax.map(product, directions, batch_size=32)
-        return jnp.matmul(slopes, directions.T, precision="highest")
-    return lax.map(lambda v: jnp.vdot(v, product(v)), directions, batch_size=32)
-
-
-def _conjugate_step(potential: Potential, x: Array, g: Array, scales: Array) -> Array:
-    """H^{-1} g for some rows by conjugate gradients, or by the diagonal if that is not downhill."""
-    diagonal = g / scales
-    product = _hessian_product(
-        potential, some_rows(potential), x, length=lambda v: jnp.sqrt(jnp.vdot(v, scales * v))
-    )
-    step, _ = jax.scipy.sparse.linalg.cg(
-        product, g, diagonal, tol=_CG_TOLERANCE, maxiter=_CG_STEPS, M=lambda v: v / scales
-    )
-    downhill = (jnp.vdot(g, step) > 0) & (jnp.vdot(step, product(step)) > 0)
-    return jnp.where(downhill, step, diagonal)
-
-
-def _adam(potential: Potential, x: Array, rng_key: Array, which: Array) -> Array:
-    """Steps of Adam, which begins anew at the last point where the gradient was finite."""
-    import optax  # not imported by NumPyro itself
-
-    rng_key = random.fold_in(rng_key, which)
-    rate = optax.exponential_decay(0.05, _ADAM_STEPS, 0.001 / 0.05)
-    adam = optax.scale_by_adam()
-
-    def step(carry: tuple[Array, Any], at: tuple[Array, Any, Any]) -> tuple[Any, None]:
-        x, (state, last) = carry
-        i, idx, rows = at
-        _, g = potential.with_rows(idx, rows).value_and_grad_flat(x, idx)
-        fine = jnp.all(jnp.isfinite(g * g))  # Adam takes the square
-        update, new = adam.update(jnp.where(fine, g, 0), state)
-        step = jnp.asarray(rate(i), x.dtype) * jnp.asarray(update)
-        fresh = adam.init(x), last
-        moved = jax.tree.map(partial(jnp.where, fine), (x - step, (new, x)), (last, fresh))
-        return moved, None
-
-    def piece(carry: Any, k: Array) -> tuple[Any, None]:
-        keys = random.split(random.fold_in(rng_key, k), _ADAM_PIECE)
-        idx = jax.vmap(partial(draw_batch, potential=potential))(keys)
-        batches = k * _ADAM_PIECE + jnp.arange(_ADAM_PIECE), idx, potential.read_ahead(idx)
-        return lax.scan(step, carry, batches)[0], None
-
-    start = x, (adam.init(x), x)
-    (x, _), _ = lax.scan(piece, start, jnp.arange(_ADAM_STEPS // _ADAM_PIECE))
-    return x
-
-
-def _is_slow(decrements: list[float]) -> bool:
-    """True if six steps have not come twice as near, as of sixty that go nowhere."""
-    before = decrements[:-_TWICE_AS_NEAR_IN]
-    return bool(before) and decrements[-1] > before[-1] / 2
+def _finite(potential: Potential, points: np.ndarray) -> np.ndarray:
+    """The points at which the potential of some of the rows is finite."""
+    sums = surface_of(potential).sums
+    return points[[bool(np.isfinite(sums(x, 1)[0])) for x in points]]

@@ -62,7 +62,10 @@ class Plain(NamedTuple):
         return self.root if self.is_matrix else jnp.diag(self.root)
 
 
-_times = partial(jnp.matmul, precision="highest")
+def _times(a: Any, b: Any) -> Any:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a @ b
+    return jnp.matmul(a, b, precision="highest")
 
 
 def mean_and_sd(x: Any, where: Any = None) -> tuple[Any, Any]:

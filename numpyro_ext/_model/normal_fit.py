@@ -1,6 +1,6 @@
 """The normal of greatest ELBO, and what is measured of any normal approximation of a posterior."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 import math
@@ -14,19 +14,24 @@ import numpy as np
 
 from numpyro_ext._model.arrow import Arrow
 from numpyro_ext._model.bend import Bend
-from numpyro_ext._model.minibatch import draw_indices
-from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Problem
-from numpyro_ext._model.normal import Normal
-from numpyro_ext._model.operations import count_operations, jit_on_data, linearized, quick_options
+from numpyro_ext._model.modes import Mode, Problem
+from numpyro_ext._model.normal import Normal, Plain
+from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.surface import (
+    POINTS,
+    WORTH_OPTIMISING,
+    batch_rows,
+    draw_batch,
+    surface_of,
+)
 
-WORTH_OPTIMISING = 1e9
-"""Numbers that a search computes, above which an optimised program pays for its compilation."""
-_CURVATURE_ROWS = 10_000
-_POINTS, _POWERS = 64, 10
+_WIDTH, _POWERS = 32, 2
+"""Directions in which the stiffest one is sought, and steps of the power method."""
 _FEW_POINTS, _FEW_POWERS = 32, 5
-_ROWS_OF_A_NUMBER, _MOST_ROWS = 250, 2 * 10**6
-"""Of a hierarchy with many groups: points and powers, and rows for each latent number."""
+_ROWS, _ROWS_OF_A_NUMBER, _MOST_ROWS = 10_000, 250, 2 * 10**6
+"""Of a hierarchy with many groups: points, powers of a single direction, and rows, at least, for
+each latent number, and at most."""
 _QUANTILE, _STIFFEST = 0.95, 1e4
 _ROUNDINGS = 64  # of the potential, in a difference of two
 _STAGES, _STAGE_STEPS, _PARTICLES = 8, 500, 8
@@ -37,45 +42,6 @@ _FASTEST = 0.2
 _CONVERGED = 0.3
 """The slope at which a fit ends: a step would gain less than a twentieth of a nat."""
 _WORTH_A_STAGE = 0.3  # nats that the last stage has gained, for one beyond the first eight
-
-
-def batch_rows(potential: Potential) -> int:
-    """Rows in one minibatch of every plate; 1 without a plate."""
-    plates = {**potential.plates, **potential.info.given}
-    return sum(batch for _, batch in plates.values()) or 1
-
-
-def draw_batch(rng_key: Array, potential: Potential) -> dict[str, Array]:
-    """One batch of every plate, drawn with replacement."""
-    return draw_indices(rng_key, {}, potential.plates)[0]
-
-
-def some_rows(potential: Potential, most: int = _CURVATURE_ROWS) -> dict[str, Array]:
-    """At most 10,000 evenly spaced rows of every plate, or another number."""
-    return {
-        name: (jnp.arange(min(size, most)) * (size / min(size, most))).astype(jnp.int32)
-        for name, (size, _) in potential.plates.items()
-    }
-
-
-def sum_rows(potential: Potential, options: Any) -> Callable[..., tuple[float, np.ndarray]]:
-    """``sums(x, rows=None)``: the potential of all rows, or of so many, evenly spread, and its
-    gradient at a flat vector, in double precision piece by piece; one program for all who ask."""
-    if potential.sums is not None:
-        return potential.sums
-    piece = jit_on_data(
-        lambda x, idx: potential.with_rows(idx).value_and_grad_flat(x, idx), options
-    )
-
-    def sums(x: np.ndarray, rows: int | None = None) -> tuple[float, np.ndarray]:
-        value, grad = 0.0, np.zeros(len(x))
-        for weight, idx in potential.pieces(rows):
-            part, slope = piece(x, idx)
-            value, grad = value + weight * float(part), grad + weight * np.asarray(slope, float)
-        return value, grad
-
-    potential.sums = sums
-    return sums
 
 
 class NormalMeasure:
@@ -97,77 +63,44 @@ class NormalMeasure:
     """
 
     def __init__(self, rng_key: Array, potential: Potential) -> None:
-        self.rng_key, n = rng_key, potential.info.size
-        self.dense, self.mutable = n <= DENSE_UP_TO, bool(potential.info.mutable)
-        rows = int(np.clip(_ROWS_OF_A_NUMBER * n, _CURVATURE_ROWS, _MOST_ROWS))
-
-        def draws_of(
-            rng_key: Array,
-            normal: Normal,
-            bend: Bend | None,
-            full_grad: Array,
-            powers: Array,
-            share: Array,
-        ) -> tuple[Array, ...]:
-            center, arrow = normal.center, isinstance(normal.factor, Arrow)
-            # A group has but few of ten thousand rows.
-            idx = some_rows(potential, rows) if arrow else some_rows(potential)
-            num_points = _FEW_POINTS if arrow else _POINTS
-            here = potential.with_rows(idx)
-            value, at_center = here.value_and_grad_flat(center, idx)
-            shift = full_grad - at_center
-
-            def moved(xi: Array) -> tuple[Array, Array]:
-                v = normal.push(xi)
-                return (v, jnp.zeros((), v.dtype)) if bend is None else bend(v)
-
-            (_, _), pull_center = jax.vjp(moved, jnp.zeros_like(center))
-            minus = -jnp.ones((), center.dtype)
-            (begin,) = pull_center((full_grad, minus))
-
-            def at(points: Array) -> tuple[Array, ...]:
-                xi, v = points
-                xi = share * xi
-                (away, log_det), pull = jax.vjp(moved, xi)
-
-                def grad(v: Array) -> tuple[Array, Array]:
-                    end, g = here.value_and_grad_flat(center + away + normal.push(v), idx)
-                    return g + shift, end
-
-                g, end, along = linearized(grad, 0 * xi, forward=potential.has_curvature)
-
-                def power(_: Any, v: Array) -> Array:
-                    return normal.pull(along(v / jnp.linalg.norm(v)))
-
-                beyond = end - value + jnp.vdot(shift, away) - log_det
-                beyond = beyond - jnp.vdot(begin, xi) - jnp.vdot(xi, xi) / 2
-                stiffness = jnp.linalg.norm(lax.fori_loop(0, powers, power, v))
-                return xi, pull((g, minus))[0] - xi, beyond, stiffness
-
-            points = random.normal(rng_key, (num_points, 2, *center.shape), center.dtype)
-            rounding = jnp.finfo(value.dtype).eps * jnp.abs(value)
-            return rounding, begin, *lax.map(at, points)
-
-        self._sums = sum_rows(potential, quick_options())
-        self._draws_of = jit_on_data(draws_of, quick_options())
+        self.rng_key, self.surface = rng_key, surface_of(potential)
+        self.mutable = bool(potential.info.mutable)
+        self._draw = jit_on_data(
+            lambda key, like: random.normal(key, like.shape, like.dtype), quick_options()
+        )
 
     def __call__(self, fit: Mode, *, shape: bool = True) -> Mode:
         r"""The normal with its ``elbo``, ``slope`` and ``departure``, from the same 64 :math:`\xi`
         for all normals; and, for ``shape``, its ``stiffness`` and whether the density jumps."""
-        value, grad = self._sums(np.asarray(fit.center))
-        arrow = isinstance(fit.factor, Arrow)
-        powers = np.asarray((_FEW_POWERS if arrow else _POWERS) if shape else 0)
-        grad = grad.astype(fit.center.dtype)
-        at = self.rng_key, fit.whitening, fit.bend, grad
-        one = np.ones((), grad.dtype)
-        out = self._draws_of(*at, powers, one)
-        rounding, slope, xi, b, beyond, curvatures = (np.asarray(x, float) for x in out)
-        beyond, curvatures = (np.nan_to_num(x, nan=np.inf) for x in (beyond, curvatures))
-        off = np.nan_to_num(np.abs(b), nan=np.inf)
+        surface, center = self.surface, np.asarray(fit.center, float)
+        n, is_arrow = len(center), isinstance(fit.factor, Arrow)
+        # A group has but few of ten thousand rows.
+        rows = int(np.clip(_ROWS_OF_A_NUMBER * n, _ROWS, _MOST_ROWS)) if is_arrow else _ROWS
+        num, rows = _FEW_POINTS if is_arrow else POINTS, surface.read(rows)
+        draws = np.asarray(self._draw(self.rng_key, np.zeros((num, 2, n), surface.dtype)), float)
+        xi, directions = draws[:, 0], draws[:, 1]
+        moves = Moves(fit, fit.bend)
+        value, full_grad = surface.sums(center)
+        values, grads = surface.at(center[None], rows)
+        shift = full_grad - grads[0]
+        begin = moves.pull_bent(np.zeros((1, n)), full_grad[None])[0]
+
+        def at(xi: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            """What the potential changes by from the center, and its whitened gradients."""
+            away, log_det = moves.bent(xi)
+            ends, grads = surface.at(center + away, rows)
+            change = ends - values[0] + away @ shift - log_det
+            return center + away, change, moves.pull_bent(xi, grads + shift)
+
         with np.errstate(invalid="ignore", over="ignore"):
+            points, change, g = at(xi)
+            b = g - xi
+            beyond = change - xi @ begin - np.sum(xi * xi, axis=1) / 2
+            beyond = np.nan_to_num(beyond, nan=np.inf)
+            off = np.nan_to_num(np.abs(b), nan=np.inf)
             elbo = fit.laplace(value) - np.mean(beyond)
             error = np.std(beyond) / len(beyond) ** 0.5
-        length, length_error = _slope(xi, b, self.dense or arrow)
+        length, length_error = _slope(xi, b, surface.dense or is_arrow)
         departure, departure_error = median_and_error(np.mean(off**2, axis=1))
         fit = replace(
             fit,
@@ -184,18 +117,15 @@ class NormalMeasure:
             fit = replace(fit, log_evidence=fit.elbo, decrement=np.nan)
         if not shape:
             return fit
-        stiffness = np.sort(curvatures)[int(_QUANTILE * len(curvatures))]
         # The change of a smooth potential is Simpson's rule of its slopes on the way, as nearly as
         # the trapezoidal rule is Simpson's.
-        half = self._draws_of(*at, np.zeros_like(powers), one / 2)
-        slopes = (np.asarray(x, float) for x in (slope, half[3] + half[2], b + xi))
-        begin, middle, end = (np.sum(x * xi, axis=-1) for x in slopes)
         with np.errstate(invalid="ignore", over="ignore"):
-            change = beyond + begin + np.sum(xi * xi, axis=1) / 2
-            simpson = (begin + 4 * middle + end) / 6
-            off = np.abs(np.stack([change - simpson, simpson - (begin + end) / 2]))
+            first, middle, last = (np.sum(y * xi, axis=1) for y in (begin, at(xi / 2)[2], g))
+            simpson = (first + 4 * middle + last) / 6
+            off = np.abs(np.stack([change - simpson, simpson - (first + last) / 2]))
             jump, smooth = np.nan_to_num(off, nan=np.inf)
         jump = float(np.median(jump))
+        rounding = float(jnp.finfo(surface.dtype).eps) * abs(values[0])
         if np.isfinite(jump) and jump > np.median(np.maximum(1 + _ROUNDINGS * rounding, smooth)):
             what = "where a latent site is compared or rounded; sum it out, or use NUTS"
             if self.mutable:
@@ -208,7 +138,77 @@ class NormalMeasure:
                 f" jumps {what}."
             )
             fit = replace(fit, problems=(*fit.problems, Problem(sentence, "density jumps")))
-        return replace(fit, stiffness=float(np.clip(stiffness, 1.0, _STIFFEST)))
+        width, powers = (1, _FEW_POWERS) if is_arrow else (min(n, _WIDTH), _POWERS)
+        powers = 1 if width == n else powers  # of all directions, the product is the matrix
+        stiffness = []
+        for k, x in enumerate(points):
+            block = np.take(directions, k + np.arange(width), axis=0, mode="wrap")
+            for _ in range(powers):
+                Q = np.linalg.qr(block.T)[0]
+                block = moves.pull(surface.slopes(x, moves.push(Q.T), rows))
+            finite = np.all(np.isfinite(block))
+            stiffness.append(np.linalg.norm(block, 2) if finite else np.inf)
+        largest = np.sort(stiffness)[int(_QUANTILE * len(stiffness))]
+        return replace(fit, stiffness=float(np.clip(largest, 1.0, _STIFFEST)))
+
+
+class Moves:
+    """The map of draws ``(m, n)`` to distances from the center of a normal, on the host but for an
+    :class:`Arrow`, and what pulls gradients back to the draws."""
+
+    def __init__(self, normal: Normal, bend: Bend | None = None) -> None:
+        self.factor, self.bend = normal.on_host, bend
+        self.on_host, self.dtype = isinstance(self.factor, Plain), normal.center.dtype
+
+    def push(self, xi: np.ndarray) -> np.ndarray:
+        """A times each."""
+        if self.on_host:
+            return self.factor.push(xi.T).T if self.factor.is_matrix else self.factor.push(xi)
+        return np.asarray(push_each(self.factor, xi.astype(self.dtype)), float)
+
+    def pull(self, g: np.ndarray) -> np.ndarray:
+        """The transpose of A times each."""
+        if self.on_host:
+            return self.factor.pull(g.T).T if self.factor.is_matrix else self.factor.pull(g)
+        return np.asarray(_pull_each(self.factor, g.astype(self.dtype)), float)
+
+    def bent(self, xi: np.ndarray) -> tuple[np.ndarray, Any]:
+        """The distances, and the logarithms of the bend's determinant."""
+        if self.bend is None:
+            return self.push(xi), 0.0
+        both = _bend_each(self.factor, self.bend, xi.astype(self.dtype))
+        away, log_det = (np.asarray(x, float) for x in both)
+        return away, log_det
+
+    def pull_bent(self, xi: np.ndarray, g: np.ndarray) -> np.ndarray:
+        """Gradients of the potential at the draws as gradients along them, less the gradient of the
+        determinant."""
+        if self.bend is None:
+            return self.pull(g)
+        at = (x.astype(self.dtype) for x in (xi, g))
+        return np.asarray(_pull_bent_each(self.factor, self.bend, *at), float)
+
+
+@jax.jit
+def push_each(factor: Arrow, xi: Array) -> Array:
+    """A times each of ``(m, n)``."""
+    return jax.vmap(factor.push)(xi)
+
+
+@jax.jit
+def _pull_each(factor: Arrow, g: Array) -> Array:
+    return jax.vmap(factor.pull)(g)
+
+
+@jax.jit
+def _bend_each(factor: Arrow, bend: Bend, xi: Array) -> tuple[Array, Array]:
+    return bend(push_each(factor, xi))
+
+
+@jax.jit
+def _pull_bent_each(factor: Arrow, bend: Bend, xi: Array, g: Array) -> Array:
+    _, pull = jax.vjp(partial(_bend_each, factor, bend), xi)
+    return pull((g, -jnp.ones(len(g), g.dtype)))[0]
 
 
 def median_and_error(x: np.ndarray) -> tuple[float, float]:
@@ -255,8 +255,8 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
     """
     import optax  # not imported by NumPyro itself
 
-    n = potential.info.size
-    dense = n <= DENSE_UP_TO
+    surface = surface_of(potential)
+    n, dense, dtype = surface.size, surface.dense, surface.dtype
     adam = optax.scale_by_adam()
     falling = np.geomspace(1, 1 / 20, _STAGE_STEPS)
 
@@ -271,11 +271,11 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
         (loc, shape), state = carry
         rate, key = at
         L, pull = jax.vjp(factor, *shape)
-        key_xi, key_batches = random.split(key)
-        xi = random.normal(key_xi, (_PARTICLES, n), loc.dtype)
+        xi = random.normal(key, (_PARTICLES, n), loc.dtype)
         score = solve_triangular(L, xi.T, trans=1, lower=True).T if dense else xi / L
         z = jax.vmap(normal.to_z)(loc + (xi @ L.T if dense else xi * L))
-        g = jax.vmap(gradient)(z, random.split(key_batches, _PARTICLES))
+        keys = random.split(random.fold_in(key, 1), _PARTICLES)  # of nothing, without a minibatch
+        g = jax.vmap(gradient)(z, keys)
         b = jax.vmap(normal.pull)(g) - score
         slope = jnp.mean(b, 0), pull(b.T @ xi / _PARTICLES if dense else jnp.mean(b * xi, 0))
         fine = jnp.all(jnp.isfinite(g * g))
@@ -299,12 +299,8 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
         root = jnp.tril(root @ L) if dense else root * L
         return normal.to_z(loc), root, jnp.max(jnp.abs(loc))
 
-    dtype = jnp.result_type(float)
-    cost = count_operations(
-        potential.value_and_grad_flat, np.zeros(n, dtype), potential.first_rows()
-    )
     # Most fits take no more than half of the stages.
-    numbers = cost * _PARTICLES * (_STAGES // 2) * _STAGE_STEPS
+    numbers = surface.cost * _PARTICLES * (_STAGES // 2) * _STAGE_STEPS
     options = quick_options(numbers, WORTH_OPTIMISING)
     run = jit_on_data(stage, options)
     spent = _PARTICLES * _STAGE_STEPS * batch_rows(potential)
@@ -321,8 +317,7 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
         for center, root in starts:
             root = np.diag(root) if dense and np.ndim(root) == 1 else root
             center, root = jax.device_put([np.asarray(x, dtype) for x in (center, root)])
-            start = Mode(center, root)
-            begun.append(after_stage(0, start, _RATE))
+            begun.append(after_stage(0, Mode(center, root), _RATE))
         best, far = max(begun, key=lambda end: (end[0].elbo, -end[0].departure))
         rows, gain, rate = sum(end.row_gradients for end, _ in begun), math.inf, _RATE
         for k in range(1, 2 * _STAGES):

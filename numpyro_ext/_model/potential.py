@@ -114,9 +114,9 @@ class Program:
         return self.changed(arguments=arguments, reads_ahead=False)
 
     def changed(self, **parts: Any) -> Self:
-        """The same but for these parts, without the program of :func:`sum_rows`."""
+        """The same but for these parts, without the programs of :func:`surface_of`."""
         other = copy.copy(self)
-        vars(other).update({"sums": None, **parts})
+        vars(other).update({"surface": None, **parts})
         return other
 
     @property
@@ -191,8 +191,8 @@ class Potential(Program):
     0.0300
     """
 
-    sums: Callable[..., tuple[float, np.ndarray]] | None = None
-    """The program of :func:`sum_rows`, once it is made."""
+    surface: Any = None
+    """The programs of :func:`surface_of`, once they are made."""
 
     def __init__(
         self,

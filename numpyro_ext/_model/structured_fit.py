@@ -12,11 +12,12 @@ from numpyro.distributions import constraints
 from numpyro_ext._model.arrow import Arrow, ArrowPrecision
 from numpyro_ext._model.bend import Bend
 from numpyro_ext._model.modes import Mode
-from numpyro_ext._model.normal_fit import batch_rows
-from numpyro_ext._model.operations import count_operations, quick_options
+from numpyro_ext._model.normal_fit import push_each
+from numpyro_ext._model.operations import quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import elementwise
 from numpyro_ext._model.row_curvature import RowCurvature
+from numpyro_ext._model.surface import WORTH_OPTIMISING, batch_rows, surface_of
 
 _NEWTON_STEPS, _STEPS, _HALVINGS = 20, 40, 12
 _OF_PRIOR, _MOST_PAIRS, _ROWS_OF_DRAWS = 16, 8, 10**6
@@ -33,7 +34,7 @@ _AT_END, _STRETCH, _MOST_SDS = 0.01, 1.4, 20.0
 """The density of a scale, of its largest, beyond which its points go out, and how far."""
 
 
-def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float) -> Mode | None:
+def fit_structured(potential: Potential, x: np.ndarray) -> Mode | None:
     r"""
     The normal of greatest ELBO with an :class:`Arrow` for its factor; None where the terms of the
     model do not have that structure.
@@ -50,9 +51,10 @@ def fit_structured(potential: Potential, x: np.ndarray, worth_optimising: float)
     with all scales held find where effects and slopes are. Where steps on few rows do not end, it
     begins again from smaller and from larger scales, and keeps the greatest ELBO.
     """
-    rows = sum(size for size, _ in potential.plates.values()) or batch_rows(potential)
-    cost = count_operations(potential.value_and_grad_flat, x, potential.first_rows())
-    options = quick_options(100 * cost * rows / batch_rows(potential), worth_optimising)
+    surface = surface_of(potential)
+    rows = surface.all_rows
+    numbers = 100 * surface.cost * rows / batch_rows(potential)
+    options = quick_options(numbers, WORTH_OPTIMISING)
     curvature = RowCurvature(potential, x, options)
     if not curvature.arrow:
         return None
@@ -82,7 +84,7 @@ def _fit_from(
     def around(x: np.ndarray, factor: Arrow | None) -> tuple[np.ndarray, np.ndarray]:
         if factor is None:
             return x[None], x[None]
-        rows, prior = (x + np.asarray(_push_each(factor, xi.astype(curvature.dtype))) for xi in xis)
+        rows, prior = (x + np.asarray(push_each(factor, xi.astype(curvature.dtype))) for xi in xis)
         return rows, prior
 
     def bent(bend: Bend, move: np.ndarray) -> np.ndarray:
@@ -213,7 +215,7 @@ def _sides(
 
         def slope(at: float, unit: np.ndarray = unit, column: np.ndarray = column) -> float:
             given = (np.where(unit > 0, at, xi).astype(curvature.dtype) for xi in xis)
-            rows, prior = (x + np.asarray(_push_each(factor, xi)) for xi in given)
+            rows, prior = (x + np.asarray(push_each(factor, xi)) for xi in given)
             return float(column @ curvature.value_and_grad((rows, prior), (x, bend))[1])
 
         slopes, beyond, t, p = {at: slope(at) for at in _AT}, [0.0], _AT, np.ones(len(_AT))
@@ -267,11 +269,6 @@ def _mixed(before: list[Any], sds: np.ndarray, singles: np.ndarray) -> np.ndarra
 def _solve(factor: Arrow, grad: jax.Array) -> jax.Array:
     """The step of Newton, A A^T g."""
     return factor.push(factor.pull(grad))
-
-
-@jax.jit
-def _push_each(factor: Arrow, xi: jax.Array) -> jax.Array:
-    return jax.vmap(factor.push)(xi)
 
 
 def _draws(rng: np.random.Generator, pairs: int, n: int) -> np.ndarray:

@@ -15,10 +15,11 @@ from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.mode_search import search_modes
 from numpyro_ext._model.modes import Mode, Modes
 from numpyro_ext._model.normal import Normal, Whitening
-from numpyro_ext._model.normal_fit import NormalMeasure, batch_rows, draw_batch, sum_rows
+from numpyro_ext._model.normal_fit import Moves, NormalMeasure
 from numpyro_ext._model.operations import jit_on_data, on_numbers, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.same import agree
+from numpyro_ext._model.surface import batch_rows, draw_batch, surface_of
 from numpyro_ext._typing import GradientEstimator, Sites
 from numpyro_ext.mcmc.gradients import ControlVariate, MinibatchGradient
 
@@ -166,11 +167,10 @@ class Found:
 
 
 def _gradients(potential: Potential, normal: Normal) -> np.ndarray:
-    center = normal.center
-    points = random.normal(random.key(0), (_PROBES, *center.shape), center.dtype)
-    sums = sum_rows(potential, quick_options())
-    grads = [sums(np.asarray(normal.to_z(xi)))[1] for xi in points]
-    return np.stack([normal.pull(jnp.asarray(g, center.dtype)) for g in grads])
+    moves, surface = Moves(normal), surface_of(potential)
+    away = moves.push(np.random.default_rng(0).normal(size=(_PROBES, normal.size)))
+    center = np.asarray(normal.center, float)
+    return moves.pull(np.stack([surface.sums(center + x)[1] for x in away]))
 
 
 def settings_for(

@@ -13,10 +13,10 @@ import numpyro.distributions as dist
 from numpyro.infer.util import potential_energy
 import pytest
 
-from numpyro_ext._model.normal_fit import sum_rows
 from numpyro_ext._model.potential import Potential, Program
 from numpyro_ext._model.read import read_model
 from numpyro_ext._model.start import draw_params
+from numpyro_ext._model.surface import surface_of
 from tests._model.models import ORDER, ROWS, crossed, data, straight, unordered
 
 
@@ -107,7 +107,7 @@ def test_a_pass_of_many_pieces_is_as_precise_as_a_piece(monkeypatch):
     rows, constant = np.asarray(x, np.float64), 0.5 * np.log(2 * np.pi)
     value = np.sum(0.5 * (rows - 0.1) ** 2 + constant) + 0.5 * 0.1**2 + constant
     for columns in (1, 2):
-        total, grad = sum_rows(potential_of(model, columns), None)(np.full(1, 0.1, np.float32))
+        total, grad = surface_of(potential_of(model, columns)).sums(np.full(1, 0.1, np.float32))
         assert abs(total / value - 1) < 4 * 2.0**-24
         assert abs(grad[0] / (0.1 - np.sum(rows - 0.1)) - 1) < 4 * 2.0**-24
 

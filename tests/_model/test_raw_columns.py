@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext._model.checks import read_global
-from numpyro_ext._model.mode_search import make_search
+from numpyro_ext._model.descent import make_search
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.start import draw_params
 from numpyro_ext.diagnostics import InferenceWarning

@@ -123,7 +123,7 @@ def few_rows(y):
 
 def fit_few(model, *args) -> Modes:
     info = read_global(model, args, {}, because="")
-    fit = fit_structured(Potential(model, info, {}, args, {}), np.zeros(info.size), 0.0)
+    fit = fit_structured(Potential(model, info, {}, args, {}), np.zeros(info.size))
     assert fit is not None
     return Modes((fit,), info.shapes)
 

@@ -9,7 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_ext._model import mode_search
+from numpyro_ext._model import descent
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.mcmc import ControlVariate
@@ -33,7 +33,7 @@ def found():
     y = x @ np.array([3.0, -2.0]) + SD * rng.standard_normal(ROWS)
     args = jnp.asarray(x), jnp.asarray(y)
     potential = Potential(regression, read_model(regression, args), {}, args, {})
-    return x, y, potential, next(mode_search.make_search(random.key(0), potential)([jnp.zeros(2)]))
+    return x, y, potential, next(descent.make_search(random.key(0), potential)([jnp.zeros(2)]))
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def test_the_mode_and_the_curvature_of_a_linear_regression():
     assert mode.num_negative == 0
 
 
-def test_searches_end_at_the_mode_where_the_potential_has_no_digits_for_it():
+def test_searches_end_at_the_mode_where_the_potential_has_no_digits_for_it(monkeypatch):
     """34 million nats, as of 50 million rows, of which float32 resolves 4. By a plain sum of them a
     search stopped up to 0.7 standard deviations away, after up to 55 passes over the rows."""
     rng, size = np.random.default_rng(2), 1_000_000
@@ -66,7 +66,8 @@ def test_searches_end_at_the_mode_where_the_potential_has_no_digits_for_it():
         w += (np.sum(x * (y - p)) - w) * sd**2
     args = jnp.asarray(x), jnp.asarray(y, jnp.float32)
     potential = Potential(logistic, read_model(logistic, args), {}, args, {})
-    search = mode_search.make_search(random.key(0), potential, adam=False)
+    monkeypatch.setattr(descent, "_MOST_OF_ADAM", 0)
+    search = descent.make_search(random.key(0), potential)
     for end in search([jnp.array([w + k * sd]) for k in (-3, -1, -0.5, 0.3, 0.5, 1, 2)]):
         assert abs(end.center[0] - w) < 0.06 * sd
         assert end.row_gradients <= 4 * size
@@ -75,8 +76,8 @@ def test_searches_end_at_the_mode_where_the_potential_has_no_digits_for_it():
 def test_a_search_has_a_budget(monkeypatch):
     """One gradient of all rows does not do for a Newton step."""
     _, _, potential, _ = found()  # before, because its budget is the usual one
-    monkeypatch.setattr(mode_search, "MOST_PASSES", 1)
-    stopped = next(mode_search.make_search(random.key(0), potential)([jnp.array([40.0, -40.0])]))
+    monkeypatch.setattr(descent, "MOST_PASSES", 1)
+    stopped = next(descent.make_search(random.key(0), potential)([jnp.array([40.0, -40.0])]))
     assert stopped.row_gradients < 2000 * BATCH + 14 * ROWS
 
 

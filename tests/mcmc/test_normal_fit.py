@@ -12,10 +12,10 @@ from numpyro.primitives import mutable
 import pytest
 from scipy.stats import multivariate_normal
 
-from numpyro_ext._model.mode_search import _far_problem, advice
 from numpyro_ext._model.modes import Mode, of_kind
 from numpyro_ext._model.normal_fit import NormalMeasure, _slope, fit_normal, median_and_error
 from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.problems import advice, far_problem
 from numpyro_ext._model.read import read_model
 from numpyro_ext.diagnostics import InferenceWarning
 from numpyro_ext.mcmc import SGHMC
@@ -254,5 +254,5 @@ def test_a_departure_above_its_limit_by_chance_is_said_only_of_a_coordinate_far_
     """The relative error is 0.32, of which 0.316 is the limit."""
     how = {"departure": 0.1024, "departure_error": error, "worst_error": worst}
     fit = Mode(jnp.zeros(1), jnp.eye(1), **how)
-    problems = _far_problem(fit, read_model(eight_schools), str)
+    problems = far_problem(fit, read_model(eight_schools), str)
     assert bool(problems) is said and all("along mu" in problem for problem in problems)

@@ -1,0 +1,239 @@
+"""From a point to a mode: Adam on minibatches, then damped Newton steps on all rows."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array, lax, random
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_ext._model.modes import Mode
+from numpyro_ext._model.operations import jit_on_data, linearized
+from numpyro_ext._model.potential import Potential
+from numpyro_ext._model.surface import Surface, batch_rows, draw_batch, some_rows, surface_of
+
+_ADAM_STEPS, _ADAM_PIECE = 2000, 100
+_MOST_OF_ADAM = 5e10
+"""Numbers that Adam may compute; a search that takes more begins with Newton steps."""
+_NEWTON_STEPS, MOST_PASSES = 60, 300
+"""The budget of one search: Newton steps, and gradients of all rows."""
+_STEPS_OF_A_STAGE = 10
+_CG_STEPS, _CG_TOLERANCE = 300, 1e-2
+_HALVINGS, _TWICE_AS_NEAR_IN = 12, 6
+_NEAR = 0.05
+"""The decrement at which a search ends."""
+_LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
+
+
+class _Point(NamedTuple):
+    """Where a descent is, with what has been computed there; all in double precision."""
+
+    x: np.ndarray
+    value: float
+    grad: np.ndarray
+    factor: np.ndarray
+    decrement: float = np.inf
+    num_negative: int = 0
+    passes: int = 1
+
+
+def make_search(rng_key: Array, potential: Potential) -> Callable[[Any], Iterator[Mode]]:
+    """``search(starts)``, which goes from each of the points ``(n,)`` to a mode: by Adam on
+    minibatch gradients, then by damped Newton steps, of many rows on more and more of them."""
+    surface = surface_of(potential)
+    descent = _Descent(surface)
+    by_adam = None
+    if _ADAM_STEPS * surface.cost < _MOST_OF_ADAM:
+        by_adam = jit_on_data(partial(_adam, potential), surface.options)
+    size = max((size for size, _ in potential.plates.values()), default=0)
+    stages = [10**k for k in range(4, 12) if 10 ** (k + 1) <= size]
+
+    def search(starts: Any) -> Iterator[Mode]:
+        before: list[tuple[Any, Mode]] = []
+        for which, start in enumerate(np.asarray(x, surface.dtype) for x in starts):
+            x, spent = start, 0
+            if by_adam is not None:
+                x = np.asarray(by_adam(start, rng_key, np.uint32(which)))
+                spent = _ADAM_STEPS * batch_rows(potential)
+            # Above 512 numbers the diagonal of the search before does for the steps of this one.
+            is_known = bool(before) and not surface.dense
+            factor = np.asarray(before[-1][1].factor, float) if is_known else descent.unit
+            for rows in stages:
+                some = descent(x, factor, _NEAR * math.sqrt(size / rows), rows)
+                spent += some.passes * rows
+                if not np.isfinite(some.decrement):
+                    break
+                x, factor = some.x, some.factor
+            # On some of the rows, and so on all of them: their modes are as far as the root tells.
+            apart = 0.5 * math.sqrt(size / stages[-1]) if stages else 0.0
+            same = [end for y, end in before if replace(end, center=y).distance(x) < apart]
+            if same:
+                yield replace(same[0], row_gradients=spent)
+                continue
+            point = descent(x, factor, _NEAR)
+            spent += point.passes * surface.all_rows
+            if not np.isfinite(point.decrement):
+                point = descent(start, descent.unit, _NEAR)
+                spent += point.passes * surface.all_rows
+            if not surface.dense and np.isfinite(point.decrement):
+                point = descent.with_diagonal(point)
+            both = point.x, point.factor
+            center, factor = jax.device_put([np.asarray(y, surface.dtype) for y in both])
+            end = Mode(center, factor, None, point.decrement, point.num_negative, spent)
+            end = replace(end, log_evidence=end.laplace(point.value))
+            if end.at_mode:
+                before.append((x, end))
+            yield end
+
+    return search
+
+
+class _Descent:
+    r"""Damped Newton steps from a point, and the factor A with :math:`A A^\top = H^{-1}`, from the
+    curvature H of at most 10,000 rows with its negative directions turned positive; for many
+    numbers its diagonal."""
+
+    def __init__(self, surface: Surface) -> None:
+        self.surface, n = surface, surface.size
+        self.unit = 0.1 * (np.eye(n) if surface.dense else np.ones(n))
+        self.rows, self.no_rows = surface.read(), (surface.potential.first_rows(), None)
+        self.solve = jit_on_data(partial(_conjugate_step, surface.potential), surface.options)
+
+    def __call__(
+        self, x: np.ndarray, factor: np.ndarray, enough: float, rows: int | None = None
+    ) -> _Point:
+        """Steps on all rows, or on some, until the decrement is small enough."""
+        x, surface = np.asarray(x), self.surface
+        point, decrements = _Point(x, *surface.sums(x, rows), factor), []
+        for k in range(_NEWTON_STEPS if rows is None else _STEPS_OF_A_STAGE):
+            step, factor, num_negative = self.newton(point)
+            if k == 0 and point.factor is self.unit and not surface.slopes.exact:
+                # Differences are over a part of a standard deviation, which was not known yet.
+                step, factor, num_negative = self.newton(point._replace(factor=factor))
+            slope = float(point.grad @ step)
+            decrement = math.sqrt(max(slope, 0)) if np.isfinite(slope) else np.nan
+            point = point._replace(factor=factor, decrement=decrement, num_negative=num_negative)
+            decrements.append(decrement)
+            spent = point.passes >= MOST_PASSES or (factor.ndim == 1 and _is_slow(decrements))
+            if not decrement >= enough or spent:
+                break
+            new = self._halved(point, step, rows)
+            if new.x is point.x:
+                break
+            point = new
+        return point
+
+    def newton(self, point: _Point) -> tuple[np.ndarray, np.ndarray, int]:
+        """The step, the factor, and the number of negative directions."""
+        surface, x = self.surface, point.x
+        if not surface.dense:
+            if point.factor is self.unit:
+                point = self.with_diagonal(point)
+            at = (y.astype(surface.dtype) for y in (x, point.grad, point.factor**-2))
+            return np.asarray(self.solve(*at), float), point.factor, point.num_negative
+        # In the coordinates of the factor before, because in float32 the curvature of columns as
+        # they come would lose its least eigenvalues beside the largest.
+        root = point.factor
+        H = surface.slopes(x, root.T, self.rows) @ root
+        prior = surface.slopes_of_prior(x, root.T, self.no_rows) @ root
+        with np.errstate(divide="ignore", invalid="ignore"):
+            unit = 1 / np.sqrt(np.maximum(np.abs(np.diagonal(H)), np.abs(np.diagonal(prior))))
+            of_unit_diagonal = unit[:, None] * (H + H.T) / 2 * unit
+        if not np.all(np.isfinite(of_unit_diagonal)):
+            return np.full(len(x), np.nan), root, 0
+        w, Q = np.linalg.eigh(of_unit_diagonal)
+        least = np.sum(Q * ((unit[:, None] * prior * unit) @ Q), axis=0)
+        scales = np.maximum(np.abs(w), np.maximum(least, _LEAST_CURVATURE))
+        step = root @ (unit * (Q @ ((Q.T @ (unit * (point.grad @ root))) / scales)))
+        # The factor is lower triangular: the R of a QR of a root.
+        R = np.linalg.qr((unit[:, None] * Q / np.sqrt(scales)).T, mode="r")
+        return step, root @ (R.T * np.sign(np.diagonal(R))), int(np.sum(w < 0))
+
+    def with_diagonal(self, point: _Point) -> _Point:
+        """The point with the factor of the diagonal there."""
+        surface, n = self.surface, self.surface.size
+        both = np.zeros((2, n))
+        for k in range(0, n, surface.slopes.most):
+            places = np.arange(k, min(k + surface.slopes.most, n))
+            units = np.zeros((len(places), n))
+            units[np.arange(len(places)), places] = point.factor[places]
+            products = (
+                surface.slopes(point.x, units, self.rows),
+                surface.slopes_of_prior(point.x, units, self.no_rows),
+            )
+            both[:, places] = [np.sum(units * x, axis=1) for x in products]
+        w, prior = both / point.factor**2
+        scales = np.maximum(np.abs(w), np.abs(prior))
+        return point._replace(factor=1 / np.sqrt(scales), num_negative=int(np.sum(w < 0)))
+
+    def _halved(self, point: _Point, step: np.ndarray, rows: int | None) -> _Point:
+        """The point after a step, or after the half, the quarter, ... of it that lowers the
+        potential; the same point where none does."""
+        digits = float(jnp.finfo(self.surface.dtype).eps) * abs(point.value)
+        for k in range(_HALVINGS + 1):
+            x = point.x - (0.5**k * step).astype(point.x.dtype)
+            value, grad = self.surface.sums(x, rows)
+            change = value - point.value
+            if abs(change) <= digits:  # its digits do not show it, but the trapezoidal rule does
+                change = -0.5 * 0.5**k * float(point.grad @ step + grad @ step)
+            if change <= 0:
+                return point._replace(x=x, value=value, grad=grad, passes=point.passes + k + 1)
+        return point
+
+
+def _conjugate_step(potential: Potential, x: Array, g: Array, scales: Array) -> Array:
+    """H^{-1} g for some rows by conjugate gradients, or by the diagonal if that is not downhill."""
+    idx, diagonal = some_rows(potential), g / scales
+
+    def grad(x: Array) -> tuple[Array, None]:
+        return potential.value_and_grad_flat(x, idx)[1], None
+
+    def length(v: Array) -> Array:
+        return jnp.sqrt(jnp.vdot(v, scales * v))
+
+    product = linearized(grad, x, forward=potential.has_curvature, length=length)[2]
+    step, _ = jax.scipy.sparse.linalg.cg(
+        product, g, diagonal, tol=_CG_TOLERANCE, maxiter=_CG_STEPS, M=lambda v: v / scales
+    )
+    downhill = (jnp.vdot(g, step) > 0) & (jnp.vdot(step, product(step)) > 0)
+    return jnp.where(downhill, step, diagonal)
+
+
+def _adam(potential: Potential, x: Array, rng_key: Array, which: Array) -> Array:
+    """Steps of Adam, which begins anew at the last point where the gradient was finite."""
+    import optax  # not imported by NumPyro itself
+
+    rng_key = random.fold_in(rng_key, which)
+    rate = optax.exponential_decay(0.05, _ADAM_STEPS, 0.001 / 0.05)
+    adam = optax.scale_by_adam()
+
+    def step(carry: tuple[Array, Any], at: tuple[Array, Any, Any]) -> tuple[Any, None]:
+        x, (state, last) = carry
+        i, idx, rows = at
+        _, g = potential.with_rows(idx, rows).value_and_grad_flat(x, idx)
+        fine = jnp.all(jnp.isfinite(g * g))  # Adam takes the square
+        update, new = adam.update(jnp.where(fine, g, 0), state)
+        step = jnp.asarray(rate(i), x.dtype) * jnp.asarray(update)
+        fresh = adam.init(x), last
+        moved = jax.tree.map(partial(jnp.where, fine), (x - step, (new, x)), (last, fresh))
+        return moved, None
+
+    def piece(carry: Any, k: Array) -> tuple[Any, None]:
+        keys = random.split(random.fold_in(rng_key, k), _ADAM_PIECE)
+        idx = jax.vmap(partial(draw_batch, potential=potential))(keys)
+        batches = k * _ADAM_PIECE + jnp.arange(_ADAM_PIECE), idx, potential.read_ahead(idx)
+        return lax.scan(step, carry, batches)[0], None
+
+    start = x, (adam.init(x), x)
+    (x, _), _ = lax.scan(piece, start, jnp.arange(_ADAM_STEPS // _ADAM_PIECE))
+    return x
+
+
+def _is_slow(decrements: list[float]) -> bool:
+    """True if six steps have not come twice as near, as of sixty that go nowhere."""
+    before = decrements[:-_TWICE_AS_NEAR_IN]
+    return bool(before) and decrements[-1] > before[-1] / 2
