@@ -188,7 +188,14 @@ def smallest(M: Array) -> Array:
 
 def solve_any(M: Array, b: Array) -> Array:
     """M^{-1} b for a small matrix M, symmetric or not."""
-    return b / M[0] if M.shape[-1] == 1 else jnp.linalg.solve(M, b)
+    if len(M) == 1:
+        return b / M[0]
+    if len(M) > 2:
+        return jnp.linalg.solve(M, b)
+    # By the adjugate: a factorisation with pivots takes long to compile.
+    (p, q), (r, s) = M
+    x, y = b
+    return jnp.stack([s * x - q * y, p * y - r * x]) / (p * s - q * r)
 
 
 def inverse(M: Array) -> Array:
