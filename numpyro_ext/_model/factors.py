@@ -180,11 +180,11 @@ class Factors:
         terms = self.terms(x)
         return jnp.concatenate([jnp.ravel(terms[name]) for name in names])
 
-    def owners(self, name: str, size: int) -> Array:
+    def owners(self, name: str, size: int) -> np.ndarray:
         """``(size, e)``, the places in x of each batch element of a site; e is 0 if observed."""
         if name not in self.info.latents:
-            return jnp.zeros((size, 0), int)
-        return jnp.arange(self.info.size)[self.info.slices[name]].reshape(size, -1)
+            return np.zeros((size, 0), int)
+        return np.arange(self.info.size)[self.info.slices[name]].reshape(size, -1)
 
     def terms(self, x: Array) -> dict[str, Array]:
         """The other factors at ``x``, an array of the batch shape of each site."""
@@ -210,7 +210,7 @@ class Factors:
 
     def choose_rows_by(self) -> str:
         """The way to compute a row alone that gives every row the number of a pass over all."""
-        local, every = {**self.local, **self._first_states()}, jnp.arange(self.size)
+        local, every = {**self.local, **self._first_states()}, np.arange(self.size)
         # An error in a pass over all rows is one of the model.
         jax.eval_shape(lambda x: self._log_lik(x, every, local), jnp.zeros(self.info.size))
         for self.rows_by in ("plate", "arguments"):

@@ -99,9 +99,11 @@ class Engine(ABC):
 
 
 @jax.jit
-def _mean_and_root(total: Site) -> tuple[Array, Array]:
+def _normal_of(total: Site) -> tuple[Array, Array, Array]:
+    """The mean, the standard deviations, and these or the Cholesky factor of the covariance."""
     q = moments_of(total)
-    return q.mean, jnp.sqrt(q.cov) if q.cov.ndim == 1 else jnp.linalg.cholesky(q.cov)
+    sd = jnp.sqrt(variances(q))
+    return q.mean, sd, sd if q.cov.ndim == 1 else jnp.linalg.cholesky(q.cov)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -169,6 +171,7 @@ class EPEngine(Engine):
         self._plan: Any = None
         self._shapes: Any = None
         self._times: Array | None = None
+        self._seen: list[Any] = []
         self._is_restored = False
         self._reader = Reader(self.model, self.data_plate)
 
@@ -195,9 +198,9 @@ class EPEngine(Engine):
     def sweep(self, plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[EPState, Array]:
         """The next state, and the loss; a compiled function of state and arrays."""
 
-    def rows_of(self, factors: Factors) -> Array:
+    def rows_of(self, factors: Factors) -> np.ndarray:
         """The rows of each factor of the data: ``(n,)``, or ``(n, m)`` filled up with -1."""
-        return jnp.arange(factors.size)
+        return np.arange(factors.size)
 
     def table_of(
         self, reading: ModelReading, arrays: list[Array], prior: Prior
@@ -223,7 +226,9 @@ class EPEngine(Engine):
         projection = rows.projection if rows.local else None
         self.guide.take_fit(reading.factors, projection, self._reader.leading, args, kwargs)
         damping = 1.0 if self.damping is None else float(self.damping)
-        return start_state(self._plan, table, prior, damping, key_state)
+        state = start_state(self._plan, table, prior, damping, key_state)
+        self._seen = _numbers_of(state, arrays)
+        return state
 
     @property
     def plan(self) -> EPPlan:
@@ -265,7 +270,7 @@ class EPEngine(Engine):
     def get_params(self, state: EPState) -> Params:
         """The parameters of the guide: ``{prefix}_loc``, and ``{prefix}_scale_tril`` or
         ``{prefix}_scale``."""
-        mean, root = _mean_and_root(state.total)
+        mean, _, root = _normal_of(state.total)
         kind = "scale" if self.family == "diagonal" else "scale_tril"
         return {f"{self.prefix}_loc": mean, f"{self.prefix}_{kind}": root}
 
@@ -295,8 +300,8 @@ class EPEngine(Engine):
 
     def warn(self, first: EPState, state: EPState, num_steps: int) -> None:
         """A warning of a posterior where the circle is cut, and what a subclass adds."""
-        q = jax.device_get(moments_of(state.total))
-        for name in sites_at_pi(self.plan.angles, q.mean, np.sqrt(variances(q))):
+        mean, sd, _ = jax.device_get(_normal_of(state.total))
+        for name in sites_at_pi(self.plan.angles, mean, sd):
             words = (
                 f"the posterior of the angle '{name}' lies at pi, where {type(self).__name__} cuts"
                 " the circle, and is in two pieces; sample an angle that is turned and turn it back"
@@ -337,6 +342,10 @@ class EPEngine(Engine):
                 "the arguments of the model, or what it reads from outside, differ from init in"
                 " more than the numbers of arrays; call init with them first."
             )
+        numbers = _numbers_of(state, arrays)
+        if numbers and len(numbers) == len(self._seen):
+            if all(a is b for a, b in zip(numbers, self._seen, strict=True)):
+                return plan, state, arrays
         fit: Any = self._shapes == jax.tree.map(jnp.shape, state.table)
         if fit:
             state, fit = on_arguments(plan, state, arrays)
@@ -350,4 +359,13 @@ class EPEngine(Engine):
                 "the state belongs to other data, of other rows or rows that depend on other"
                 " directions; start anew, with prior=(engine, result) to keep what it knows."
             )
+        else:
+            self._seen = _numbers_of(state, arrays)
         return plan, state, arrays
+
+
+def _numbers_of(state: EPState, arrays: list[Array]) -> list[Any]:
+    """What a state has of its data, and these: arrays that cannot change, or none."""
+    numbers = [*arrays, *jax.tree.leaves((state.prior, state.table))]
+    fixed = all(isinstance(x, Array) and not is_traced(x) for x in numbers)
+    return numbers if fixed else []

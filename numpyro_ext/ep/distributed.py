@@ -23,7 +23,6 @@ from numpyro_ext.ep.shared_sites import (
     Parts,
     SharedConfig,
     SharedSitesEngine,
-    Visit,
     after_visits,
     moved,
     rates_of,
@@ -195,8 +194,8 @@ class DistributedEP(_InParts, EP):
             )
         super().__post_init__()
 
-    def rows_of(self, factors: Factors) -> Array:
-        return jnp.asarray(self.rows_of_parts(factors.size)[0])
+    def rows_of(self, factors: Factors) -> np.ndarray:
+        return self.rows_of_parts(factors.size)[0]
 
     def start(self, told: list[Description], sizes: np.ndarray) -> EPState:
         state, bases = told[0].state, [x.state.table.groups[0].basis for x in told]
@@ -294,7 +293,7 @@ class _SharedInParts(_InParts, SharedSitesEngine):
         site: Site,
         item: Items,
         key: Array | None,
-    ) -> Visit:
+    ) -> Update:
         whole: Any = self.parts(plan.size).rows
         index = whole[0] if item.index is None else item.index
         item = item._replace(index=index, mask=np.ones(len(index), bool))
@@ -320,7 +319,7 @@ class _SharedInParts(_InParts, SharedSitesEngine):
         base = after = state.total
         shared, *prior = state.sites
         of_prior = None if config.serial else parts.ask_prior(base, prior, keys)
-        visits: list[Visit] = []
+        visits: list[Update] = []
         for some in [[j] for j in range(J)] if config.serial else [range(J)]:
             sites = jax.device_get(shared)
             asked = {}
@@ -333,10 +332,10 @@ class _SharedInParts(_InParts, SharedSitesEngine):
                 if (answer := answers[j]) is None:  # the site stays
                     none = jax.tree.map(lambda x: np.zeros_like(x[0]), sites)
                     kept: Any = parts.log_z[j], np.int32(count[j]), np.int32(0)
-                    answer = Visit(none, *kept)
+                    answer = Update(none, *kept)
                 parts.log_z[j] = answer.log_z
                 visits.append(answer)
-            change = jax.tree.map(lambda *x: np.stack(x), *(x.change for x in visits[-len(some) :]))
+            change = jax.tree.map(lambda *x: np.stack(x), *(x.site for x in visits[-len(some) :]))
             shared, after = moved(state.table.times, shared, after, layout.slot[list(some)], change)
         if of_prior is None:
             base = after
@@ -382,8 +381,8 @@ class StochasticDistributedEP(_SharedInParts):
         super().__post_init__()
         check_choice("schedule", self.schedule, ("serial", "parallel"))
 
-    def rows_of(self, factors: Factors) -> Array:
-        return jnp.asarray(self.rows_of_parts(factors.size)[0])
+    def rows_of(self, factors: Factors) -> np.ndarray:
+        return self.rows_of_parts(factors.size)[0]
 
     def parts(self, size: int) -> Parts:
         """Each part is one factor."""

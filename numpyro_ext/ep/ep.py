@@ -28,7 +28,6 @@ from numpyro_ext.ep.normal import (
 )
 from numpyro_ext.ep.state import (
     EPState,
-    SweepResult,
     Update,
     change_of,
     from_one_q,
@@ -166,8 +165,8 @@ def damped_step(
         d = jnp.where(shortened < used, state.damping, d)
         used = shortened
     sites = mix(used, state.sites, tuple(v.site for v in updates))
-    result = SweepResult(sites, updates, log_z, residual, good=used > 0)
-    return next_state(state._replace(damping=d), result, tol), -log_z
+    found = sites, updates, log_z, residual, tol
+    return next_state(state._replace(damping=d), *found, good=used > 0), -log_z
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -214,8 +213,7 @@ def serial_sweep(
     parts = sum(jnp.sum(v.log_z) for v in updates)
     total = total_of(state.prior, state.table, sites)
     log_z = state.table.constant + log_partition(total) + parts
-    result = SweepResult(tuple(sites), updates, log_z, residual)
-    return next_state(state, result, tol), -log_z
+    return next_state(state, sites, updates, log_z, residual, tol), -log_z
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -265,5 +263,5 @@ def filtering_pass(plan: EPPlan, state: EPState, arrays: list[Array]) -> tuple[E
     parts = sum(jnp.sum(v.log_z) for v in updates)
     first = table.constant + log_partition(total) + parts
     log_z = jnp.where(state.i == 0, first, state.log_evidence)
-    result = SweepResult(tuple(sites), updates, log_z, residual, rest=rest)
-    return next_state(state, result), -jnp.where(state.i == 0, first, parts)
+    state = next_state(state, sites, updates, log_z, residual, rest=rest)
+    return state, -jnp.where(state.i == 0, first, parts)

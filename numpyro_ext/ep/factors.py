@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import warnings
 
 import jax
-from jax import Array, lax, random
+from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
@@ -67,8 +67,7 @@ class FactorGroupSpec:
         D = len(center.mean)
         if self.rank == D:
             return jnp.eye(D, dtype=center.mean.dtype)
-        log_factor = partial(self.log_factor, factors, n)
-        subspace = find_subspace(log_factor, *center, rng_key=random.key(1), max_rank=self.rank)
+        subspace = find_subspace(partial(self.log_factor, factors, n), *center, self.rank)
         # A row of a larger rank than those that were looked at is skipped: its marginal is a point.
         return jnp.where(subspace.rank < 0, 0, basis_of(subspace.directions, center.sd))
 
@@ -158,7 +157,7 @@ def _subspaces(
 ) -> Subspace:
     def find(n: Array) -> Subspace:
         log_factor = partial(spec.log_factor, reading.factors_of(arrays), n)
-        return find_subspace(log_factor, *center, rng_key=random.key(1), max_rank=max_rank)
+        return find_subspace(log_factor, *center, max_rank)
 
     return map_factors(find, (index,), spec.batch_size)
 
@@ -172,7 +171,7 @@ def find_table(
     reading: ModelReading,
     arrays: list[Array],
     prior: Prior,
-    rows: Array,
+    rows: np.ndarray,
     power: float,
     projection: Projection | None,
     max_rank: int,
@@ -194,10 +193,9 @@ def find_table(
         )
     specs, groups = [], []
 
-    def add(spec: FactorGroupSpec, index: Array, share: float) -> None:
+    def add(spec: FactorGroupSpec, index: np.ndarray, share: float) -> None:
         """The groups of these factors; ``spec`` has the projection for a low rank."""
-        rank, directions = np.full(len(index), -1), jnp.zeros((len(index), 0, D))
-        chosen = spec.projection
+        rank, directions, chosen = np.full(len(index), -1), None, spec.projection
         if max_rank > 0 and not spec.local and not chosen.whole:
             probe = replace(spec, projection=QUADRATURE, batch_size=_size(2**7 * floats))
             subspaces = _subspaces(reading, probe, max_rank, arrays, index, center)
@@ -213,18 +211,21 @@ def find_table(
             if r:
                 basis = _bases(r, directions, places, center.sd)
             else:
-                basis = jnp.broadcast_to(np.eye(D, dtype=center.mean.dtype), (len(places), D, D))
+                eye = np.eye(D, dtype=center.mean.dtype)
+                basis = jnp.asarray(np.broadcast_to(eye, (len(places), D, D)))
                 if chosen.max_rank is not None:
                     chosen = SAMPLING_OF_LOCAL if spec.local else SAMPLING
             points = {1: 128, 2: 2**12, 3: 2**17}.get(r, 2**11) if chosen.max_rank else 2**11
             specs.append(replace(spec, projection=chosen, batch_size=_size(points * floats)))
-            groups.append(FactorGroup(index[places], basis))
+            groups.append(FactorGroup(jnp.asarray(index[places]), basis))
 
     add(FactorGroupSpec(None, power, projection or QUADRATURE, 1, local), rows, largest_share)
     if prior.names:
-        elements = jnp.arange(len(prior.owners))
+        elements = np.arange(len(prior.owners))
         add(FactorGroupSpec(prior.names, 1.0, QUADRATURE, 1), elements, 1.0)
-    table = FactorTable(tuple(groups), jnp.asarray(prior.constant, float), center)
+    table = FactorTable(
+        tuple(groups), jnp.asarray(prior.constant), jax.tree.map(jnp.asarray, center)
+    )
     return EPPlan(reading, tuple(specs), prior.normal_names), table
 
 
@@ -245,15 +246,15 @@ def _warn_of_ranks(names: Any, rank: np.ndarray, max_rank: int) -> None:
 
 
 def find_subspace(
-    log_factor: Callable[[Array], Array], mean: Array, sd: Array, rng_key: Array, max_rank: int
+    log_factor: Callable[[Array], Array], mean: Array, sd: Array, max_rank: int
 ) -> Subspace:
     """The directions of one factor l(mean + sd z): the rank of its gradients at some points, which
     steps orthogonal to them confirm, or raise until they do not change l."""
     D = len(mean)
     x64 = mean.dtype == jnp.float64
     drop, cutoff = (1e-4, 1e-8) if x64 else (1e-2, 3e-5)
-    key_probes, key_steps = random.split(rng_key)
-    probes = random.normal(key_probes, (2 * max_rank + 6, D), mean.dtype)
+    generator = np.random.default_rng(1)  # which compiles nothing
+    probes = generator.standard_normal((2 * max_rank + 6, D)).astype(mean.dtype)
 
     def whitened(z: Array) -> Array:
         return log_factor(mean + sd * z)
@@ -283,22 +284,18 @@ def find_subspace(
 
     start = near[:4]
     before = values[first[:4], jnp.arange(4)]
-    step = random.normal(key_steps, start.shape, mean.dtype)
+    step = generator.standard_normal(start.shape).astype(mean.dtype)
     R = min(max_rank, D)
-
-    def outside(r: int) -> Array:
-        V = directions[:r]
-        delta = step - (step @ V.T) @ V
-        return delta / jnp.linalg.norm(delta, axis=1, keepdims=True)
-
-    steps = jnp.stack([start + outside(r) for r in range(1, R + 1)])
-    change = jnp.abs(jax.vmap(jax.vmap(whitened))(steps) - before)
+    # Outside of the first r directions, for each r: (R, 4, D).
+    along = np.tri(R, dtype=mean.dtype)[:, None] * (step @ directions[:R].T)
+    outside = step - along @ directions[:R]
+    outside = outside / jnp.linalg.norm(outside, axis=-1, keepdims=True)
+    change = jnp.abs(jax.vmap(jax.vmap(whitened))(start + outside) - before)
     is_flat = jnp.all(change < 1e-3 * (1 + 0.1 * jnp.abs(before)), 1)
     # What rounding leaves of a step outside of all D directions is no direction.
     is_flat |= jnp.arange(1, R + 1) == D
-    rank = jnp.full((), -1)
-    for r in range(R, 0, -1):
-        rank = jnp.where(is_flat[r - 1] & (by_gradients <= r), r, rank)
+    fits = is_flat & (by_gradients <= jnp.arange(1, R + 1))
+    rank = jnp.where(jnp.any(fits), jnp.argmax(fits) + 1, -1)
     flat = jnp.all(jnp.abs(values - at_mean) <= 1e-6 * (1 + jnp.abs(at_mean)))
     return Subspace(jnp.where(flat, 0, rank), directions[:R])
 

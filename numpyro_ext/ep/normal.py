@@ -57,6 +57,13 @@ def is_finite(q: Moments) -> Array:
     return jnp.all(jnp.isfinite(q.mean)) & jnp.all(jnp.isfinite(q.cov))
 
 
+def is_proper(total: Site) -> Array:
+    """Whether natural parameters have a distribution."""
+    P = total.precision
+    pivots = jnp.where(P > 0, P, jnp.nan) if P.ndim == 1 else cholesky(P)
+    return jnp.all(jnp.isfinite(pivots)) & jnp.all(jnp.isfinite(total.shift))
+
+
 def variances(q: Moments) -> Array:
     return q.cov if q.cov.ndim == 1 else jnp.diagonal(q.cov)
 
@@ -72,8 +79,9 @@ def distance(q: Moments, new: Moments, change: Site | None = None) -> Array:
     return jnp.where(is_finite(new), jnp.max(change_of_both), jnp.inf)
 
 
-def within_trust_region(q: Moments, new: Moments) -> Array:
+def within_trust_region(q: Moments, total: Site) -> Array:
     """Whether a step stays where sites that were computed at q are a valid approximation."""
+    new = moments_of(total)
     ratio = variances(new) / variances(q)
     moved = jnp.max(jnp.abs(new.mean - q.mean) / jnp.sqrt(variances(q)))
     return (moved < FARTHEST) & (jnp.max(ratio) < WIDEST**2) & (jnp.min(ratio) > WIDEST**-2)
@@ -98,14 +106,14 @@ def halved(
     total: Site,
     change: Site,
     d: Array,
-    is_good: Callable[[Moments], Array] = is_finite,
+    is_good: Callable[[Site], Array] = is_proper,
     most: int = 10,
 ) -> Array:
     """The largest of d, d/2, ... with which q after d times a change is good, or 0."""
     least = 0.75 * d * 0.5**most
 
     def bad(d: Array) -> Array:
-        return (d > least) & ~is_good(moments_of(plus(total, change, d)))
+        return (d > least) & ~is_good(plus(total, change, d))
 
     d = lax.while_loop(bad, lambda d: d / 2, d)
     return jnp.where(d > least, d, 0.0)
@@ -121,9 +129,8 @@ def _largest_step(least: Array, d: float | Array) -> Array:
 def zero_sites(basis: Array, diagonal: bool) -> Site:
     """Sites of zero for factors with these ``(n, r, D)`` bases."""
     n, r, D = basis.shape
-    if diagonal:
-        return Site(jnp.zeros((n, D), basis.dtype), jnp.zeros((n, D), basis.dtype))
-    return Site(jnp.zeros((n, r), basis.dtype), jnp.zeros((n, r, r), basis.dtype))
+    shapes = ((n, D), (n, D)) if diagonal else ((n, r), (n, r, r))
+    return Site(*(jnp.asarray(np.zeros(shape, basis.dtype)) for shape in shapes))
 
 
 def moments_of(total: Site) -> Moments:

@@ -102,7 +102,7 @@ class Projection(ABC):
 
         def f(e: Array) -> Array:
             z = [e[r:]] if local else []
-            return scale * log_factor(mean + matvec(L, e[:r]), *z)
+            return scale * log_factor(mean + along(L, e[:r]), *z)
 
         site = self.tilted(f, r, rng_key, local) if power else self.expected(f, r, rng_key)
         T = site.site_precision / scale
@@ -170,6 +170,13 @@ def root(cov: Array) -> Array:
     return jnp.sqrt(cov) if cov.shape[-1] == 1 else cholesky(symmetric(cov))
 
 
+def along(M: Array, x: Array) -> Array:
+    """M x for a narrow M, without a product of matrices, which XLA fuses with nothing else."""
+    if len(x) > 3:
+        return matvec(M, x)
+    return sum((M[:, k] * x[k] for k in range(1, len(x))), M[:, 0] * x[0])
+
+
 def are_finite(v: Array, T: Array) -> Array:
     return jnp.all(jnp.isfinite(v)) & jnp.all(jnp.isfinite(T))
 
@@ -181,7 +188,14 @@ def smallest(M: Array) -> Array:
 
 def solve_any(M: Array, b: Array) -> Array:
     """M^{-1} b for a small matrix M, symmetric or not."""
-    return b / M[0] if M.shape[-1] == 1 else jnp.linalg.solve(M, b)
+    if len(M) == 1:
+        return b / M[0]
+    if len(M) > 2:
+        return jnp.linalg.solve(M, b)
+    # By the adjugate: a factorisation with pivots takes long to compile.
+    (p, q), (r, s) = M
+    x, y = b
+    return jnp.stack([s * x - q * y, p * y - r * x]) / (p * s - q * r)
 
 
 def inverse(M: Array) -> Array:
@@ -206,7 +220,11 @@ def from_moments(mean: Array, cov: Array) -> tuple[Array, Array]:
     return matvec(precision, mean), precision - jnp.eye(mean.shape[-1])
 
 
-def from_scores(g: Array, K: Array) -> tuple[Array, Array]:
-    """The same, without a difference of nearly equal numbers, of mean g and covariance I + K."""
-    P = inverse(jnp.eye(g.shape[-1]) + K)
-    return matvec(P, g), -symmetric(matmul(P, K))
+def from_either(
+    by_scores: Array, g: Array, K: Array, mean: Array, cov: Array
+) -> tuple[Array, Array]:
+    """The same, or without a difference of nearly equal numbers, of mean g and covariance I + K."""
+    eye = jnp.eye(mean.shape[-1])
+    P = inverse(jnp.where(by_scores, eye + K, cov))
+    T = jnp.where(by_scores, -symmetric(matmul(P, K)), P - eye)
+    return matvec(P, jnp.where(by_scores, g, mean)), T

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import ClassVar
 
 import jax
@@ -16,12 +16,11 @@ from numpyro_ext.ep.projection import (
     LogFactor,
     Projected,
     Projection,
-    from_moments,
-    from_scores,
+    along,
+    from_either,
     smallest,
-    weighted_moments,
 )
-from numpyro_ext.expfam.linalg import matmul, matvec, outer, symmetric
+from numpyro_ext.expfam.linalg import matmul, outer, symmetric, transpose
 
 REACH = 9.0  # standard deviations of the cavity to the farthest node
 SEARCH, INNER = {1: (40, 4), 2: (18, 3), 3: (12, 3)}, (24, 3)
@@ -74,10 +73,15 @@ class Quadrature(Projection):
     def tilted(self, f: LogFactor, r: int, rng_key: Array | None, local: int) -> Projected:
         e, log_w, log_f, g = self._at_nodes(f, r)
         log_tilted = log_w + log_f
-        m, S = weighted_moments(log_tilted, e)
-        w = jax.nn.softmax(log_tilted)
-        gbar = jnp.tensordot(w, g, 1)
-        K = symmetric(matmul((e - m).T, w[:, None] * (g - gbar)))
+        # Of all nodes, and of every second one.
+        both = jnp.stack([log_tilted, log_tilted + self._every_second(r)])
+        w = jax.nn.softmax(both, -1)
+        points = jnp.concatenate([e, g], -1)
+        means = matmul(w, points)
+        d = points - means[:, None]
+        cov = matmul(transpose(d), w[..., None] * d[..., :r])  # (2, 2r, r)
+        (m, m_half), gbar = means[:, :r], means[0, r:]
+        (S, S_half), K = cov[:, :r], symmetric(cov[0, r:])
 
         # The moments for narrow factors, and for jumps, which the derivatives do not see.
         eye = jnp.eye(r)
@@ -86,15 +90,13 @@ class Quadrature(Projection):
         agree = (error < noise) & (jnp.max(jnp.abs(gbar - m)) < DIFFERENCE)
         by_scores = (smallest(S) > 0.5) & agree
 
-        half = log_tilted + self._every_second(r)
-        m_half, S_half = weighted_moments(half, e)
         sd = jnp.sqrt(jnp.diagonal(S))
         moved = jnp.abs(m_half - m) / sd
         widened = jnp.abs(jnp.sqrt(jnp.diagonal(S_half)) / sd - 1) * 2
         inaccurate = ~(jnp.max(jnp.maximum(moved, widened)) < DIFFERENCE)
         # A tilted distribution beyond the last nodes is not seen at all.
-        inside = jnp.sum(jnp.where(jnp.max(jnp.abs(e), -1) > REACH - 1, w, 0.0)) < 1e-3
-        v, T = jax.tree.map(partial(jnp.where, by_scores), from_scores(gbar, K), from_moments(m, S))
+        inside = jnp.sum(jnp.where(jnp.max(jnp.abs(e), -1) > REACH - 1, w[0], 0.0)) < 1e-3
+        v, T = from_either(by_scores, gbar, K, m, S)
         return Projected(v, T, logsumexp(log_tilted), inside, inaccurate)
 
     def expected(self, f: LogFactor, r: int, rng_key: Array | None) -> Projected:
@@ -147,7 +149,7 @@ def nodes(f: Callable[[Array], Array], r: int, n: int, search: tuple[int, int]) 
     node of the axis along which f is flattest, the nodes of the other axes are placed anew."""
     c = sharpest_place(f, r, search)
     # A difference of gradients: second derivatives take long to compile, and these need no digits.
-    around = jnp.concatenate([jnp.zeros((1, r)), STEP * jnp.eye(r)]).astype(c.dtype)
+    around = np.concatenate([np.zeros((1, r)), STEP * np.eye(r)]).astype(c.dtype)
     gradients = lax.optimization_barrier(jax.vmap(gradient(f))(c + around)[1])
     gradients = jnp.where(jnp.isfinite(gradients), gradients, 0.0)
     g, H = gradients[0], (gradients[1:] - gradients[0]) / STEP
@@ -161,7 +163,7 @@ def nodes(f: Callable[[Array], Array], r: int, n: int, search: tuple[int, int]) 
 
     def across(y: Array) -> tuple[Array, Array]:
         def section(x: Array) -> Array:
-            return f(matvec(Q, jnp.concatenate([y[None], x])))
+            return f(along(Q, jnp.concatenate([y[None], x])))
 
         x, log_w = nodes(section, r - 1, n, INNER)
         return jnp.concatenate([jnp.full_like(x[:, :1], y), x], -1), log_w
@@ -173,48 +175,45 @@ def nodes(f: Callable[[Array], Array], r: int, n: int, search: tuple[int, int]) 
 def line(c: Array, curvature: Array, n: int) -> tuple[Array, Array]:
     """Nodes and log weights ``(n,)`` of an integral over N(0, 1), dense at c."""
     b = (1 + curvature) ** -0.5
-
-    def arcsinh(x: Array) -> Array:
-        return jnp.sign(x) * jnp.log(jnp.abs(x) + jnp.sqrt(x**2 + 1))
-
-    low, high = arcsinh((-REACH - c) / b), arcsinh((REACH - c) / b)
+    x = (np.array([-REACH, REACH], c.dtype) - c) / b
+    low, high = jnp.sign(x) * jnp.log(jnp.abs(x) + jnp.sqrt(x**2 + 1))  # arcsinh
     step = (high - low) / (n - 1)
     # Hyperbolic functions by one exponential, since the functions of the library compile slowly.
     t = jnp.exp(low + step * jnp.arange(n))
     y = c + b * (t - 1 / t) / 2
-    return y, jnp.log(step * b * (t + 1 / t) / 2) - y**2 / 2 - jnp.log(2 * jnp.pi) / 2
+    return y, jnp.log(step * b * (t + 1 / t) / 2) - y**2 / 2 - np.log(2 * np.pi) / 2
+
+
+@lru_cache
+def cube(r: int, intervals: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A grid ``(n, r)`` on [-1, 1]^r, the pairs ``(2, m)`` of neighbours, and their middles."""
+    grid = np.stack(np.meshgrid(*[np.linspace(-1, 1, intervals + 1)] * r, indexing="ij"), -1)
+    places = np.arange(grid[..., 0].size).reshape(grid.shape[:-1])
+    ends = np.arange(intervals), np.arange(1, intervals + 1)
+    pairs = np.array([[places.take(end, k).ravel() for k in range(r)] for end in ends])
+    grid, pairs = grid.reshape(-1, r), pairs.reshape(2, -1)
+    return grid, pairs, grid[pairs].mean(0)
 
 
 def sharpest_place(f: Callable[[Array], Array], r: int, search: tuple[int, int]) -> Array:
     """Where exp(f), times the density of N(0, I), changes most between neighbours on a grid."""
     intervals, times = search
+    grid, pairs, middles = cube(r, intervals)
+    middles = jnp.asarray(middles, float)
 
-    def narrowed(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        c, half = state
-        axes = [jnp.linspace(-half, half, intervals + 1)] * r
-        grid = c + jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1)
-        e = grid.reshape(-1, r)
+    def narrowed(c: Array, half: Array) -> tuple[Array, None]:
         # A barrier, or f is compiled again in each of its uses.
+        e = c + half * grid.astype(c.dtype)
         e, log_f = lax.optimization_barrier((e, jax.vmap(f)(e)))
-        log_f = jnp.where(log_f < jnp.inf, log_f, -jnp.inf).reshape(grid.shape[:-1])  # NaN too
-        log_p = (-jnp.sum(e**2, -1) / 2).reshape(grid.shape[:-1])
+        log_f = jnp.where(log_f < jnp.inf, log_f, -jnp.inf)  # NaN too
+        log_p = -jnp.sum(e**2, -1) / 2
         top = jnp.max(log_f + log_p)
         top = jnp.where(jnp.isfinite(top), top, 0.0)
-        places, changes = [], []
-        for k in range(r):
-            low, high = (
-                [lax.slice_in_dim(x, i, intervals + i, axis=k) for x in (log_f, log_p, grid)]
-                for i in (0, 1)
-            )
-            log_p_k = jnp.maximum(low[1], high[1]) - top
-            change = jnp.abs(jnp.exp(high[0] + log_p_k) - jnp.exp(low[0] + log_p_k)).ravel()
-            sharpest = jnp.argmax(change)
-            places.append(((low[2] + high[2]) / 2).reshape(-1, r)[sharpest])
-            changes.append(change[sharpest])
-        change, place = jnp.stack(changes), jnp.stack(places)
+        (low, high), log_p = log_f[pairs], jnp.max(log_p[pairs], 0) - top
+        change = jnp.abs(jnp.exp(high + log_p) - jnp.exp(low + log_p))
         sharpest = jnp.argmax(change)
-        c = jnp.where(change[sharpest] > 0, place[sharpest], c)
-        # The neighbours too, since a narrow factor may hide there.
-        return c, 3 * half / intervals
+        return jnp.where(change[sharpest] > 0, c + half * middles[sharpest], c), None
 
-    return lax.fori_loop(0, times, narrowed, (jnp.zeros(r), jnp.asarray(REACH)))[0]
+    # The neighbours too, since a narrow factor may hide there.
+    halves = jnp.asarray(REACH * (3 / intervals) ** np.arange(times), float)
+    return lax.scan(narrowed, jnp.zeros(r), halves)[0]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 import math
 from typing import Any, NamedTuple
+import warnings
 
 import jax
 from jax import Array, random
@@ -20,7 +21,7 @@ from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.operations import gradient, hessian, jacobian
 from numpyro_ext._model.posterior_as_prior import PosteriorAsPrior
 from numpyro_ext._model.same import fingerprint, mark_of
-from numpyro_ext._typing import Kwargs, Model
+from numpyro_ext._typing import Kwargs, Model, Sites
 from numpyro_ext.ep.normal import Site
 
 ONCE = {"xla_backend_optimization_level": 0}
@@ -37,9 +38,41 @@ class ModelReading:
     arguments: Arguments
     factors: Factors = field(compare=False)
 
-    def factors_of(self, arrays: list[Array]) -> Factors:
-        """The factors on these arrays, which may be traced."""
-        return self.factors.on(*self.arguments.whole(arrays))
+    def factors_of(self, arrays: list[Array]) -> Any:
+        """The :class:`Factors` on these arrays, which may be traced."""
+        return _FactorsRead(self, arrays)
+
+
+class _FactorsRead:
+    """Factors on given arrays, for which the model is traced once for all programs."""
+
+    def __init__(self, reading: ModelReading, arrays: list[Array]) -> None:
+        self.of = reading, arrays
+        self.factors = reading.factors.on(*reading.arguments.whole(arrays))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.factors, name)
+
+    def row(self, x: Array, n: Array, local: Sites) -> Array:
+        return _row(*self.of, x, n, local)
+
+    def elements(self, x: Array, names: tuple[str, ...]) -> Array:
+        return _elements(*self.of, names, x)
+
+    def with_row(self, n: Array, read: Any) -> Any:
+        return self if read is None else self.factors.with_row(n, read)
+
+
+@partial(jax.jit, static_argnums=0, inline=True)
+def _row(reading: ModelReading, arrays: list[Array], x: Array, n: Array, local: Sites) -> Array:
+    return reading.factors.on(*reading.arguments.whole(arrays)).row(x, n, local)
+
+
+@partial(jax.jit, static_argnums=(0, 2), inline=True)
+def _elements(
+    reading: ModelReading, arrays: list[Array], names: tuple[str, ...], x: Array
+) -> Array:
+    return reading.factors.on(*reading.arguments.whole(arrays)).elements(x, names)
 
 
 class Reader:
@@ -119,29 +152,44 @@ class Prior(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=ONCE)
-def _terms_of_prior(reading: ModelReading, arrays: list[Array], rng_key: Array) -> tuple[Any, ...]:
-    """Draws and their center; of each site's terms value, gradient, values at draws, Hessians."""
-    factors = reading.factors_of(arrays)
-    key_draws, key_points = random.split(rng_key)
-    x = factors.draw_prior(key_draws, _DRAWS)
-    low, mean, high = jnp.nanquantile(x, jnp.array([0.25, 0.5, 0.75]), axis=0)
-    sd = (high - low) / 1.349
-    sd = jnp.where((sd > 0) & jnp.isfinite(sd), sd, 1.0)
-    mean = jnp.where(jnp.isfinite(mean), mean, 0.0)
+def _draws_of_prior(reading: ModelReading, arrays: list[Array], rng_key: Array) -> Array:
+    return reading.factors_of(arrays).draw_prior(random.split(rng_key)[0], _DRAWS)
 
+
+@partial(jax.jit, static_argnums=0, compiler_options=ONCE)
+def _terms_of_prior(
+    reading: ModelReading, arrays: list[Array], mean: Array, points: Array, draws: Array
+) -> tuple[Any, ...]:
+    """Of the terms of each site value and gradient at the mean, Hessians, and values at draws."""
+    factors = reading.factors_of(arrays)
+
+    @partial(jax.jit, inline=True)  # traced once for all uses
     def sums(x: Array) -> dict[str, Array]:
         return {name: jnp.sum(term) for name, term in factors.terms(x).items()}
 
-    points = mean + sd * random.normal(key_points, (3, len(mean)), mean.dtype)
-    there = jax.vmap(sums)(x[:_LOOKED_AT]), jax.vmap(hessian(sums))(points)
-    return x, mean, sd, sums(mean), jacobian(sums)(mean), *there
+    at = jax.vmap(sums)(jnp.concatenate([mean[None], draws]))
+    value, values = ({name: x[k] for name, x in at.items()} for k in (0, slice(1, None)))
+    return value, jacobian(sums)(mean), jax.vmap(hessian(sums))(points), values
+
+
+def spread_of(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Median and standard deviation by the quartiles, over the first axis."""
+    low, middle, high = np.nanquantile(draws, [0.25, 0.5, 0.75], axis=0).astype(draws.dtype)
+    return middle, (high - low) / draws.dtype.type(1.349)
 
 
 def read_prior(reading: ModelReading, arrays: list[Array], rng_key: Array, diagonal: bool) -> Prior:
     """The normal part of the prior, diagonal or not, and the draws and sites of the rest."""
     factors = reading.factors_of(arrays)
-    terms = jax.device_get(_terms_of_prior(reading, arrays, rng_key))
-    draws, mean, sd, value, grad, values, H_of = terms
+    draws = jax.device_get(_draws_of_prior(reading, arrays, rng_key))
+    with warnings.catch_warnings():  # of a column that is NaN throughout
+        warnings.simplefilter("ignore", RuntimeWarning)
+        mean, sd = spread_of(draws)
+    sd = np.where((sd > 0) & np.isfinite(sd), sd, sd.dtype.type(1))
+    mean = np.where(np.isfinite(mean), mean, mean.dtype.type(0))
+    moves = np.random.default_rng(0).standard_normal((3, len(mean))).astype(mean.dtype)
+    terms = _terms_of_prior(reading, arrays, mean, mean + sd * moves, draws[:_LOOKED_AT])
+    value, grad, H_of, values = jax.device_get(terms)
     x64 = mean.dtype == np.float64
 
     def is_normal(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -19,8 +19,8 @@ from numpyro_ext.ep.projection import (
     LogFactor,
     Projected,
     Projection,
+    from_either,
     from_moments,
-    from_scores,
     root,
     smallest,
     weighted_moments,
@@ -92,16 +92,16 @@ class ImportanceSampling(Projection):
         log_w += jnp.where(jnp.isfinite(log_f), log_f - lax.stop_gradient(log_f), 0.0)
 
         m, S = weighted_moments(log_w, e[:, :r])
-        v, T = from_moments(m, S)
-        if r <= LARGEST_HESSIAN:
+        if r > LARGEST_HESSIAN:
+            v, T = from_moments(m, S)
+        else:
             g, H = jax.vmap(gradient(f))(e), jax.vmap(hessian(f))(e)
             # With local sites, too, these give the derivatives of the integral over them.
             g, H = g[:, :r], H[:, :r, :r]
             g, H = (jnp.where(jnp.isfinite(x), x, 0.0) for x in (g, H))
             gbar, cov_g = weighted_moments(log_w, g)
             K = jnp.tensordot(jax.nn.softmax(log_w), H, 1) + cov_g
-            by_scores = partial(jnp.where, smallest(S) > 0.5)
-            v, T = jax.tree.map(by_scores, from_scores(gbar, K), (v, T))
+            v, T = from_either(smallest(S) > 0.5, gbar, K, m, S)
         log_normaliser = logsumexp(log_w) - jnp.log(self.num_samples)
         return Projected(v, T, log_normaliser, ess(log_w) >= self.min_ess)
 

@@ -46,7 +46,6 @@ from numpyro_ext.ep.normal import (
 from numpyro_ext.ep.reading import ModelReading, Prior
 from numpyro_ext.ep.state import (
     EPState,
-    SweepResult,
     Update,
     keys_of,
     next_state,
@@ -218,15 +217,6 @@ class SharedSitesEngine(EPEngine):
         )
 
 
-class Visit(NamedTuple):
-    """The result for one item, or for G of them."""
-
-    change: Site  # of the site that its factors share
-    log_z: Array  # the sum over its factors
-    skipped: Array  # how many of them
-    inaccurate: Array
-
-
 @partial(jax.jit, static_argnums=(0, 1))
 def visit_item(
     plan: EPPlan,
@@ -237,8 +227,8 @@ def visit_item(
     shared: Site,
     item: Items,
     rng_key: Array,
-) -> Visit:
-    """The change of a site by the factors of one item, given q."""
+) -> Update:
+    """The change of a site by the factors of one item, given q, and sums over these."""
     factors = plan.reading.factors_of(arrays)
     spec, group = plan.specs[0], table.groups[0]
     q, taylor = moments_of(total), table.taylor
@@ -283,7 +273,7 @@ def visit_item(
     # The mean over the good rows, with the rate of all of them.
     scale, taken = item.rate * jnp.sum(mask) / jnp.maximum(number, 1), number * item.amount
     log_z = jnp.where(mask, updates.log_z + jnp.where(proper, gain, 0.0), 0.0)
-    return Visit(
+    return Update(
         jax.tree.map(lambda f, x: scale * (f - taken * x), F, shared),
         jnp.sum(log_z),
         jnp.sum(mask & ~good, dtype=jnp.int32),
@@ -307,7 +297,7 @@ def after_visits(
     shared: Site,
     base: Site,
     after: Site,
-    visits: Visit,
+    visits: Update,
     weight: Array,
     visited: Array,
     of_prior: list[Update],
@@ -325,8 +315,7 @@ def after_visits(
     log_z = log_z + table.constant + log_partition(base)
     new = total_of(state.prior, table, sites)
     residual = distance(moments_of(state.total), moments_of(new))
-    updates = [Update(*visits), *of_prior]
-    state = next_state(state, SweepResult(tuple(sites), updates, log_z, residual), tol)
+    state = next_state(state, sites, [visits, *of_prior], log_z, residual, tol)
     visited = visited + sum(x.log_z.size for x in of_prior)
     return state._replace(report=state.report._replace(visited=visited)), -log_z
 
@@ -352,7 +341,7 @@ def shared_step(
     assert W is not None
     rng_key, key_items, *keys = random.split(rng_key, len(plan.specs) + 1)
 
-    def visit(shared: Site, total: Site, item: Items, key: Array) -> Visit:
+    def visit(shared: Site, total: Site, item: Items, key: Array) -> Update:
         site = jax.tree.map(lambda x: x[item.slot], shared)
         return visit_item(plan, config, arrays, table, total, site, item, key)
 
@@ -360,10 +349,10 @@ def shared_step(
         shared, total = carry
         item, key = xs
         result = visit(shared, total, item, key)
-        in_q = jax.tree.map(lambda x: W[item.slot] * x, result.change)
+        in_q = jax.tree.map(lambda x: W[item.slot] * x, result.site)
         d = halved(total, in_q, jnp.ones((), total.shift.dtype))
         total = plus(total, in_q, d)
-        shared = jax.tree.map(lambda x, c: x.at[item.slot].add(d * c), shared, result.change)
+        shared = jax.tree.map(lambda x, c: x.at[item.slot].add(d * c), shared, result.site)
         return (shared, total), result
 
     each = items, random.split(key_items, len(items.slot))
@@ -372,7 +361,7 @@ def shared_step(
         base = after
     else:
         visits = lax.map(lambda xs: visit(shared, total, *xs), each)
-        (shared, after), base = moved(W, shared, total, items.slot, visits.change), total
+        (shared, after), base = moved(W, shared, total, items.slot, visits.site), total
     q = moments_of(base)
     rest: Any = zip(plan.specs[1:], table.groups[1:], prior_sites, keys, strict=True)
     of_prior = [update_group(factors, spec, q, *x) for spec, *x in rest]

@@ -20,7 +20,7 @@ from numpyro_ext.ep.normal import (
     choose,
     distance,
     expected_log,
-    is_finite,
+    is_proper,
     log_partition,
     marginal_of,
     moments_of,
@@ -30,8 +30,8 @@ from numpyro_ext.ep.normal import (
     variances,
     zero_sites,
 )
-from numpyro_ext.ep.projection import are_finite
-from numpyro_ext.ep.reading import Prior, normal_part
+from numpyro_ext.ep.projection import along, are_finite, solve_any
+from numpyro_ext.ep.reading import Prior, normal_part, spread_of
 from numpyro_ext.expfam.linalg import positive
 
 _OFF = 1e-2
@@ -158,49 +158,49 @@ def start_state(
     diagonal = normal.precision.ndim == 1
     sites = list(zeros_of(table, diagonal))
     if not is_positive(normal):
-        start = partial(_start_of, diagonal=diagonal, draws=jnp.asarray(prior.draws))
-        start = jax.jit(jax.vmap(start))
         for k, (spec, group) in enumerate(zip(plan.specs, table.groups, strict=True)):
             if spec.names is not None:
-                sites[k] = start(group.basis, jnp.asarray(prior.owners)[group.index])
+                index, A = jax.device_get(group)
+                sites[k] = _starts_of(A, prior.owners[index], diagonal, prior.draws)
         if not is_positive(total_of(normal, table, sites)):
             raise ValueError("some direction of the latent sites has no proper prior.")
     # With their types: a weak one would have the next step compiled anew.
-    zero, nan = jnp.zeros((), jnp.int32), jnp.asarray(jnp.nan, float)
-    never, far = jnp.zeros((), bool), jnp.asarray(jnp.inf, float)
-    return EPState(
+    number, zero, never = normal.shift.dtype.type, np.int32(0), np.bool_(False)
+    nan, far = number(np.nan), number(np.inf)
+    state = EPState(
         i=zero,
         total=total_of(normal, table, sites),
         sites=tuple(sites),
         prior=normal,
         report=Report(far, zero, never, zero, zero, zero, noise=nan),
         log_evidence=nan,
-        damping=jnp.asarray(damping, float),
+        damping=number(damping),
         table=table,
         rng_key=rng_key,
     )
+    return jax.tree.map(jnp.asarray, state)
 
 
-def _spread(s: Array) -> tuple[Array, Array]:
-    """Median and precision by the quartiles, over the first axis; 0 where nothing is spread."""
-    low, middle, high = jnp.nanquantile(s, jnp.array([0.25, 0.5, 0.75]), axis=0)
-    variance = ((high - low) / 1.349) ** 2
-    return middle, jnp.where(variance > 0, 1 / jnp.where(variance > 0, variance, 1), 0)
-
-
-def _start_of(A: Array, owners: Array, diagonal: bool, draws: Array) -> Site:
-    """The site of a term of the prior: the spread of its value in the directions A."""
+def _starts_of(A: np.ndarray, owners: np.ndarray, diagonal: bool, draws: np.ndarray) -> Site:
+    """The sites of n terms of the prior: the spread of the own value of each, at the places
+    ``owners`` ``(n, e)`` of x or -1, in its directions A."""
+    n, _, D = A.shape
     if diagonal:
-        mean, tau = _spread(draws[:, owners])
-        tau, zero = jnp.where(owners >= 0, tau, 0), jnp.zeros(A.shape[1], A.dtype)
-        return Site(zero.at[owners].add(tau * mean), zero.at[owners].add(tau))
-    W = jnp.where(owners >= 0, A[:, owners], 0)  # (r, e)
-    length = jnp.sum(W**2, 0)
-    visible = length > 1e-4
-    W = W / jnp.where(visible, length, 1)
-    mean, tau = _spread(draws @ A.T @ W)
-    tau = jnp.where(visible, tau, 0)
-    return Site(W @ (tau * mean), W * tau @ W.T)
+        visible, projected = owners >= 0, draws[:, owners]
+    else:
+        W = np.where(owners[:, None] >= 0, np.take_along_axis(A, owners[:, None], 2), 0)
+        length = np.sum(W**2, 1)  # (n, e)
+        visible = length > 1e-4
+        W = W / np.where(visible, length, 1)[:, None]
+        projected = np.tensordot(draws, np.einsum("nrd,nre->nde", A, W), (1, 1))
+    mean, sd = spread_of(projected)
+    tau = np.where(visible & (sd > 0), 1 / np.where(sd > 0, sd, 1) ** 2, 0).astype(A.dtype)
+    if diagonal:
+        shift, precision = np.zeros((2, n, D), A.dtype)
+        np.add.at(shift, (np.arange(n)[:, None], owners), tau * mean)
+        np.add.at(precision, (np.arange(n)[:, None], owners), tau)
+        return Site(shift, precision)
+    return Site(np.einsum("nre,ne->nr", W, tau * mean), np.einsum("nre,ne,nse->nrs", W, tau, W))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -239,9 +239,9 @@ def _bases_fit(plan: EPPlan, q: Moments, table: FactorTable, arrays: list[Array]
 
 
 class Update(NamedTuple):
-    """The result for one factor, or for n of them."""
+    """The result for one factor or for n of them, or sums over factors that share a site."""
 
-    site: Site  # the old one where it could not be computed
+    site: Site  # the old one where it could not be computed; of a shared one the change
     log_z: Array  # the part of the log evidence, of l and the site at q's mean where it is skipped
     skipped: Array
     inaccurate: Array
@@ -264,7 +264,7 @@ def site_update(
     mean = lax.stop_gradient(cavity.whole.mean)
 
     def log_factor(u: Array, z: Array | None = None) -> Array:
-        return spec.log_factor(factors, index, mean + (u - m) @ B, z)
+        return spec.log_factor(factors, index, mean + along(B.T, u - m), z)
 
     tilted = projection.project(
         log_factor, cavity.mean, cavity.cov, power, rng_key, index, spec.local
@@ -294,7 +294,7 @@ def _lift(q: Moments, A: Array) -> tuple[Array, Array]:
         return m, A
     sd = jnp.sqrt(jnp.diagonal(S))[:, None]
     C = (A * q.cov if q.cov.ndim == 1 else A @ q.cov) / sd
-    C = (C if len(m) == 1 else jnp.linalg.solve(S / sd.T / sd, C)) / sd
+    C = (C if len(m) == 1 else solve_any(S / sd.T / sd, C)) / sd
     # The error of the solution, in units of u. For rows without directions, and nearly dependent
     # ones, B is A itself.
     left = jnp.eye(len(m), dtype=S.dtype) - C @ A.T
@@ -354,35 +354,36 @@ def mix(d: Array, old: Any, new: Any) -> Any:
     return jax.tree.map(lambda a, b: (1 - d) * a + d * b, old, new)
 
 
-class SweepResult(NamedTuple):
-    """What a sweep has found."""
+def next_state(
+    state: EPState,
+    sites: Sequence[Site],
+    updates: Sequence[Update],
+    log_z: Array,
+    residual: Array,
+    tol: float = 0.0,
+    good: Array | bool = True,
+    rest: Site | None = None,
+) -> EPState:
+    """The state after a step: with its sites, if they are good and their q is a distribution.
 
-    sites: tuple[Site, ...]
-    updates: list[Update]
-    log_z: Array
-    residual: Array
-    good: Array | bool = True  # whether the step was not halved away
-    rest: Site | None = None  # what q has beside the sites; None for the prior
-
-
-def next_state(state: EPState, result: SweepResult, tol: float = 0.0) -> EPState:
-    """The state after a step: with its sites, if they are good and their q is a distribution."""
-    report, rest = state.report, state.prior if result.rest is None else result.rest
-    total = total_of(rest, state.table, result.sites)
-    good = result.good & is_finite(moments_of(total))
+    :param rest: what q has beside the sites; None for the prior.
+    """
+    report, sites = state.report, tuple(sites)
+    total = total_of(state.prior if rest is None else rest, state.table, sites)
+    good &= is_proper(total)
     skipped, inaccurate = (
-        sum(jnp.sum(getattr(update, name), dtype=jnp.int32) for update in result.updates)
+        sum(jnp.sum(getattr(update, name), dtype=jnp.int32) for update in updates)
         for name in ("skipped", "inaccurate")
     )
     limit = limit_of(tol, moments_of(state.total))
     report = report._replace(
-        residual=result.residual,
+        residual=residual,
         skipped=skipped,
-        converged=good & (result.residual < limit) & (skipped == 0),
+        converged=good & (residual < limit) & (skipped == 0),
         num_skipped=report.num_skipped + skipped,
         num_inaccurate=report.num_inaccurate + inaccurate,
-        visited=jnp.asarray(sum(update.log_z.size for update in result.updates), jnp.int32),
+        visited=jnp.asarray(sum(update.log_z.size for update in updates), jnp.int32),
     )
-    sites, total = choose(good, (result.sites, total), (state.sites, state.total))
-    step = {"report": report, "log_evidence": result.log_z, "i": state.i + 1}
+    sites, total = choose(good, (sites, total), (state.sites, state.total))
+    step = {"report": report, "log_evidence": log_z, "i": state.i + 1}
     return state._replace(total=total, sites=sites, **step)

@@ -54,17 +54,24 @@ class RandomRowsEngine(SharedSitesEngine):
             _check_rows(indices, self.parts(plan.size))
         return self.sweep(plan, state, arrays, indices)
 
+    def sweep(
+        self, plan: EPPlan, state: EPState, arrays: list[Array], indices: Any = None
+    ) -> tuple[EPState, Array]:
+        if indices is not None:
+            return super().sweep(plan, state, arrays, indices)
+        # By the program of :meth:`steps`, which takes seconds to compile, with nothing averaged.
+        counted = _sums_of(state), state.i + 1, 1, 1
+        state, _, losses = self._several(plan, state, arrays, *counted)
+        return state, losses[0]
+
     def steps(
         self, plan: EPPlan, state: EPState, arrays: list[Array], num_steps: int
     ) -> Iterator[tuple[EPState, Any, str]]:
         averaged = max(1, round(num_steps / 2))
-        first = state.i + num_steps - averaged
-        zeros = jax.tree.map(jnp.zeros_like, (state.total, state.sites))
-        parts = jnp.zeros((_PARTS, 2, *state.total.shift.shape))
-        sums = _Sums(zeros, zeros, parts, jnp.zeros(_PARTS), jnp.zeros(()))
+        sums, first = _sums_of(state), state.i + (num_steps - averaged)
         for done in range(0, num_steps, _CHUNK):
             n = min(_CHUNK, num_steps - done)
-            counted = sums, first, jnp.asarray(averaged), n
+            counted = sums, first, averaged, n
             state, sums, losses = self._several(plan, state, arrays, *counted)
             if done + n == num_steps and self._is_random(plan):
                 total, sites = plus(sums.first, sums.total, 1 / averaged)
@@ -250,13 +257,13 @@ class StochasticEP(RandomRowsEngine):
                 " proxy; close over them, as in jax.jit(lambda state: engine.update(state, *args))."
             )
 
-    def rows_of(self, factors: Factors) -> Array:
+    def rows_of(self, factors: Factors) -> np.ndarray:
         if self.batch_size > factors.size:
             raise ValueError(
                 f"batch_size is {self.batch_size}; it must be at most the number of rows, which is"
                 f" {factors.size}."
             )
-        return jnp.asarray(np.unique(np.linspace(0, factors.size - 1, _LOOKED_AT).astype(int)))
+        return np.unique(np.linspace(0, factors.size - 1, _LOOKED_AT).astype(int))
 
     def table_of(
         self, reading: ModelReading, arrays: list[Array], prior: Prior
@@ -286,6 +293,14 @@ class _Sums(NamedTuple):
     moments: Array  # (parts, 2, D): of mean and log variance of q in each part
     count: Array  # of steps in each part
     rate: Array  # of the share by which a step forgets
+
+
+def _sums_of(state: EPState) -> _Sums:
+    """Sums over no steps."""
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), (state.total, state.sites))
+    number = state.total.shift.dtype
+    parts = np.zeros((_PARTS, 2, *state.total.shift.shape), number)
+    return _Sums(zeros, zeros, parts, np.zeros(_PARTS, number), np.zeros((), number))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
