@@ -78,6 +78,8 @@ def by_proxy(
     fit: Fit, obj: Any, proxy: TaylorProxy | None, rng_key: Array
 ) -> tuple[Fit, tuple[str, ...]]:
     """The fit with some rows that stand in for many, where the proxy is good enough; or why not."""
+    if proxy is None and rows_on_host((fit.args, fit.kwargs)) <= OVER:
+        return fit, ()
     model, of_loss = obj.sampler.model if isinstance(obj, MCMC) else obj.model, proxy_of(obj, None)
     at_draws = _proxy_at_draws(fit, model) if proxy is None else None
     proxy = proxy or at_draws
@@ -107,8 +109,6 @@ def by_proxy(
 
 def _proxy_at_draws(fit: Fit, model: Any) -> TaylorProxy | None:
     """The expansion of many rows on the host at the mean of the draws, if it can be made."""
-    if rows_on_host((fit.args, fit.kwargs)) <= OVER:
-        return None
     with warnings.catch_warnings(), suppress(ValueError):
         warnings.simplefilter("ignore", InferenceWarning)  # a loss with the proxy says it
         expansion = TaylorExpansion(model, fit.args, fit.kwargs)
