@@ -17,6 +17,7 @@ from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.arguments import rows_on_host
 from numpyro_ext._model.expansion import TaylorExpansion
 from numpyro_ext._model.handlers import at_rows
+from numpyro_ext._model.operations import jit_on_data
 from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import Site, call_and_trace, frames
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy, sd_over_minibatches
@@ -134,7 +135,7 @@ def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:
     model = on_rows(model, proxy)
     fit, program = fit._replace(model=model), Program(model, fit.args, fit.kwargs)
 
-    @jax.jit
+    @jit_on_data
     def variances(params: Params, keys: Array, draws: Sites | None) -> Array:
         def at_draw(inputs: tuple[Array, Sites | None]) -> Array:
             key, draw = inputs

@@ -113,10 +113,6 @@ class FitContext:
         kernel = getattr(self.obj, "sampler", None)
         return kernel if isinstance(kernel, DiagnosableChains) else None
 
-    @property
-    def settings(self) -> Any:
-        return None if self.kernel is None else self.kernel.settings
-
     @cached_property
     def temperature(self) -> float | None:
         """T of the transitions that were drawn; None where it changes, or does not exist."""
@@ -137,19 +133,13 @@ class FitContext:
     # The model, and draws that run through it.
 
     @cached_property
-    def _keys(self) -> tuple[Array, Array]:
-        if self.kind in ("particles", "ensemble"):
-            return self.rng_key, self.rng_key
-        key_prototype, key_draws = jax.random.split(self.rng_key)
-        return key_prototype, key_draws
-
-    @property
-    def key_moves(self) -> Array:
-        return self._keys[1] if self.kind == "chains" else self.rng_key
+    def keys(self) -> tuple[Array, ...]:
+        """A key for the prototype, and another one for draws or moves."""
+        return tuple(jax.random.split(self.rng_key))
 
     @cached_property
     def proto(self) -> Prototype:
-        return prototype(self.fit, self._keys[0])
+        return prototype(self.fit, self.keys[0])
 
     @cached_property
     def info(self) -> ModelInfo:
@@ -164,7 +154,7 @@ class FitContext:
 
     @cached_property
     def evaluated(self) -> dict[str, Any]:
-        return self.evaluate(self._keys[1], self.num_samples)
+        return self.evaluate(self.keys[1], self.num_samples)
 
     @cached_property
     def _drawn(self) -> Numbers:

@@ -1,6 +1,6 @@
 """One table that says whether a result can be trusted, and what to do if not."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numpyro_ext._checks import check_count
@@ -74,7 +74,7 @@ def missing_modes(context: FitContext, others: Sequence[Row]) -> list[Row]:
     return [] if by_mode is None else [by_mode.row]
 
 
-def rows_of(context: FitContext, answered: Any = lambda: None) -> list[Row]:
+def rows_of(context: FitContext, answered: Callable[[], Any]) -> list[Row]:
     """The lines of all checks."""
     rows: list[Row] = []
     for check in CHECKS[context.kind]:

@@ -217,7 +217,7 @@ def temperature(context: FitContext) -> list[Row]:
     kept: Any = slice(None)
     if context.sampling is not None and context.sampling.any():
         kept = context.sampling.all(0)
-    rows, settings, remedy = [], context.settings, context.kernel.if_hot
+    rows, settings, remedy = [], context.kernel.settings, context.kernel.if_hot
     if "kinetic_temperature" in stats:
         rows.append(_kinetic(stats["kinetic_temperature"][:, kept], T, settings, remedy))
     if "implied_variance_ratio" in stats:
@@ -282,8 +282,8 @@ def row_of_mean(
 
 def problems_of_chains(context: FitContext) -> list[str]:
     """Sentences on what did not hold where the kernel found its settings."""
-    settings = context.settings
-    sentences: list[str] = list(settings.problems) if settings and context.is_biased else []
+    settings = context.kernel.settings if context.kernel and context.is_biased else None
+    sentences: list[str] = list(settings.problems) if settings else []
     by_mode = draws_at_modes(context)
     if by_mode is not None and by_mode.row.ok:
         # Several modes are no problem where each has its share of the draws.

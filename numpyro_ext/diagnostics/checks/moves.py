@@ -100,13 +100,13 @@ def _doubt(moved: Moved, name: Callable[[int], str], shares_known: bool) -> str 
             f"of the steps of the Markov chains {accepted:.1%} are accepted, so they are too"
             " small for the density, or it is the same everywhere"
         )
-    between = np.nan_to_num(np.asarray(moved.between, float))
-    k = int(np.argmax(between))
-    if not shares_known and between[k] > STAY:
+    stays = np.nan_to_num(np.asarray(moved.between, float))
+    k = int(np.argmax(stays))
+    if not shares_known and stays[k] > STAY:
         return (
-            f"the Markov chains are too short for {name(k)}, of whose variance"
-            f" {between[k]:.0%} is between them: there may be modes, whose shares nothing has"
-            " checked, or a larger num_moves is needed"
+            f"the Markov chains are too short for {name(k)}, of whose variance {stays[k]:.0%} is"
+            " between them: there may be modes, whose shares nothing has checked, or a larger"
+            " num_moves is needed"
         )
     return None
 
@@ -186,7 +186,7 @@ def _of_guide(context: FitContext) -> list[Comparison] | str:
     """The draws of the first restart, and more draws of its guide."""
     if isinstance(plan := _plan(context), str):
         return plan
-    key_draws, key_moves = random.split(context.rng_key)
+    key_draws, key_moves = context.keys
     draws = _more_draws(context, key_draws)
     # Where the weights may be used, they have judged the shares of modes.
     shares_known = weights(context)[0].ok is True
@@ -227,7 +227,7 @@ def _of_chains(context: FitContext) -> list[Comparison] | str:
     sizes = np.full(numbers + sum(map(math.prod, _watched_shapes(context).values())), least)
     sizes[compared.which] = compared.ess
     independent = jnp.asarray(np.maximum(total / sizes, 1.0), float)
-    return [_moved(context, plan, mixed, context.key_moves, independent)]
+    return [_moved(context, plan, mixed, context.keys[1], independent)]
 
 
 _Plan = tuple[int, int, dict[str, int] | None]
