@@ -16,7 +16,7 @@ from numpyro.ops.provenance import eval_provenance
 from numpyro_ext._model.checks import check_observed
 from numpyro_ext._model.density import log_abs_det, log_density, num_seen
 from numpyro_ext._model.exact import exact_draws, exact_log_prob
-from numpyro_ext._model.operations import map_blocks
+from numpyro_ext._model.operations import jit_on_data, map_blocks
 from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import (
     Site,
@@ -35,7 +35,7 @@ from numpyro_ext.diagnostics._density import (
     total_of,
     total_parts,
 )
-from numpyro_ext.diagnostics._fit import Fit, compile_with_data, split_chains
+from numpyro_ext.diagnostics._fit import Fit, split_chains
 
 BLOCK = 10**6
 """Log densities in a block of draws: 4 MB in float32."""
@@ -225,15 +225,13 @@ def evaluator(
     has_lp = lp and not proto.marginalized
     weighs = has_lp and proto.density != "none"
 
-    def traces_of(
-        fit: Fit, params: Params, draw: Sites | None, keys: Array
-    ) -> tuple[Trace, Sites, Trace]:
+    def traces_of(params: Params, draw: Sites | None, keys: Array) -> tuple[Trace, Sites, Trace]:
         guide_sites, values = draw_of(fit, params, draw, keys[0])
         draw = {name: values[name] for name in proto.latents}
         return guide_sites, draw, model_trace_of(fit, params, draw, keys[1])
 
-    def prepare(fit: Fit, params: Params, first: Sites | None, keys: Array) -> tuple[Any, Any]:
-        guide_sites, _, sites = traces_of(fit, params, first, keys)
+    def prepare(params: Params, first: Sites | None, keys: Array) -> tuple[Any, Any]:
+        guide_sites, _, sites = traces_of(params, first, keys)
         reference, total = None, None
         if weighs:
             reference = reference_of(sites, guide_sites, proto.units)
@@ -247,12 +245,12 @@ def evaluator(
             if is_data(site)
         }
         counted = {name: num_seen(site) > 0 for name, site in sites.items() if is_data(site)}
-        return partial(evaluate_draw, fit, params, reference), (observed, counted, total)
+        return partial(evaluate_draw, params, reference), (observed, counted, total)
 
     def evaluate_draw(
-        fit: Fit, params: Params, reference: Any, draw: Sites | None, keys: Array
+        params: Params, reference: Any, draw: Sites | None, keys: Array
     ) -> dict[str, Any]:
-        guide_sites, draw, sites = traces_of(fit, params, draw, keys)
+        guide_sites, draw, sites = traces_of(params, draw, keys)
         there = {name: site for name, site in sites.items() if name not in proto.left_out}
         data = {name: site for name, site in there.items() if is_data(site)}
         stats: Sites = {}
@@ -296,25 +294,25 @@ def evaluator(
 
 def over_draws(
     fit: Fit,
-    prepare: Callable[[Fit, Params, Sites | None, Array], tuple[Any, Any]],
+    prepare: Callable[[Params, Sites | None, Array], tuple[Any, Any]],
     block: int,
     num_keys: int,
 ) -> Callable[..., Iterator[Any]]:
     """A function ``(rng_key, num_samples, params=fit.params)`` that maps a compiled function over
     draws in blocks, and yields host arrays for each set of parameters.
 
-    :param prepare: takes the fit, parameters, the first draw (None of a guide) and its keys to a
-        function of a draw and its keys, and to what is the same for all draws.
+    :param prepare: takes parameters, the first draw (None of a guide) and its keys to a function
+        of a draw and its keys, and to what is the same for all draws.
     """
 
-    def run(fit: Fit, params: Params, draws: Sites | None, keys: Array) -> Any:
+    def run(params: Params, draws: Sites | None, keys: Array) -> Any:
         def draw(i: Any) -> Sites | None:
             return jax.tree.map(lambda x: x[i], draws)
 
-        evaluate_draw, shared = prepare(fit, params, draw(0), keys[0])
+        evaluate_draw, shared = prepare(params, draw(0), keys[0])
         return map_blocks(lambda i: evaluate_draw(draw(i), keys[i]), len(keys), block), shared
 
-    compiled = compile_with_data(fit, run)
+    compiled = jit_on_data(run)
 
     def each(
         rng_key: Array, num_samples: int, params: Sequence[Params] = fit.params

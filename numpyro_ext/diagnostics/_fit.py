@@ -1,6 +1,6 @@
 """One record of what was fitted, for SVI, engines and MCMC, and the errors about it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from inspect import signature
 import math
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from numpyro.infer import MCMC, SVI, init_to_sample
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext._checks import InferenceWarning
-from numpyro_ext._model.arguments import is_traced, split_arguments, without_handlers
+from numpyro_ext._model.arguments import is_traced, without_handlers
 from numpyro_ext._model.checks import check_rows
 from numpyro_ext._model.handlers import at_most_all_rows, every_row
 from numpyro_ext._model.masked import is_masked, masks_filled
@@ -26,8 +26,6 @@ from numpyro_ext.diagnostics.full_data import minibatch_plates, on_all_rows
 
 Numbers = dict[str, np.ndarray]
 """Arrays ``(chain, draw, *site)`` by name."""
-_LARGE = 10_000
-"""Numbers from which on an array of the data is an input of compiled programs."""
 
 
 class Fit(NamedTuple):
@@ -56,31 +54,6 @@ class Fit(NamedTuple):
         return f"{attributes.get('kernel') or attributes.get('engine') or guide}, {size}"
 
 
-def compile_with_data(
-    fit: Fit, run: Callable[..., Any], compiler_options: Any = None
-) -> Callable[..., Any]:
-    """The compiled ``run(fit, *inputs)``, with large arrays of the data among its inputs, as XLA
-    folds constants for minutes, unless the model needs their numbers or their precision."""
-    static, arrays = split_arguments(fit.args, fit.kwargs)
-    is_input = [x.size >= _LARGE and x.dtype == jnp.result_type(x) for x in arrays]
-    large = {i: x for i, x in enumerate(arrays) if is_input[i]}
-
-    def run_with(data: dict[int, Any], inputs: tuple) -> Any:
-        args, kwargs = static.whole([data.get(i, x) for i, x in enumerate(arrays)])
-        return run(fit._replace(args=args, kwargs=kwargs), *inputs)
-
-    program = jax.jit(run_with, compiler_options=compiler_options)
-
-    def call(*inputs: Any) -> Any:
-        try:
-            return program(large, inputs)
-        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
-            large.clear()
-            return program(large, inputs)
-
-    return call
-
-
 def _name_of(value: Any) -> str:
     return getattr(value, "__name__", type(value).__name__)
 
@@ -101,7 +74,7 @@ def _params_of(obj: Any, result: Any, restart: int) -> Params:
     mutable = getattr(state, "mutable_state", None)
     for name, value in params.items():
         for leaf in jax.tree.leaves(value):
-            if not bool(jnp.all(jnp.isfinite(leaf))):
+            if not np.all(np.isfinite(np.asarray(leaf))):
                 raise ValueError(
                     f"parameter '{name}' of restart {restart} is not finite; run the fit again with"
                     " a smaller step, or with stable_update=True."

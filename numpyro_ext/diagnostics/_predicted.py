@@ -226,7 +226,7 @@ def _predict_draw(fit: Fit, name: str, params: Params, draw: Sites | None, keys:
 def _compile(fit: Fit, name: str, numbers: int) -> Callable[..., Iterator[Any]]:
     """The compiled predictions of draws, each ``(S, ...)``, and the data of the site."""
 
-    def prepare(fit: Fit, params: Params, first: Sites | None, keys: Array) -> tuple[Any, Any]:
+    def prepare(params: Params, first: Sites | None, keys: Array) -> tuple[Any, Any]:
         def predict(draw: Sites | None, keys: Array) -> dict[str, Array]:
             return predicted(_predict_draw(fit, name, params, draw, keys), keys[2])
 

@@ -17,6 +17,7 @@ from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.arguments import rows_on_host
 from numpyro_ext._model.expansion import TaylorExpansion
 from numpyro_ext._model.handlers import at_rows
+from numpyro_ext._model.operations import jit_on_data
 from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import Site, call_and_trace, frames
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy, sd_over_minibatches
@@ -78,6 +79,8 @@ def by_proxy(
     fit: Fit, obj: Any, proxy: TaylorProxy | None, rng_key: Array
 ) -> tuple[Fit, tuple[str, ...]]:
     """The fit with some rows that stand in for many, where the proxy is good enough; or why not."""
+    if proxy is None and rows_on_host((fit.args, fit.kwargs)) <= OVER:
+        return fit, ()
     model, of_loss = obj.sampler.model if isinstance(obj, MCMC) else obj.model, proxy_of(obj, None)
     at_draws = _proxy_at_draws(fit, model) if proxy is None else None
     proxy = proxy or at_draws
@@ -107,8 +110,6 @@ def by_proxy(
 
 def _proxy_at_draws(fit: Fit, model: Any) -> TaylorProxy | None:
     """The expansion of many rows on the host at the mean of the draws, if it can be made."""
-    if rows_on_host((fit.args, fit.kwargs)) <= OVER:
-        return None
     with warnings.catch_warnings(), suppress(ValueError):
         warnings.simplefilter("ignore", InferenceWarning)  # a loss with the proxy says it
         expansion = TaylorExpansion(model, fit.args, fit.kwargs)
@@ -134,7 +135,7 @@ def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:
     model = on_rows(model, proxy)
     fit, program = fit._replace(model=model), Program(model, fit.args, fit.kwargs)
 
-    @jax.jit
+    @jit_on_data
     def variances(params: Params, keys: Array, draws: Sites | None) -> Array:
         def at_draw(inputs: tuple[Array, Sites | None]) -> Array:
             key, draw = inputs

@@ -21,6 +21,20 @@ from numpyro_ext.diagnostics.table import Row
 MEAN, SD, SHAPES = "shift of the mean, worst", "sd ratio, worst", "shape, worst"
 OF_DRAWS = MEAN, SD, SHAPES
 """The lines that compare the draws with the posterior."""
+_SENTENCES = {
+    MEAN: ("the means are right", "moves the mean of {name} by {by:.2g} of its sds"),
+    SD: ("the sds are right", "makes the sd of {name} {by:.2g} times as large"),
+    SHAPES: (
+        "the middle half and nine tenths of the draws are as wide as they should be",
+        "makes the interval with {interval} of the draws of {name} {by:.2g} times as wide, so the"
+        " shape is another one",
+    ),
+}
+"""What a line says where it is right, and where it is wrong."""
+_SUBJECTS = {
+    "weights": "importance weighting",
+    "Markov chains": "a Markov chain on all data from each draw",
+}
 _INTERVALS = "the middle half", "nine tenths"
 
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -52,73 +66,72 @@ class Comparison:
     """Limits of the ratios of sds."""
     farthest: float = SHIFT
     """The limit of the shift."""
-    # What the draws are compared with, as the subject of a sentence and in a word or two.
-    reference, by = "importance weighting", "weights"
+    by: str = "weights"
+    """What the draws are compared with."""
+    num_combined: int = 0
+    """How many of the numbers, the last ones, are linear combinations, which have no shift."""
+    doubt: str | None = None
+    """Why a reference that finds nothing wrong does not judge the draws, if so."""
+    lost: str | None = None
+    """Why the reference says nothing at all, which is wrong, if so."""
+    draws: Any = None
+    """The numbers of the draws, ``(m, n)``, and of the reference, for a picture."""
 
     def rows(self) -> list[Row]:
         """The lines of the worst shift, ratio and shape, none right if one could not be judged."""
-        most, (shift, shift_error, ratio, ratio_error) = self.farthest, self.values
-        decided, right = decide(shift, shift_error, (-most, most), most), "the means are right"
-        distance = np.abs(shift), shift_error, f"{most:.2g}"
-        rows = [self._row(MEAN, *distance, decided, right, self._wrong_mean)]
-        right, sds = "the sds are right", (ratio, ratio_error, self.limits, RATIO_KNOWN)
-        rows = void_if_any_unjudged([*rows, self._row_of_ratio(SD, *sds, right, self._wrong_sd)])
+        numbers = self.values[:, : self.values.shape[1] - self.num_combined]
+        if self.lost is not None:
+            least = float(np.nanmin(np.append(numbers[2], np.inf)))
+            return [Row(SD, least, None, between(self.limits), False, self.lost, True)]
+        rows = self._judged(self.values)
+        if self.num_combined and not any(row.ok is False for row in rows[:2]):
+            # The worst of many linear combinations is known less well.
+            rows = self._judged(numbers)
+        if self.doubt is not None and all(row.ok for row in rows):
+            return [row._replace(ok=None, verdict=f"not judged: {self.doubt}.") for row in rows]
+        return rows
+
+    def _judged(self, values: np.ndarray) -> list[Row]:
+        shift, shift_error, ratio, ratio_error = values
+        mean = self._row(MEAN, shift, shift_error, (-self.farthest, self.farthest), self.farthest)
+        sd = self._row(SD, ratio, ratio_error, self.limits, RATIO_KNOWN)
+        rows = void_if_any_unjudged([mean, sd])
         # Where the draws lie elsewhere, the intervals have other shares in any case.
         if self.widths is None or rows[0].ok is False:
             return rows
-        right = "the middle half and nine tenths of the draws are as wide as they should be"
-        widths, errors = self.widths.reshape(2, -1)
-        sizes = widths, errors, SHAPE, SHAPE_KNOWN
-        shape = self._row_of_ratio(SHAPES, *sizes, right, self._wrong_shape)
+        shape = self._row(SHAPES, *self.widths.reshape(2, -1), SHAPE, SHAPE_KNOWN)
         return [*rows, void_if_any_unjudged([*rows, shape])[-1]]
-
-    def _wrong_mean(self, k: int) -> str:
-        by = abs(self.values[0, k])
-        return f"moves the mean of {self.name(k)} by {by:.2g} of its sds; {self.remedy}."
-
-    def _wrong_sd(self, k: int) -> str:
-        by = 1 / self.values[2, k]
-        return f"makes the sd of {self.name(k)} {by:.2g} times as large; {self.remedy}."
-
-    def _wrong_shape(self, k: int) -> str:
-        assert self.widths is not None
-        interval, number = divmod(k, self.widths.shape[2])
-        return (
-            f"makes the interval with {_INTERVALS[interval]} of the draws of {self.name(number)}"
-            f" {1 / self.widths[0, interval, number]:.2g} times as wide, so the shape is another"
-            f" one; {self.remedy}."
-        )
-
-    def _row_of_ratio(
-        self,
-        quantity: str,
-        ratios: np.ndarray,
-        errors: np.ndarray,
-        limits: tuple[float, float],
-        known: float,
-        right: str,
-        wrong: Callable[[int], str],
-    ) -> Row:
-        low, high = limits
-        with np.errstate(divide="ignore", invalid="ignore"):
-            logs = np.log(ratios), errors / ratios
-        decided = decide(*logs, (math.log(low), math.log(high)), known)
-        return self._row(quantity, ratios, errors, f"{low} to {high}", decided, right, wrong)
 
     def _row(
         self,
         quantity: str,
         values: np.ndarray,
         errors: np.ndarray,
-        limit: str,
-        decided: tuple[bool | None, int],
-        right: str,
-        wrong: Callable[[int], str],
+        limits: tuple[float, float],
+        known: float,
     ) -> Row:
-        ok, worst = decided
-        value, error = float(values[worst]), float(errors[worst])
-        if ok is not None:
-            verdict = f"{right} (by {self.by})." if ok else f"{self.reference} {wrong(worst)}"
+        """The line of the number that decides: of a distance, or of a ratio by its logarithm."""
+        (low, high), (right, wrong) = limits, _SENTENCES[quantity]
+        if quantity == MEAN:
+            ok, worst = decide(values, errors, limits, known)
+            value, limit = abs(float(values[worst])), f"{high:.2g}"
+        else:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                logs = np.log(values), errors / values
+            ok, worst = decide(*logs, (math.log(low), math.log(high)), known)
+            value, limit = float(values[worst]), between(limits)
+        if ok:
+            verdict = f"{right} (by {self.by})."
+        elif ok is False:
+            size = (
+                self.widths.shape[2]
+                if quantity == SHAPES and self.widths is not None
+                else worst + 1
+            )
+            interval, number = divmod(worst, size)
+            by = value if quantity == MEAN else 1 / values[worst]
+            wrong = wrong.format(name=self.name(number), by=by, interval=_INTERVALS[interval])
+            verdict = f"{_SUBJECTS[self.by]} {wrong}; {self.remedy}."
         elif math.isnan(value):
             verdict = "not judged: none of the numbers varies by more than its rounding."
         else:
@@ -126,7 +139,11 @@ class Comparison:
                 "not judged: the value is not known well enough, because there are few draws, a few"
                 " far out make most of it, or none has moved; take more of them."
             )
-        return Row(quantity, value, error, limit, ok, verdict, of_draws=True)
+        return Row(quantity, value, float(errors[worst]), limit, ok, verdict, of_draws=True)
+
+
+def between(limits: tuple[float, float]) -> str:
+    return f"{limits[0]} to {limits[1]}"
 
 
 def void_if_any_unjudged(rows: Sequence[Row]) -> list[Row]:

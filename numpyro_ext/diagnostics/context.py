@@ -73,9 +73,12 @@ class FitContext:
         return {}
 
     @cached_property
-    def kind(self) -> Literal["chains", "guide", "particles"]:
-        if self.fit.attributes["inference_method"] in ("particles", "ensemble"):
-            return "particles"
+    def kind(self) -> Literal["chains", "guide", "particles", "ensemble"]:
+        """An ensemble has particles that are independent draws at every time, all of which are
+        judged."""
+        method = self.fit.attributes["inference_method"]
+        if method in ("particles", "ensemble"):
+            return method
         return "chains" if isinstance(self.obj, MCMC) else "guide"
 
     @property
@@ -84,17 +87,13 @@ class FitContext:
         return self.fit.attributes["inference_method"] == "sgmcmc"
 
     @property
-    def is_ensemble(self) -> bool:
-        """True for particles that are independent draws at every time, which are all judged."""
-        return self.fit.attributes["inference_method"] == "ensemble"
-
-    @property
     def title(self) -> str:
         chains, length = next(iter(self.draws.values())).shape[:2]
-        if self.is_ensemble:
+        if self.kind == "particles":
+            return self.fit.title(f"{length} particles")
+        if self.kind == "ensemble":
             chains, length = self.fit.num_chains, length // self.fit.num_chains
-        is_set = self.kind == "particles" and not self.is_ensemble
-        return self.fit.title(f"{length} particles" if is_set else f"{chains} x {length:,} draws")
+        return self.fit.title(f"{chains} x {length:,} draws")
 
     @cached_property
     def noise_problem(self) -> str | None:
@@ -113,10 +112,6 @@ class FitContext:
         """The kernel, if it states its own stationary law."""
         kernel = getattr(self.obj, "sampler", None)
         return kernel if isinstance(kernel, DiagnosableChains) else None
-
-    @property
-    def settings(self) -> Any:
-        return None if self.kernel is None else self.kernel.settings
 
     @cached_property
     def temperature(self) -> float | None:
@@ -138,29 +133,20 @@ class FitContext:
     # The model, and draws that run through it.
 
     @cached_property
-    def _keys(self) -> tuple[Array, Array]:
-        if self.kind == "particles":
-            return self.rng_key, self.rng_key
-        key_prototype, key_draws = jax.random.split(self.rng_key)
-        return key_prototype, key_draws
-
-    @property
-    def key_moves(self) -> Array:
-        return self._keys[1] if self.kind == "chains" else self.rng_key
+    def keys(self) -> tuple[Array, ...]:
+        """A key for the prototype, and another one for draws or moves."""
+        return tuple(jax.random.split(self.rng_key))
 
     @cached_property
     def proto(self) -> Prototype:
-        return prototype(self.fit, self._keys[0])
+        return prototype(self.fit, self.keys[0])
 
     @cached_property
     def info(self) -> ModelInfo:
         """The parts of the model that are static on all data, with each circle cut where the draws
         are not."""
         info = model_info(self.proto.trace, sums=True)
-        if not circular_sites(info):
-            return info
-        drawn = self.evaluated["latent"] if self.kind == "guide" else self._drawn_before
-        return cut_by_draws(info, drawn)
+        return cut_by_draws(info, self._drawn) if circular_sites(info) else info
 
     @cached_property
     def evaluate(self) -> Evaluate:
@@ -168,47 +154,40 @@ class FitContext:
 
     @cached_property
     def evaluated(self) -> dict[str, Any]:
-        return self.evaluate(self._keys[1], self.num_samples)
+        return self.evaluate(self.keys[1], self.num_samples)
+
+    @cached_property
+    def _drawn(self) -> Numbers:
+        """The draws ``(chain, draw, *site)`` as they are; particles are the draws of one chain, the
+        last time first."""
+        if self.kind == "guide":
+            return {**self.evaluated["latent"], **self.evaluated["deterministic"]}
+        by_chain = chains_of(self.fit)
+        if self.kind == "chains" or not isinstance(self.obj, MCMC):
+            return by_chain
+        # The chains are the particles, and their last draw is the answer.
+        by_time = {name: np.swapaxes(x, 0, 1)[::-1] for name, x in by_chain.items()}
+        if self.kind == "ensemble":
+            return {name: x.reshape(1, -1, *x.shape[2:]) for name, x in by_time.items()}
+        return {name: x[:1] for name, x in by_time.items()}
 
     @cached_property
     def draws(self) -> Numbers:
-        """Values of all sites, angles within pi of the middle of their circle; particles are the
-        draws of one chain."""
-        if self.kind == "guide":
-            return {**self.latent, **self.evaluated["deterministic"]}
-        return unrolled(self._drawn_before, self.info)
-
-    @cached_property
-    def _drawn_before(self) -> Numbers:
-        """The draws of a fit that has them, as they are."""
-        if self.kind == "particles":
-            return {name: np.asarray(x)[None] for name, x in self._last_draws.items()}
-        return chains_of(self.fit)
+        """The same of all sites, with angles within pi of the middle of their circle."""
+        return unrolled(self._drawn, self.info)
 
     @property
     def latent(self) -> Numbers:
-        """Values of the latent sites of a guide."""
-        return unrolled(self.evaluated["latent"], self.info)
+        """The draws of the latent sites."""
+        return {name: x for name, x in self.draws.items() if name in self.proto.latents}
 
-    @cached_property
+    @property
     def first(self) -> Sites:
-        """The draws ``{site: (m, *site)}`` of the first restart, or the particles, the last time
-        first."""
+        """The draws ``{site: (m, *site)}`` that belong to the first parameters."""
+        draws = self.draws
         if self.kind == "guide":
-            return {name: x[0] for name, x in self.latent.items()}
-        return unrolled(self._last_draws, self.info)
-
-    @cached_property
-    def _last_draws(self) -> dict[str, Any]:
-        """The draws of the first entry, of an ensemble its last ones."""
-        draws = self.fit.draws[0]
-        if not isinstance(self.obj, MCMC):
-            return draws
-        # The chains are the particles, and their last draw is the answer.
-        by_time = {name: np.swapaxes(x, 0, 1)[::-1] for name, x in chains_of(self.fit).items()}
-        if self.is_ensemble:
-            return {name: x.reshape(-1, *x.shape[2:]) for name, x in by_time.items()}
-        return {name: x[0] for name, x in by_time.items()}
+            draws = {name: x[:1] for name, x in draws.items()}
+        return {name: x.reshape(-1, *x.shape[2:]) for name, x in draws.items()}
 
     @cached_property
     def stats(self) -> Numbers:

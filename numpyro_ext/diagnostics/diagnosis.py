@@ -1,6 +1,6 @@
 """One table that says whether a result can be trusted, and what to do if not."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numpyro_ext._checks import check_count
@@ -12,6 +12,8 @@ from numpyro_ext.diagnostics._fit import check_key, fit_of
 from numpyro_ext.diagnostics._target import target_of
 from numpyro_ext.diagnostics.checks.chains import (
     agreement,
+    agreement_of_ensemble,
+    agreement_of_restarts,
     are_at_modes,
     divergences,
     problems_of_chains,
@@ -40,7 +42,8 @@ def problems(context: FitContext) -> list[Row]:
     sentences = [*context.problems]
     if context.kind == "chains":
         sentences += problems_of_chains(context)
-    sentences += problems_of_ensemble(context)
+    if context.kind == "ensemble":
+        sentences += problems_of_ensemble(context)
     if not any("single precision" in sentence for sentence in sentences):
         sentences += imprecise_sites(context)
     if not sentences:
@@ -50,8 +53,9 @@ def problems(context: FitContext) -> list[Row]:
 
 CHECKS = {
     "chains": [finite, varying, problems, divergences, temperature, agreement, moves],
-    "guide": [finite, varying, problems, local_inference, agreement, weights, moves],
-    "particles": [finite, problems, enough_particles, agreement, moves],
+    "guide": [finite, varying, problems, local_inference, agreement_of_restarts, weights, moves],
+    "particles": [finite, problems, enough_particles, moves],
+    "ensemble": [finite, problems, agreement_of_ensemble, moves],
 }
 """Each check is a function of a context that gives lines, in the order of the table. A new one is
 such a function, and an entry here."""
@@ -60,19 +64,17 @@ such a function, and an entry here."""
 def missing_modes(context: FitContext, others: Sequence[Row]) -> list[Row]:
     """The line of the shares of the modes that the start, or else a search here, has found."""
     by_mode = draws_at_modes(context)
-    if by_mode is not None:
+    if by_mode is not None and context.kind == "chains" and not are_at_modes(context):
         # Chains that agree have the right shares of the modes that they have visited.
-        agree = context.kind == "chains" and not are_at_modes(context)
-        known = by_mode.row.ok is not None and (by_mode.row.ok or by_mode.all_visited)
-        return [] if agree and known else [by_mode.row]
-    if context.kind != "guide" or context.num_moves == 0 or not has_moves(context):
-        return []
-    fine = all(row.ok is not False for row in others)
-    by_mode = searched(context) if fine else None
+        known = by_mode.row.ok or (by_mode.row.ok is False and by_mode.all_visited)
+        by_mode = None if known else by_mode
+    elif by_mode is None and context.kind == "guide" and context.num_moves != 0:
+        fine = all(row.ok is not False for row in others)
+        by_mode = searched(context) if fine and has_moves(context) else None
     return [] if by_mode is None else [by_mode.row]
 
 
-def rows_of(context: FitContext, answered: Any = lambda: None) -> list[Row]:
+def rows_of(context: FitContext, answered: Callable[[], Any]) -> list[Row]:
     """The lines of all checks."""
     rows: list[Row] = []
     for check in CHECKS[context.kind]:

@@ -9,10 +9,11 @@ import numpy as np
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.circles import cut_by_draws
+from numpyro_ext._model.operations import jit_on_data
 from numpyro_ext._model.read import model_info
-from numpyro_ext._typing import Model, Params, Sites
+from numpyro_ext._typing import Model, Sites
 from numpyro_ext.diagnostics._evaluate import default_block_size, prototype
-from numpyro_ext.diagnostics._fit import Fit, check_arguments, compile_with_data, sites_of
+from numpyro_ext.diagnostics._fit import Fit, check_arguments, sites_of
 from numpyro_ext.diagnostics.context import potential_of
 from numpyro_ext.diagnostics.full_data import full_data
 from numpyro_ext.scores.discrepancy import squared_ksd, squared_mmd
@@ -44,17 +45,15 @@ def _points_and_score(fit: Fit) -> tuple[Array, Array]:
     info = model_info(trace, sums=True)
     info = cut_by_draws(info, fit.draws[0])
 
-    def run(fit: Fit, params: Params, draws: Sites) -> tuple[Array, Array]:
-        potential = potential_of(fit, info, params)
+    potential = potential_of(fit, info, fit.params[0])
 
-        def at_draw(draw: Sites) -> tuple[Array, Array]:
-            x = info.ravel(potential.unconstrain("x", draw))
-            return x, -potential.value_and_grad_flat(x, {})[1]
-
-        return lax.map(at_draw, draws, batch_size=default_block_size(trace))
+    def at_draw(draw: Sites) -> tuple[Array, Array]:
+        x = info.ravel(potential.unconstrain("x", draw))
+        return x, -potential.value_and_grad_flat(x, {})[1]
 
     drawn = {name: jnp.asarray(fit.draws[0][name]) for name in info.latents}
-    return compile_with_data(fit, run)(fit.params[0], drawn)
+    block = default_block_size(trace)
+    return jit_on_data(lambda draws: lax.map(at_draw, draws, batch_size=block))(drawn)
 
 
 def _every(num_rows: int, num_samples: int | None) -> np.ndarray:

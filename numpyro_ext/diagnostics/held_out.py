@@ -182,7 +182,7 @@ def _compile(fit: Fit, rng_key: Array) -> Callable[..., Iterator[Any]]:
     numbers = sum(math.prod(jnp.shape(site["value"])) for site in sample_sites(trace))
     block = max(1, BLOCK // max(1, numbers * (1 if category is None else len(category[1]))))
 
-    def log_weight(fit: Fit, params: Params, draw: Sites | None, keys: Array) -> Array:
+    def log_weight(params: Params, draw: Sites | None, keys: Array) -> Array:
         key_guide, key_model = keys
         if draw is not None:
             trace = model_trace_of(fit, params, draw, key_model)
@@ -213,9 +213,7 @@ def _compile(fit: Fit, rng_key: Array) -> Callable[..., Iterator[Any]]:
             )
         return log_p - log_q
 
-    return over_draws(
-        fit, lambda fit, params, *_: (partial(log_weight, fit, params), None), block, 2
-    )
+    return over_draws(fit, lambda params, *_: (partial(log_weight, params), None), block, 2)
 
 
 def _look(

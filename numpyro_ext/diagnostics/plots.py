@@ -12,7 +12,7 @@ from numpyro_ext._model.labels import Coords, Labels, Names
 from numpyro_ext.diagnostics.calibration import Calibration
 from numpyro_ext.diagnostics.checks.chains import AGREEMENT, Agreement, compare_chains
 from numpyro_ext.diagnostics.checks.losses import losses_of
-from numpyro_ext.diagnostics.checks.moves import MovedDraws, moved_draws
+from numpyro_ext.diagnostics.checks.moves import moved_draws
 from numpyro_ext.diagnostics.checks.weights import KHAT, WeightSummary, weigh_draws
 from numpyro_ext.diagnostics.classification import bins_of, error_of, probs_and_labels
 from numpyro_ext.diagnostics.comparison import MEAN, SD, Comparison
@@ -68,14 +68,14 @@ def plot_data_of(context: FitContext, labels: Labels) -> DiagnosisPlotData:
     weights = weigh_draws(context) if context.kind == "guide" else None
     weights = None if weights is None or weights.fit is None else weights
     losses = losses_of(context) if context.kind == "guide" else []
-    several = context.kind == "chains" or len(context.fit.params) > 1
-    chains = compare_chains(context) if several and context.kind != "particles" else None
+    several = context.kind == "chains" or (context.kind == "guide" and len(context.fit.params) > 1)
+    chains = compare_chains(context) if several else None
     chains = chains if chains is not None and chains.names else None
     worst, draws = _worst_numbers([] if isinstance(moved, str) else moved)
     return DiagnosisPlotData(worst, draws, weights, losses, chains, labels)
 
 
-def _worst_numbers(groups: list[MovedDraws]) -> tuple[Comparison | None, dict[str, Any]]:
+def _worst_numbers(groups: list[Comparison]) -> tuple[Comparison | None, dict[str, Any]]:
     """The numbers that change most, and the draws of a few of them."""
     if not groups:
         return None, {}
@@ -89,9 +89,9 @@ def _worst_numbers(groups: list[MovedDraws]) -> tuple[Comparison | None, dict[st
     worst = worst[~np.isnan(values[::2, worst]).all(0)]
     draws: dict[str, Any] = {}
     for group, k in (numbers[i] for i in worst):
-        both = group.moved.numbers
-        if both is not None and k < len(group.moved.between) and len(draws) < _WITH_DRAWS:
-            both = (x[..., k].ravel() for x in both)
+        is_number = k < group.values.shape[1] - group.num_combined
+        if group.draws is not None and is_number and len(draws) < _WITH_DRAWS:
+            both = (x[..., k].ravel() for x in group.draws)
             draws[group.name(k)] = tuple(np.asarray(x[:: max(1, len(x) // _DRAWS)]) for x in both)
     names = [group.name(k) for group, k in (numbers[i] for i in worst)]
     limits = {"limits": first.limits, "farthest": first.farthest}

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import warnings
 
 import jax
-from jax import Array
 import numpy as np
 from numpyro.infer import MCMC
 
@@ -13,9 +12,10 @@ from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.diagnostics._density import declare
-from numpyro_ext.diagnostics._evaluate import Prototype, evaluator, prototype
+from numpyro_ext.diagnostics._evaluate import Prototype
 from numpyro_ext.diagnostics._fit import Fit, FitRequest, check_key
 from numpyro_ext.diagnostics._target import by_proxy, proxy_of
+from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.limits import NO_DENSITY
 
 INSTEAD = (
@@ -192,19 +192,17 @@ def log_weights_of(asked: FitRequest, proxy: TaylorProxy | None = None) -> np.nd
     else:
         num_samples = check_count("num_samples", asked.num_samples)
         rng_key = check_key(asked.rng_key)
-        fit, problems = by_proxy(asked.fit(), asked.obj, proxy, rng_key)
+        fit, problems = by_proxy(asked.fit(), obj, proxy, rng_key)
         for problem in problems:
             warnings.warn(InferenceWarning(problem), stacklevel=4)
-        proto, key_draws = look_at_density(fit, rng_key)
-        evaluate = evaluator(fit, proto, lp=True)
-        weight = evaluate(key_draws, num_samples)["stats"]["log_weight"]
+        context = FitContext(obj, fit, asked.result, rng_key, num_samples)
+        _refuse_without_density(fit, context.proto)
+        weight = context.stats["log_weight"]
     return weight.reshape(-1, *weight.shape[2:])
 
 
-def look_at_density(fit: Fit, rng_key: Array) -> tuple[Prototype, Array]:
-    """The prototype of a fit, if its draws have a density, and a key for them; or an error."""
-    key_prototype, key_draws = jax.random.split(rng_key)
-    proto = prototype(fit, key_prototype)
+def _refuse_without_density(fit: Fit, proto: Prototype) -> None:
+    """An error if the draws of a fit have no density."""
     if proto.marginalized:
         raise IntractableDensityError(
             f"latent site '{proto.marginalized[0]}' was summed out, so there is no density of the"
@@ -216,4 +214,3 @@ def look_at_density(fit: Fit, rng_key: Array) -> tuple[Prototype, Array]:
             f"{what} gives draws without a density, so they have no importance weights; {INSTEAD}"
             f"{declare(proto.undeclared)}."
         )
-    return proto, key_draws

@@ -111,14 +111,16 @@ class Diagnosis:
     __repr__ = __str__
 
 
-def merge_rows(rows: Sequence[Row]) -> list[Row]:
+def merge_rows(
+    rows: Sequence[Row], order: Sequence[bool | None] = (False, True, None)
+) -> list[Row]:
     """One line for each quantity: wrong if a check finds it wrong, otherwise right if one does."""
     merged: dict[str, list[Row]] = {}
     for row in rows:
         merged.setdefault(row.quantity, []).append(row)
     result = []
     for same in merged.values():
-        ok = next((ok for ok in (False, True) if any(row.ok is ok for row in same)), None)
+        ok = next(ok for ok in order if any(row.ok is ok for row in same))
         first = next(row for row in same if row.ok is ok)
         result.append(first._replace(of_draws=any(row.of_draws for row in same)))
     return result

@@ -25,6 +25,7 @@ from numpyro_ext.diagnostics.limits import (
 from numpyro_ext.diagnostics.table import Row, equally_spaced, judged, shown
 
 AGREEMENT = "largest R-hat"
+_RESTARTS = "keep the one of the lowest loss, or take a guide with several modes"
 _NUMBERS = 1000
 """The largest number of coordinates, equally spaced, that are looked at."""
 _WORST = 20
@@ -54,20 +55,27 @@ def divergences(context: FitContext) -> list[Row]:
     return [row] if number > limit else []
 
 
-@cached
 def agreement(context: FitContext) -> list[Row]:
-    """The lines of R-hat and effective sample size of chains, or of R-hat of several restarts."""
-    if context.kind == "guide":
-        return _restarts(context) if len(context.fit.params) > 1 else []
-    if context.kind == "particles" and not context.is_ensemble:
-        return []
+    """The lines of R-hat and effective sample size of chains."""
     if are_at_modes(context):
         return []
     compared = compare_chains(context)
-    if context.is_ensemble:
-        return rows_of_ensemble(compared)
     enough = min(ESS, ESS_EACH * compared.chains)
     return [_rhat(compared, compared.by_chance(RHAT, enough)), _ess(compared, enough)]
+
+
+def agreement_of_restarts(context: FitContext) -> list[Row]:
+    """The line of R-hat of several restarts."""
+    # The same restart twice says nothing about other optima, and points have no spread.
+    is_repeated = "distinct_restarts" in context.fit.attributes or len(context.fit.params) == 1
+    if is_repeated or all(np.all(x == x[:, :1]) for x in context.draws.values()):
+        return []
+    return [_rhat(compare_chains(context), RHAT, "restarts", "are different optima")]
+
+
+def agreement_of_ensemble(context: FitContext) -> list[Row]:
+    """The lines of an ensemble, unless it is at several modes."""
+    return [] if are_at_modes(context) else rows_of_ensemble(compare_chains(context))
 
 
 def rows_of_ensemble(compared: "Agreement") -> list[Row]:
@@ -81,9 +89,10 @@ def rows_of_ensemble(compared: "Agreement") -> list[Row]:
 @cached
 def compare_chains(context: FitContext) -> "Agreement":
     """All numbers of chains, or of restarts."""
-    draws = chains_of(context.fit) if context.is_ensemble else context.draws
+    of_ensemble = context.kind == "ensemble"
+    draws = chains_of(context.fit) if of_ensemble else context.draws
     supports = {name: latent.support for name, latent in context.info.latents.items()}
-    return Agreement(without_signs(draws, supports), independent=context.is_ensemble)
+    return Agreement(without_signs(draws, supports), independent=of_ensemble)
 
 
 def are_at_modes(context: FitContext) -> bool:
@@ -91,7 +100,7 @@ def are_at_modes(context: FitContext) -> bool:
     by_mode = draws_at_modes(context)
     if by_mode is None or by_mode.row.ok is None or context.kind == "guide":
         return False
-    return context.kind == "particles" or not compare_chains(context).worst_rhat()[0] <= RHAT
+    return context.kind != "chains" or not _rhat(compare_chains(context), RHAT).ok
 
 
 class Agreement:
@@ -106,6 +115,7 @@ class Agreement:
         chosen = equally_spaced(x.shape[-1], _NUMBERS)
         # Entries such as the zeros of a triangular factor never move.
         chosen = chosen[np.any(x[..., chosen] != x[:1, :1, chosen], (0, 1))]
+        self.which = chosen
         self.names = [coordinate_name(shapes, k) for k in chosen.tolist()]
         x = x[..., chosen].astype(np.float64)
         self.chains, self.draws = x.shape[:2]
@@ -140,13 +150,6 @@ class Agreement:
         quantile = chdtri(self.parts - 1, FALSE_ALARM / len(self.names)) / (self.parts - 1)
         return np.maximum(limit, np.sqrt(1 + self.parts * quantile / np.maximum(self.own, enough)))
 
-    def worst_rhat(self) -> tuple[float, str]:
-        """The largest R-hat and its number; NaN if there is none."""
-        if np.all(np.isnan(self.rhat)):
-            return math.nan, ""
-        k = int(np.nanargmax(self.rhat))
-        return float(self.rhat[k]), self.names[k]
-
 
 def _own_sizes(x: np.ndarray) -> np.ndarray:
     """The sum over ``(chain, draw, n)`` chains of the effective size of each by itself, of a number
@@ -161,19 +164,22 @@ def _own_sizes(x: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(sizes), sizes, x.shape[1]).sum(1).min(0)
 
 
-def _rhat(compared: Agreement, limits: np.ndarray | float) -> Row:
+def _rhat(
+    compared: Agreement, limits: np.ndarray | float, what: str = "", differ: str = "differ"
+) -> Row:
+    """The line of the R-hat that is farthest beyond its limit."""
     limits = np.broadcast_to(limits, compared.rhat.shape)
     value, limit, name = math.nan, RHAT, ""
     if not np.all(np.isnan(beyond := (compared.rhat**2 - 1) / (limits**2 - 1))):
         k = int(np.nanargmax(beyond))
         value, limit, name = float(compared.rhat[k]), float(limits[k]), compared.names[k]
-    what = "chains" if compared.chains > 1 else "halves of the chain"
+    what = what or ("chains" if compared.chains > 1 else "halves of the chain")
     if math.isnan(value):
         wrong = f"it needs 4 finite draws of each of the {what}; draw more."
     else:
         # The excess of R-hat squared falls as one over the length.
-        longer = (value**2 - 1) / (limit**2 - 1)
-        wrong = f"the {what} differ, most of all in {name}; {_run_longer(longer)}."
+        advice = _RESTARTS if differ != "differ" else _run_longer((value**2 - 1) / (limit**2 - 1))
+        wrong = f"the {what} {differ}, most of all in {name}; {advice}."
     right = f"the {what} agree."
     return judged(AGREEMENT, value, shown(limit, 3), value <= limit, right, wrong)
 
@@ -203,20 +209,6 @@ def _run_longer(times: float) -> str:
     return "start at the modes, find_modes(model, *args), or reparametrise the model"
 
 
-def _restarts(context: FitContext) -> list[Row]:
-    # The same restart twice says nothing about other optima, and points have no spread.
-    is_repeated = "distinct_restarts" in context.fit.attributes
-    if is_repeated or all(np.all(x == x[:, :1]) for x in context.draws.values()):
-        return []
-    value, name = compare_chains(context).worst_rhat()
-    wrong = (
-        f"the restarts are different optima, most of all in {name}; keep the one of the lowest"
-        " loss, or take a guide with several modes."
-    )
-    right = "the restarts agree."
-    return [judged(AGREEMENT, value, f"{RHAT}", value <= RHAT, right, wrong)]
-
-
 def temperature(context: FitContext) -> list[Row]:
     """The line of the kinetic temperature, or of the implied variances, of biased kernels."""
     stats, T = context.stats, context.temperature
@@ -225,7 +217,7 @@ def temperature(context: FitContext) -> list[Row]:
     kept: Any = slice(None)
     if context.sampling is not None and context.sampling.any():
         kept = context.sampling.all(0)
-    rows, settings, remedy = [], context.settings, context.kernel.if_hot
+    rows, settings, remedy = [], context.kernel.settings, context.kernel.if_hot
     if "kinetic_temperature" in stats:
         rows.append(_kinetic(stats["kinetic_temperature"][:, kept], T, settings, remedy))
     if "implied_variance_ratio" in stats:
@@ -290,8 +282,8 @@ def row_of_mean(
 
 def problems_of_chains(context: FitContext) -> list[str]:
     """Sentences on what did not hold where the kernel found its settings."""
-    settings = context.settings
-    sentences: list[str] = list(settings.problems) if settings and context.is_biased else []
+    settings = context.kernel.settings if context.kernel and context.is_biased else None
+    sentences: list[str] = list(settings.problems) if settings else []
     by_mode = draws_at_modes(context)
     if by_mode is not None and by_mode.row.ok:
         # Several modes are no problem where each has its share of the draws.
@@ -301,7 +293,7 @@ def problems_of_chains(context: FitContext) -> list[str]:
 
 def problems_of_ensemble(context: FitContext) -> list[str]:
     """A sentence if many gradients were too long for the step of an ensemble."""
-    state = context.obj.last_state.optim_state if context.is_ensemble else None
+    state = context.obj.last_state.optim_state
     if state is None or not (num_steps := int(np.max(state.num_steps))):
         return []
     share = float(np.mean(state.shortened)) / num_steps

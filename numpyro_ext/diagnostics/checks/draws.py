@@ -6,7 +6,6 @@ import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext._model.exact import (
     imprecise,
@@ -84,12 +83,12 @@ def imprecise_sites(context: FitContext) -> list[str]:
         def numbers(draw: Sites) -> dict[str, Any]:
             return numbers_of(model_trace_of(fit, params, draw, key_model))
 
-        draws = {name: x for name, x in context.first.items() if name in context.proto.latents}
+        draws = {name: context.first[name] for name in context.proto.latents}
         size, run = len(next(iter(draws.values()))), jit_on_data(numbers)
         for i in {0, size // 2, size - 1}:
             draw = {name: jnp.asarray(x[i]) for name, x in draws.items()}
             sentences = sentences or imprecise(trace, jax.device_get(run(draw)))
-    if context.kind == "guide" and not isinstance(fit.guide, AutoGuide):
+    if context.kind == "guide":
         least = jax.jit(lambda: least_concentrations(guide_trace_of(fit, params, key_guide)))
         sentences = sentences + lost_gradients(jax.device_get(least()))
     return sentences
@@ -98,7 +97,7 @@ def imprecise_sites(context: FitContext) -> list[str]:
 def enough_particles(context: FitContext) -> list[Row]:
     """The line of too few particles; none if they are enough."""
     m, d = next(iter(context.draws.values())).shape[1], context.info.size
-    if m >= 2 * d or context.is_ensemble:
+    if m >= 2 * d:
         return []
     verdict = (
         f"along a field {d} dimensions need twice as many particles at least; take more particles,"

@@ -22,6 +22,12 @@ SHARES_OF_MODES = "shares of the modes"
 MOST_LATENTS, MOST_COST = 100, 2 * 10**6
 """Coordinates, and numbers that a gradient computes, up to which modes are searched for where a fit
 has not looked for any."""
+_MORE = {
+    "chains": "take more chains that start together (chain_method='vectorized'), or"
+    " AutoMixtureNormal",
+    "guide": "take AutoMixtureNormal, or more of its components",
+    **dict.fromkeys(("particles", "ensemble"), "take more particles, or AutoMixtureNormal"),
+}
 
 
 class AtModes(NamedTuple):
@@ -65,7 +71,7 @@ def draws_at_modes(context: FitContext) -> AtModes | None:
     else:
         source = getattr(context.obj, "guide", None) or context.obj.sampler
         modes = getattr(source, "start_modes", None)
-    return compare_with(context, modes)
+    return None if modes is None else compare_with(context, modes)
 
 
 def searched(context: FitContext) -> AtModes | None:
@@ -163,11 +169,5 @@ def _row(
             return Row(SHARES_OF_MODES, value, None, f"{SHARES}", None, verdict)
         value, listed = least, f"{listed}, which is wrong although {why}"
     ok = value <= SHARES
-    more = {
-        "particles": "take more particles, or AutoMixtureNormal",
-        "chains": "take more chains that start together (chain_method='vectorized'), or"
-        " AutoMixtureNormal",
-        "guide": "take AutoMixtureNormal, or more of its components",
-    }
-    verdict = f"each mode has its share: {listed}." if ok else f"{listed}; {more[context.kind]}."
+    verdict = f"each mode has its share: {listed}." if ok else f"{listed}; {_MORE[context.kind]}."
     return Row(SHARES_OF_MODES, value, None, f"{SHARES}", ok, verdict)

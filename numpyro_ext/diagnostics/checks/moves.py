@@ -1,7 +1,6 @@
 """Check draws by running Hamiltonian Monte Carlo on the full data from each of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 import math
 from typing import Any
 
@@ -11,21 +10,29 @@ import numpy as np
 
 from numpyro_ext._model.circles import circles_of, recut, unrolled
 from numpyro_ext._model.labels import coordinate_name, coordinate_name_of
-from numpyro_ext._model.operations import FEW, quick_options
+from numpyro_ext._model.operations import FEW, jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.spheres import is_sphere, without_signs
 from numpyro_ext._typing import Params, Sites
-from numpyro_ext.diagnostics import limits
-from numpyro_ext.diagnostics._fit import Fit, Numbers, chains_of, compile_with_data, flatten
+from numpyro_ext.diagnostics._evaluate import concatenate
+from numpyro_ext.diagnostics._fit import chains_of
 from numpyro_ext.diagnostics._moves import LEAPS, Moved, move_points, worst_combinations
 from numpyro_ext.diagnostics.checks.chains import Agreement, are_at_modes, rows_of_ensemble
 from numpyro_ext.diagnostics.checks.draws import has_moves
 from numpyro_ext.diagnostics.checks.modes import AtModes, draws_at_modes, place_in
 from numpyro_ext.diagnostics.checks.weights import weights
-from numpyro_ext.diagnostics.comparison import SD, Comparison
+from numpyro_ext.diagnostics.comparison import SD, Comparison, between
 from numpyro_ext.diagnostics.context import FitContext, cached, flat_draws, potential_of
-from numpyro_ext.diagnostics.limits import FEWEST_EFFECTIVE, FREE, MOVED_RATIO, STAY, STUCK
-from numpyro_ext.diagnostics.table import Row, equally_spaced
+from numpyro_ext.diagnostics.limits import (
+    FEWEST_EFFECTIVE,
+    FREE,
+    MOVED_RATIO,
+    PARTICLES_RATIO,
+    STAY,
+    STUCK,
+    particles_shift,
+)
+from numpyro_ext.diagnostics.table import Row, equally_spaced, merge_rows
 
 MOVES = 40
 MOST_OPERATIONS, SPEED = 2 * 10**10, 5 * 10**8
@@ -47,94 +54,75 @@ _REMEDIES = {
     "guide": "reparametrise the model, train longer, take a richer guide, or compare with NUTS",
     "chains": "take a smaller step (or max_bias), reparametrise the model, or compare with NUTS",
 }
-
+_LOST = (
+    "a Markov chain on all data does not leave the draws, so nothing is known of their spread; the"
+    " density may be rough, or not a number near some of them."
+)
 
 Group = tuple[AtModes, int]
 """Where the draws are, and the mode at which draws are compared by themselves."""
 
 
-@dataclass(frozen=True)
-class MovedDraws(Comparison):
-    """Draws before and after moves; the last two numbers are linear combinations, which have no
-    shift, if there are any."""
-
-    reference, by = "a Markov chain on all data from each draw", "Markov chains"
-    moved: Moved = field(kw_only=True)
-    shares_known: bool = False
-    """True if weights have judged the draws, and with them the shares of modes, or if the draws'
-    own chains go from one to the other."""
-
-    @property
-    def of_numbers(self) -> "MovedDraws":
-        """The same without linear combinations."""
-        return replace(self, values=self.values[:, : len(self.moved.between)])
-
-    def rows(self) -> list[Row]:
-        """The lines of the worst numbers: their mean, spread and shape."""
-        if self.moved.accepted < STUCK:
-            low, high = self.limits
-            verdict = (
-                "a Markov chain on all data does not leave the draws, so nothing is known of their"
-                " spread; the density may be rough, or not a number near some of them."
-            )
-            ratio = float(np.nanmin(np.append(self.of_numbers.values[2], np.inf)))
-            return [Row(SD, ratio, None, f"{low} to {high}", False, verdict, True)]
-        rows = super().rows()
-        if not any(row.ok is False for row in rows[:2]):
-            # The worst of many linear combinations is known less well.
-            rows = super(MovedDraws, self.of_numbers).rows()
-        if (why := self._doubt()) and all(row.ok for row in rows):
-            rows = [row._replace(ok=None, verdict=f"not judged: {why}.") for row in rows]
-        return rows
-
-    def _doubt(self) -> str | None:
-        """Why chains that leave the draws as they are do not judge them, if so."""
-        accepted = float(self.moved.accepted)
-        if accepted > FREE:
-            return (
-                f"of the steps of the Markov chains {accepted:.1%} are accepted, so they are too"
-                " small for the density, or it is the same everywhere"
-            )
-        between = np.nan_to_num(np.asarray(self.moved.between, float))
-        k = int(np.argmax(between))
-        if not self.shares_known and between[k] > STAY:
-            return (
-                f"the Markov chains are too short for {self.name(k)}, of whose variance"
-                f" {between[k]:.0%} is between them: there may be modes, whose shares nothing has"
-                " checked, or a larger num_moves is needed"
-            )
-        return None
-
-
 def compare_moved(
-    moved: Moved, name: Callable[[int], str], remedy: str, combined: Any = (), **options: Any
-) -> MovedDraws:
-    """The comparison with moves, and the sentences about it; ``combined`` are values of linear
-    combinations."""
-    values = np.stack([np.asarray(x, np.float64) for x in moved.values])
-    values = np.column_stack([values, *combined])
-    widths = moved.widths and np.stack([np.asarray(x, float) for x in moved.widths])
-    return MovedDraws(name, remedy, values, widths, moved=moved, **options)
+    moved: Moved,
+    name: Callable[[int], str],
+    remedy: str,
+    combined: Any = (),
+    shares_known: bool = False,
+    **limits: Any,
+) -> Comparison:
+    """The comparison with moves.
+
+    :param combined: the values of linear combinations, if there are any.
+    :param shares_known: whether weights have judged the draws, and with them the shares of modes,
+        or the draws' own chains go from one to the other.
+    """
+    values = [np.asarray(x, np.float64) for x in moved.values]
+    return Comparison(
+        name,
+        remedy,
+        np.column_stack([np.stack(values), *combined]),
+        moved.widths and np.stack([np.asarray(x, float) for x in moved.widths]),
+        by="Markov chains",
+        num_combined=sum(x.shape[1] for x in combined),
+        doubt=_doubt(moved, name, shares_known),
+        lost=_LOST if moved.accepted < STUCK else None,
+        draws=moved.numbers,
+        **limits,
+    )
+
+
+def _doubt(moved: Moved, name: Callable[[int], str], shares_known: bool) -> str | None:
+    """Why chains that leave the draws as they are do not judge them, if so."""
+    accepted = float(moved.accepted)
+    if accepted > FREE:
+        return (
+            f"of the steps of the Markov chains {accepted:.1%} are accepted, so they are too"
+            " small for the density, or it is the same everywhere"
+        )
+    stays = np.nan_to_num(np.asarray(moved.between, float))
+    k = int(np.argmax(stays))
+    if not shares_known and stays[k] > STAY:
+        return (
+            f"the Markov chains are too short for {name(k)}, of whose variance {stays[k]:.0%} is"
+            " between them: there may be modes, whose shares nothing has checked, or a larger"
+            " num_moves is needed"
+        )
+    return None
 
 
 def moves(context: FitContext) -> list[Row]:
     """The lines of the worst numbers after moves, or why the draws were not moved."""
     moved = moved_draws(context)
     if isinstance(moved, str):
-        low, high = MOVED_RATIO
         verdict = f"not judged: {moved}."
-        return [Row(SD, math.nan, None, f"{low} to {high}", None, verdict, True)]
+        return [Row(SD, math.nan, None, between(MOVED_RATIO), None, verdict, True)]
     # Of several modes a wrong line, otherwise one that is not judged, otherwise the first.
-    worst: dict[str, Row] = {}
-    rank = {False: 0, None: 1, True: 2}
-    for row in (row for each in moved for row in each.rows()):
-        if rank[row.ok] < rank[worst.setdefault(row.quantity, row).ok]:
-            worst[row.quantity] = row
-    return list(worst.values())
+    return merge_rows([row for each in moved for row in each.rows()], (False, None, True))
 
 
 @cached
-def moved_draws(context: FitContext) -> list[MovedDraws] | str:
+def moved_draws(context: FitContext) -> list[Comparison] | str:
     """The draws before and after moves, mode by mode; or why they were not moved."""
     of_chains = context.kind == "chains"
     if context.num_moves == 0:
@@ -154,12 +142,12 @@ def moved_draws(context: FitContext) -> list[MovedDraws] | str:
     return _of_chains(context)
 
 
-def _of_particles(context: FitContext) -> list[MovedDraws] | str:
+def _of_particles(context: FitContext) -> list[Comparison] | str:
     """All particles, or those at each of several modes."""
     m, d = len(next(iter(context.first.values()))), context.info.size
     if m <= d:
         return []
-    if isinstance(plan := _plan(context, None if context.is_ensemble else m), str):
+    if isinstance(plan := _plan(context, m if context.kind == "particles" else None), str):
         return plan
     groups: list[tuple[Group | None, np.ndarray]] = [(None, np.arange(m))]
     if are_at_modes(context) and (by_mode := draws_at_modes(context)) is not None:
@@ -171,13 +159,11 @@ def _of_particles(context: FitContext) -> list[MovedDraws] | str:
     for group, here in groups:
         draws = {name: x[here] for name, x in context.first.items()}
         # Particles of a field follow each other, so that they are no independent draws.
-        draws_each, mixes = _mixing(context, here) if context.is_ensemble else (0.0, False)
-        moved = _moved(context, plan, draws, context.rng_key, draws_each, group)
-        if len(here) < _TO_COMBINE * d * draws_each:
-            moved = moved.of_numbers
-        farthest = limits.particles_shift(len(here))
-        within = limits.PARTICLES_RATIO
-        result.append(replace(moved, limits=within, farthest=farthest, shares_known=mixes))
+        draws_each, mixes = (0.0, False) if context.kind == "particles" else _mixing(context, here)
+        combines = len(here) >= _TO_COMBINE * d * draws_each
+        within = {"limits": PARTICLES_RATIO, "farthest": particles_shift(len(here))}
+        options = {"combines": combines, "shares_known": mixes, **within}
+        result.append(_moved(context, plan, draws, context.rng_key, draws_each, group, **options))
     return result
 
 
@@ -196,14 +182,15 @@ def _mixing(context: FitContext, here: np.ndarray) -> tuple[float, bool]:
     return max(draws_each, 1.0), all(row.ok for row in rows)
 
 
-def _of_guide(context: FitContext) -> list[MovedDraws] | str:
+def _of_guide(context: FitContext) -> list[Comparison] | str:
     """The draws of the first restart, and more draws of its guide."""
     if isinstance(plan := _plan(context), str):
         return plan
-    key_draws, key_moves = random.split(context.rng_key)
-    moved = _moved(context, plan, _more_draws(context, key_draws), key_moves)
+    key_draws, key_moves = context.keys
+    draws = _more_draws(context, key_draws)
     # Where the weights may be used, they have judged the shares of modes.
-    return [replace(moved, shares_known=weights(context)[0].ok is True)]
+    shares_known = weights(context)[0].ok is True
+    return [_moved(context, plan, draws, key_moves, shares_known=shares_known)]
 
 
 def _more_draws(context: FitContext, rng_key: Array) -> Sites:
@@ -215,51 +202,32 @@ def _more_draws(context: FitContext, rng_key: Array) -> Sites:
     for key in random.split(rng_key, max(0, min(times, 9))):
         latent = context.evaluate(key, size, [context.fit.params[0]])["latent"]
         pieces.append({name: latent[name][0] for name in names})
-    return {name: jnp.concatenate([piece[name] for piece in pieces]) for name in names}
+    return concatenate(pieces)
 
 
-def _of_chains(context: FitContext) -> list[MovedDraws] | str:
+def _of_chains(context: FitContext) -> list[Comparison] | str:
     """Draws, in a random order, of kernels with another stationary law than the posterior."""
     draws = {name: context.draws[name] for name in context.info.latents}
     kept = np.all([np.isfinite(y).all((0, *range(2, y.ndim))) for y in draws.values()], 0)
     if context.sampling is not None:
         kept &= context.sampling.all(0)
-    mixed, sizes = _mixed({name: y[:, kept] for name, y in draws.items()})
-    if not np.min(sizes) >= FEWEST_EFFECTIVE:
+    numbers = sum(math.prod(y.shape[2:]) for y in draws.values())
+    most = min(_DRAWS, 10**7 // max(numbers, 1)) // next(iter(draws.values())).shape[0]
+    chosen = np.flatnonzero(kept)[equally_spaced(np.sum(kept), max(most, 1))]
+    draws = {name: y[:, chosen] for name, y in draws.items()}
+    compared = Agreement(draws)
+    total = compared.chains * compared.draws
+    if not (least := np.min(compared.ess, initial=total)) >= FEWEST_EFFECTIVE:
         return f"the effective sample size of the draws is below {FEWEST_EFFECTIVE}"
     if isinstance(plan := _plan(context), str):
         return plan
-    total = len(next(iter(mixed.values())))
-    derived = sum(map(math.prod, _watched_shapes(context).values()))
-    sizes = np.append(sizes, np.full(derived, np.min(sizes)))
+    order = np.random.default_rng(0).permutation(total)
+    mixed = {n: jnp.asarray(y.reshape(total, *y.shape[2:])[order]) for n, y in draws.items()}
+    # What has no effective size of its own gets the least of all.
+    sizes = np.full(numbers + sum(map(math.prod, _watched_shapes(context).values())), least)
+    sizes[compared.which] = compared.ess
     independent = jnp.asarray(np.maximum(total / sizes, 1.0), float)
-    x = {name: jnp.asarray(y) for name, y in mixed.items()}
-    return [_moved(context, plan, x, context.key_moves, independent)]
-
-
-def _mixed(draws: Numbers) -> tuple[Numbers, np.ndarray]:
-    """Draws ``{site: (m, *site)}`` of chains in a random order, and effective sizes of numbers."""
-    from arviz_stats.base.array import array_stats
-
-    chains, length = next(iter(draws.values())).shape[:2]
-    total = sum(math.prod(y.shape[2:]) for y in draws.values())
-    most = min(_DRAWS, 10**7 // max(total, 1)) // chains
-    chosen = equally_spaced(length, max(most, 1))
-    draws = {name: y[:, chosen] for name, y in draws.items()}
-    order = np.random.default_rng(0).permutation(chains * len(chosen))
-    mixed = {n: y.reshape(len(order), *y.shape[2:])[order] for n, y in draws.items()}
-    if len(chosen) < 4:
-        return mixed, np.zeros(1)
-    x = flatten(draws).astype(np.float64)
-    # At most so many numbers get their own effective size; the others get the least of these.
-    some = equally_spaced(x.shape[-1], 1000)
-    varies = np.any(x[..., some] != x[:1, :1, some], (0, 1))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ess: Any = array_stats.ess(x[..., some], chain_axis=0, draw_axis=1)
-    effective = np.where(varies, ess, len(order))
-    sizes = np.full(x.shape[-1], np.min(effective))
-    sizes[some] = effective
-    return mixed, sizes
+    return [_moved(context, plan, mixed, context.keys[1], independent)]
 
 
 _Plan = tuple[int, int, dict[str, int] | None]
@@ -289,16 +257,17 @@ def _moved(
     rng_key: Array,
     independent: Array | float = True,
     group: Group | None = None,
-) -> MovedDraws:
-    """Constrained draws ``(m, *site)`` beside moves with the density p^(1/T), within a mode."""
+    combines: bool = True,
+    **options: Any,
+) -> Comparison:
+    """Constrained draws ``(m, *site)`` beside moves with the density p^(1/T), within a mode; and
+    linear combinations of them, if there are enough."""
     info, watched = context.info, _watched_shapes(context)
-    most, num_moves, options = plan
+    most, num_moves, compiler_options = plan
     T = (context.temperature or 1.0) if context.kind == "chains" else 1.0
 
-    def run(
-        fit: Fit, params: Params, x: Sites, independent: Array | float, rng_key: Array
-    ) -> Moved:
-        target = potential_of(fit, info, params, tuple(watched))
+    def run(params: Params, x: Sites, independent: Array | float, rng_key: Array) -> Moved:
+        target = potential_of(context.fit, info, params, tuple(watched))
 
         def energy(x: Array) -> tuple[Array, Array]:
             U, gradient = target.value_and_grad_flat(x, {})
@@ -316,12 +285,14 @@ def _moved(
             energy, numbers, points, rng_key, num_moves, context.block, starts, independent
         )
 
-    compiled = compile_with_data(context.fit, run, options)
+    compiled = jit_on_data(run, compiler_options)
     chosen = {name: draws[name] for name in info.latents}
     moved = compiled(context.fit.params[0], chosen, independent, rng_key)
     # The draws have no length that belongs to a point of a sphere, and the moved ones have.
     on_sphere = any(is_sphere(latent.support) for latent in info.latents.values())
-    combined, n = None if on_sphere else worst_combinations(moved), len(moved.between)
+    combined, n = None, len(moved.between)
+    if combines and not on_sphere:
+        combined = worst_combinations(moved)
     shapes = {name: site.constrained.shape for name, site in info.latents.items()} | watched
 
     where = "" if group is None else f" (at {group[0].places[group[1]]})"
@@ -333,9 +304,8 @@ def _moved(
         first, second = (coordinate_name_of(info, i) for i in both)
         return f"a linear combination of {first} and {second} most of all{where}"
 
-    kind = "ensemble" if context.is_ensemble else context.kind
-    remedy = context.noise_problem or _REMEDIES[kind]
-    return compare_moved(moved, name, remedy, () if combined is None else combined[:1])
+    remedy = context.noise_problem or _REMEDIES[context.kind]
+    return compare_moved(moved, name, remedy, combined[:1] if combined else (), **options)
 
 
 def _replace_nonfinite(x: Array) -> Array:
