@@ -39,7 +39,7 @@ from numpyro_ext._model.modes import (
     given_modes,
 )
 from numpyro_ext._model.normal import Normal
-from numpyro_ext._model.operations import run_once
+from numpyro_ext._model.operations import quick_options, run_once
 from numpyro_ext._model.potential import supports_of
 from numpyro_ext._model.read import ModelInfo, call_and_trace, is_only_recorded, transforms_of
 from numpyro_ext._model.start import guide_start
@@ -52,22 +52,32 @@ NUM_QUANTILE_DRAWS = 10_000
 
 
 class _drawn_by_programs(Messenger):
-    """Each draw through transforms in one program, for a guide that is called for the first time,
-    where every operation of a flow would be compiled by itself. ``seed`` gives the same keys."""
+    """Each draw through transforms in one program, where every operation of a flow would be
+    compiled by itself. ``seed`` gives the same keys.
+
+    :param intermediates: whether log densities of the draws may be asked for.
+    """
+
+    def __init__(self, fn: Model | None = None, *, intermediates: bool = True) -> None:
+        super().__init__(fn)
+        self.intermediates = intermediates
 
     def process_message(self, msg: dict[str, Any]) -> None:
         given = msg["value"] is not None or msg["kwargs"].get("rng_key") is not None
         if msg["type"] != "sample" or given or not transforms_of(msg["fn"]):
             return
+        fn, shape = msg["fn"], msg["kwargs"].get("sample_shape", ())
+        if not _are_numbers(fn):
+            return
         rng_key: Any = numpyro.prng_key()
         msg["kwargs"]["rng_key"] = rng_key
-
-        def draw(rng_key: Array) -> Any:
-            kwargs = msg["kwargs"] | {"rng_key": rng_key, "sample_intermediates": True}
-            return msg["fn"](*msg["args"], **kwargs)
-
-        if rng_key is not None:
-            msg["value"], msg["intermediates"] = run_once(draw, rng_key)
+        if rng_key is None or is_traced(rng_key):
+            return
+        if isinstance(fn, dist.ExpandedDistribution) and not fn.base_dist.batch_shape:
+            fn, shape = fn.base_dist, (*shape, *fn.batch_shape)
+        numbers = math.prod(shape) * sum(map(np.size, jax.tree.leaves(fn)))
+        draw = _draw(not quick_options(numbers))
+        msg["value"], msg["intermediates"] = draw(fn, rng_key, shape, self.intermediates)
 
     @classmethod
     def evaluate(cls, fn: Callable[[Any], Any], x: Any) -> Any:
@@ -77,6 +87,25 @@ class _drawn_by_programs(Messenger):
         y = run_once(fn, x)
         # Of what is not finite NumPyro says more, where it is no result of a program.
         return y if all(np.all(np.isfinite(a)) for a in jax.tree.leaves(y)) else fn(x)
+
+
+def _are_numbers(fn: dist.Distribution) -> bool:
+    """Whether the leaves of a distribution are arrays of known numbers, and other floats."""
+    leaves = jax.tree.leaves(fn)
+    return not is_traced(leaves) and all(isinstance(x, Array | np.ndarray | float) for x in leaves)
+
+
+@cache
+def _draw(optimised: bool) -> Callable[..., tuple[Array, list[Any]]]:
+    """A program that has nothing of a guide in it: the distribution is its argument."""
+
+    def draw(fn: Any, rng_key: Array, shape: Shape, intermediates: bool) -> tuple[Array, list[Any]]:
+        if intermediates:
+            return fn.sample_with_intermediates(rng_key, shape)
+        return fn.sample(rng_key, shape), []
+
+    options: Any = None if optimised else quick_options()
+    return jax.jit(draw, static_argnums=(2, 3), compiler_options=options)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -163,7 +192,8 @@ class AutoJoint(CircularGuide):
         """Latent vectors from ``sample_vector``, without a trace of their sites."""
         self.check_fitted(params)
         with block(), self.on_cuts(params):
-            fn: Any = substitute(seed(self.sample_vector, rng_key), params)
+            vector = _drawn_by_programs(self.sample_vector, intermediates=False)
+            fn: Any = substitute(seed(vector, rng_key), params)
             z, trace = call_and_trace(fn, (sample_shape, args, kwargs or {}), {})
         check_params(params, [n for n, site in trace.items() if site["type"] == "param"], self)
         return z

@@ -1,5 +1,6 @@
 """The flow guides beyond RealNVP: where they start, what they fit exactly, and their errors."""
 
+import equinox
 import jax
 from jax import random
 from jax.flatten_util import ravel_pytree
@@ -12,7 +13,13 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 import optax
 import pytest
 
-from numpyro_ext.guides import AutoHouseholderNormal, AutoMAFNormal, AutoNICENormal
+from numpyro_ext.guides import (
+    AutoHouseholderNormal,
+    AutoMAFNormal,
+    AutoNICENormal,
+    AutoRealNVPNormal,
+)
+from numpyro_ext.guides.base import _draw
 from numpyro_ext.guides.flows import RowsOfFactor, SkewTransform, other_halves
 
 GUIDES = {"NICE": AutoNICENormal, "MAF": AutoMAFNormal, "Householder": AutoHouseholderNormal}
@@ -44,6 +51,29 @@ def test_starts_exactly_at_the_normal_of_init_from(name):
     log_q = jax.jit(lambda p: guide.get_posterior(p).log_prob(z))(params)
     expected = dist.MultivariateNormal(LOC, scale_tril=FACTOR).log_prob(z)
     assert jnp.allclose(log_q, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_draws_are_one_program_that_holds_nothing_of_a_fit():
+    guide = AutoNICENormal(correlated, num_flows=2, init_from=None)
+    params = start(guide)
+    programs = _draw(False)
+    before = programs._cache_size()
+    for scale in (1.0, 3.0):
+        scaled = params | {"auto_scale": scale * params["auto_scale"]}
+        z = guide.sample_latent(random.key(1), scaled, 5)
+        key = random.split(random.key(1))[1]  # of the handler `seed`
+        expected = guide.get_posterior(scaled).sample(key, (5,))
+        np.testing.assert_allclose(z, expected, rtol=1e-6, atol=1e-6)
+    assert programs._cache_size() == before + 1
+
+
+def test_draws_of_a_module_that_is_no_argument_of_a_program():
+    linear = equinox.nn.Linear(1, 4, key=random.key(0))
+    guide = AutoRealNVPNormal(correlated, num_flows=2, network=linear, init_from=None)
+    params = start(guide)
+    z = guide.sample_latent(random.key(1), params, 5)
+    key = random.split(random.key(1))[1]
+    np.testing.assert_array_equal(z, guide.get_posterior(params).sample(key, (5,)))
 
 
 def test_a_row_of_the_factor_moves_by_about_the_step_of_its_numbers():
