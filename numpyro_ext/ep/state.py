@@ -139,13 +139,10 @@ def change_of(table: FactorTable, new: Sequence[Site], old: Sequence[Site]) -> S
     return reduce(plus, parts)
 
 
-def is_positive(total: Site) -> bool:
-    """Whether a precision is positive definite beyond rounding."""
-    return bool(_is_positive(total.precision))
-
-
 @jax.jit
-def _is_positive(P: Array) -> Array:
+def is_positive(total: Site) -> Array:
+    """Whether a precision is positive definite beyond rounding."""
+    P = total.precision
     return jnp.all(P > 0) if P.ndim == 1 else positive(P, jnp.diagonal(P))
 
 
