@@ -20,7 +20,7 @@ from numpyro_ext.ep.normal import (
     choose,
     distance,
     expected_log,
-    is_proper,
+    is_finite,
     log_partition,
     marginal_of,
     moments_of,
@@ -367,7 +367,7 @@ def next_state(
     """
     report, sites = state.report, tuple(sites)
     total = total_of(state.prior if rest is None else rest, state.table, sites)
-    good &= is_proper(total)
+    good &= is_finite(moments_of(total))
     skipped, inaccurate = (
         sum(jnp.sum(getattr(update, name), dtype=jnp.int32) for update in updates)
         for name in ("skipped", "inaccurate")
