@@ -191,7 +191,9 @@ def _starts_of(A: np.ndarray, owners: np.ndarray, diagonal: bool, draws: np.ndar
         W = W / np.where(visible, length, 1)[:, None]
         projected = np.tensordot(draws, np.einsum("nrd,nre->nde", A, W), (1, 1))
     mean, sd = spread_of(projected)
-    tau = np.where(visible & (sd > 0), 1 / np.where(sd > 0, sd, 1) ** 2, 0).astype(A.dtype)
+    with np.errstate(over="ignore"):
+        known = visible & (sd**2 > 0)
+        tau = np.where(known, 1 / np.where(known, sd**2, 1), 0)
     if diagonal:
         shift, precision = np.zeros((2, n, D), A.dtype)
         np.add.at(shift, (np.arange(n)[:, None], owners), tau * mean)
