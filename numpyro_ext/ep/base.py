@@ -99,7 +99,7 @@ class Engine(ABC):
 
 
 @jax.jit
-def _normal_of(total: Site) -> tuple[Array, Array, Array]:
+def normal_of(total: Site) -> tuple[Array, Array, Array]:
     """The mean, the standard deviations, and these or the Cholesky factor of the covariance."""
     q = moments_of(total)
     sd = jnp.sqrt(variances(q))
@@ -270,7 +270,7 @@ class EPEngine(Engine):
     def get_params(self, state: EPState) -> Params:
         """The parameters of the guide: ``{prefix}_loc``, and ``{prefix}_scale_tril`` or
         ``{prefix}_scale``."""
-        mean, _, root = _normal_of(state.total)
+        mean, _, root = normal_of(state.total)
         kind = "scale" if self.family == "diagonal" else "scale_tril"
         return {f"{self.prefix}_loc": mean, f"{self.prefix}_{kind}": root}
 
@@ -300,7 +300,7 @@ class EPEngine(Engine):
 
     def warn(self, first: EPState, state: EPState, num_steps: int) -> None:
         """A warning of a posterior where the circle is cut, and what a subclass adds."""
-        mean, sd, _ = jax.device_get(_normal_of(state.total))
+        mean, sd, _ = jax.device_get(normal_of(state.total))
         for name in sites_at_pi(self.plan.angles, mean, sd):
             words = (
                 f"the posterior of the angle '{name}' lies at pi, where {type(self).__name__} cuts"
@@ -312,7 +312,7 @@ class EPEngine(Engine):
     def convergence(self, state: EPState) -> dict[str, float]:
         """For :func:`~numpyro_ext.diagnostics.diagnose`: parts of the report of a state."""
         report = jax.device_get(state.report)
-        q = moments_of(state.total)
+        q = jax.jit(moments_of)(state.total)
         return {
             "residual": float(report.residual),
             "limit": float(limit_of(getattr(self, "tol", 0.0), q)),

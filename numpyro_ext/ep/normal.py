@@ -57,13 +57,6 @@ def is_finite(q: Moments) -> Array:
     return jnp.all(jnp.isfinite(q.mean)) & jnp.all(jnp.isfinite(q.cov))
 
 
-def is_proper(total: Site) -> Array:
-    """Whether natural parameters have a distribution."""
-    P = total.precision
-    pivots = jnp.where(P > 0, P, jnp.nan) if P.ndim == 1 else cholesky(P)
-    return jnp.all(jnp.isfinite(pivots)) & jnp.all(jnp.isfinite(total.shift))
-
-
 def variances(q: Moments) -> Array:
     return q.cov if q.cov.ndim == 1 else jnp.diagonal(q.cov)
 
@@ -79,9 +72,8 @@ def distance(q: Moments, new: Moments, change: Site | None = None) -> Array:
     return jnp.where(is_finite(new), jnp.max(change_of_both), jnp.inf)
 
 
-def within_trust_region(q: Moments, total: Site) -> Array:
+def within_trust_region(q: Moments, new: Moments) -> Array:
     """Whether a step stays where sites that were computed at q are a valid approximation."""
-    new = moments_of(total)
     ratio = variances(new) / variances(q)
     moved = jnp.max(jnp.abs(new.mean - q.mean) / jnp.sqrt(variances(q)))
     return (moved < FARTHEST) & (jnp.max(ratio) < WIDEST**2) & (jnp.min(ratio) > WIDEST**-2)
@@ -106,14 +98,14 @@ def halved(
     total: Site,
     change: Site,
     d: Array,
-    is_good: Callable[[Site], Array] = is_proper,
+    is_good: Callable[[Moments], Array] = is_finite,
     most: int = 10,
 ) -> Array:
     """The largest of d, d/2, ... with which q after d times a change is good, or 0."""
     least = 0.75 * d * 0.5**most
 
     def bad(d: Array) -> Array:
-        return (d > least) & ~is_good(plus(total, change, d))
+        return (d > least) & ~is_good(moments_of(plus(total, change, d)))
 
     d = lax.while_loop(bad, lambda d: d / 2, d)
     return jnp.where(d > least, d, 0.0)

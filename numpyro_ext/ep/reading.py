@@ -174,17 +174,19 @@ def _terms_of_prior(
 
 def spread_of(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Median and standard deviation by the quartiles, over the first axis."""
-    low, middle, high = np.nanquantile(draws, [0.25, 0.5, 0.75], axis=0).astype(draws.dtype)
-    return middle, (high - low) / draws.dtype.type(1.349)
+    if draws.size == 0:
+        return np.zeros(draws.shape[1:], draws.dtype), np.zeros(draws.shape[1:], draws.dtype)
+    with warnings.catch_warnings():  # of a column that is NaN throughout, or infinite
+        warnings.simplefilter("ignore", RuntimeWarning)
+        low, middle, high = np.nanquantile(draws, [0.25, 0.5, 0.75], axis=0).astype(draws.dtype)
+        return middle, (high - low) / draws.dtype.type(1.349)
 
 
 def read_prior(reading: ModelReading, arrays: list[Array], rng_key: Array, diagonal: bool) -> Prior:
     """The normal part of the prior, diagonal or not, and the draws and sites of the rest."""
     factors = reading.factors_of(arrays)
     draws = jax.device_get(_draws_of_prior(reading, arrays, rng_key))
-    with warnings.catch_warnings():  # of a column that is NaN throughout
-        warnings.simplefilter("ignore", RuntimeWarning)
-        mean, sd = spread_of(draws)
+    mean, sd = spread_of(draws)
     sd = np.where((sd > 0) & np.isfinite(sd), sd, sd.dtype.type(1))
     mean = np.where(np.isfinite(mean), mean, mean.dtype.type(0))
     moves = np.random.default_rng(0).standard_normal((3, len(mean))).astype(mean.dtype)

@@ -234,7 +234,8 @@ def around(
 ) -> tuple[Array, Array]:
     """Points of a normal at a mode of ``log_p``, and its log density, but for (2 pi)^(-size/2)."""
     mode = newton(log_p, start, least)
-    L = jnp.linalg.cholesky(floored(-hessian(log_p)(mode), least) / INFLATION)
+    curvature, Q = floored(-hessian(log_p)(mode), least)
+    L = jnp.linalg.cholesky(matmul(Q * curvature / INFLATION, Q.T))
     return mode + matvec(inverse_root(L), points), half_logdet(L) - jnp.sum(points**2, -1) / 2
 
 
@@ -256,11 +257,11 @@ def ess(log_w: Array) -> Array:
     return jnp.exp(2 * logsumexp(log_w) - logsumexp(2 * log_w)) / log_w.shape[0]
 
 
-def floored(precision: Array, least: float) -> Array:
-    """A symmetric matrix with eigenvalues of at least this."""
+def floored(precision: Array, least: float) -> tuple[Array, Array]:
+    """The eigenvalues of a symmetric matrix, raised to at least this, and the eigenvectors."""
     precision = jnp.where(jnp.isfinite(precision), precision, 0.0)
     curvature, Q = jnp.linalg.eigh(symmetric(precision))
-    return matmul(Q * jnp.maximum(curvature, least), Q.T)
+    return jnp.maximum(curvature, least), Q
 
 
 def newton(f: Callable[[Array], Array], e: Array, least: float, num_steps: int = 15) -> Array:
@@ -269,8 +270,8 @@ def newton(f: Callable[[Array], Array], e: Array, least: float, num_steps: int =
 
     def step(_: int, e: Array) -> Array:
         g = gradient(f)(e)
-        precision = floored(-hessian(f)(e), least)
-        direction = jnp.linalg.solve(precision, jnp.where(jnp.isfinite(g), g, 0))
+        curvature, Q = floored(-hessian(f)(e), least)
+        direction = matvec(Q, matvec(Q.T, jnp.where(jnp.isfinite(g), g, 0)) / curvature)
         places = e + outer(lengths, direction)
         return places[jnp.argmax(finite(jax.vmap(f)(places)))]
 

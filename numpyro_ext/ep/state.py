@@ -20,7 +20,7 @@ from numpyro_ext.ep.normal import (
     choose,
     distance,
     expected_log,
-    is_proper,
+    is_finite,
     log_partition,
     marginal_of,
     moments_of,
@@ -139,13 +139,10 @@ def change_of(table: FactorTable, new: Sequence[Site], old: Sequence[Site]) -> S
     return reduce(plus, parts)
 
 
-def is_positive(total: Site) -> bool:
-    """Whether a precision is positive definite beyond rounding."""
-    return bool(_is_positive(total.precision))
-
-
 @jax.jit
-def _is_positive(P: Array) -> Array:
+def is_positive(total: Site) -> Array:
+    """Whether a precision is positive definite beyond rounding."""
+    P = total.precision
     return jnp.all(P > 0) if P.ndim == 1 else positive(P, jnp.diagonal(P))
 
 
@@ -194,7 +191,9 @@ def _starts_of(A: np.ndarray, owners: np.ndarray, diagonal: bool, draws: np.ndar
         W = W / np.where(visible, length, 1)[:, None]
         projected = np.tensordot(draws, np.einsum("nrd,nre->nde", A, W), (1, 1))
     mean, sd = spread_of(projected)
-    tau = np.where(visible & (sd > 0), 1 / np.where(sd > 0, sd, 1) ** 2, 0).astype(A.dtype)
+    with np.errstate(over="ignore"):
+        known = visible & (sd**2 > 0)
+        tau = np.where(known, 1 / np.where(known, sd**2, 1), 0)
     if diagonal:
         shift, precision = np.zeros((2, n, D), A.dtype)
         np.add.at(shift, (np.arange(n)[:, None], owners), tau * mean)
@@ -370,7 +369,7 @@ def next_state(
     """
     report, sites = state.report, tuple(sites)
     total = total_of(state.prior if rest is None else rest, state.table, sites)
-    good &= is_proper(total)
+    good &= is_finite(moments_of(total))
     skipped, inaccurate = (
         sum(jnp.sum(getattr(update, name), dtype=jnp.int32) for update in updates)
         for name in ("skipped", "inaccurate")

@@ -17,6 +17,7 @@ from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.factors import Factors
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy
 from numpyro_ext._typing import Kwargs
+from numpyro_ext.ep.base import normal_of
 from numpyro_ext.ep.factors import EPPlan, FactorGroup, FactorTable
 from numpyro_ext.ep.normal import Site, choose, moments_of, plus, variances
 from numpyro_ext.ep.reading import ModelReading, Prior
@@ -74,9 +75,10 @@ class RandomRowsEngine(SharedSitesEngine):
             counted = sums, first, averaged, n
             state, sums, losses = self._several(plan, state, arrays, *counted)
             if done + n == num_steps and self._is_random(plan):
-                total, sites = plus(sums.first, sums.total, 1 / averaged)
-                state = state._replace(total=total, sites=sites)
-                noise = self._noise(state, sums, averaged)
+                sums = jax.device_get(sums)
+                mean = jax.tree.map(jnp.asarray, plus(sums.first, sums.total, 1 / averaged))
+                state = state._replace(total=mean[0], sites=mean[1])
+                noise = jnp.asarray(self._noise(state, sums, averaged))
                 state = state._replace(report=state.report._replace(noise=noise))
             yield state, losses[:n], ""
 
@@ -94,15 +96,15 @@ class RandomRowsEngine(SharedSitesEngine):
     def convergence(self, state: EPState) -> dict[str, float]:
         return {**super().convergence(state), "noise": float(state.report.noise)}
 
-    def _noise(self, state: EPState, sums: "_Sums", steps: int) -> Array:
+    def _noise(self, state: EPState, sums: "_Sums", steps: int) -> np.ndarray:
         """The largest standard error of a result, in standard deviations."""
-        sd = jnp.sqrt(variances(moments_of(state.total)))
+        sd = jax.device_get(normal_of(state.total)[1])
         if steps < _PARTS:
-            return jnp.asarray(jnp.inf, sd.dtype)
+            return np.asarray(np.inf, sd.dtype)
         means = sums.moments / sums.count[:, None, None]
-        scatter = jnp.max(jnp.std(means, 0, ddof=1) / jnp.stack([sd, jnp.full_like(sd, 2)]))
+        scatter = np.max(np.std(means, 0, ddof=1) / np.stack([sd, np.full_like(sd, 2)]))
         scale = scale_of_error(float(sums.rate / steps), steps, _PARTS)
-        return jnp.asarray(scatter * scale, sd.dtype)
+        return np.asarray(scatter * scale, sd.dtype)
 
     def warn(self, first: EPState, state: EPState, num_steps: int) -> None:
         super().warn(first, state, num_steps)

@@ -55,6 +55,30 @@ def close(params, *args):
 
 
 @pytest.mark.slow
+def test_arguments_are_checked_again_unless_nothing_can_have_changed(monkeypatch):
+    """Arrays of NumPy may have changed in place, and a state may be of another fit."""
+    checked = []
+
+    def counted(plan, state, arrays):
+        checked.append(arrays)
+        return state, jnp.array(True)
+
+    monkeypatch.setattr("numpyro_ext.ep.base.on_arguments", counted)
+    monkeypatch.setattr(EP, "sweep", lambda self, plan, state, arrays: (state, 0.0))
+    ep, rest = EP(regression), (Y, SCALES, jnp.asarray(0.6))
+    state = ep.init(random.key(0), X, *rest)
+    ep.update(ep.update(state, X, *rest)[0], X, *rest)
+    assert len(checked) == 0
+    other = state._replace(prior=jax.tree.map(lambda x: x + 1, state.prior))
+    for call, (given, rows) in enumerate([(other, X), (state, X), (state, jnp.copy(X))]):
+        ep.update(given, rows, *rest)
+        assert len(checked) == call + 1
+    for call in (4, 5):
+        ep.update(state, np.asarray(X), *rest)
+        assert len(checked) == call
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_prior():
     ep, result = fitted()
     args = X, Y, SCALES / 5, 0.6
