@@ -99,7 +99,8 @@ class Comparison:
         # Where the draws lie elsewhere, the intervals have other shares in any case.
         if self.widths is None or rows[0].ok is False:
             return rows
-        shape = self._row(SHAPES, *self.widths.reshape(2, -1), SHAPE, SHAPE_KNOWN)
+        ratios, errors = self.widths.reshape(2, -1)
+        shape = self._row(SHAPES, ratios, errors, SHAPE, SHAPE_KNOWN)
         return [*rows, void_if_any_unjudged([*rows, shape])[-1]]
 
     def _row(
