@@ -150,6 +150,16 @@ def small_concentrations() -> Iterator[Row]:
     yield "share of `Gamma(0.01)` that is 0", zeros, 0.0, "refused"
 
 
+def rows_by_weights() -> Iterator[Row]:
+    """Ten million rows of equal weight, looked up by each of the 2^23 numbers that may be drawn."""
+    n = 10**7
+    total = jnp.cumsum(jnp.full(n, 1 / n))
+    rows = jnp.searchsorted(total, total[-1] * (1 - jnp.arange(2**23) / 2**23))
+    reached = jnp.zeros(n, bool).at[rows].set(True)
+    there = jnp.mean(reached.astype(jnp.float32))
+    yield "share of 10^7 rows that `random.choice(p=...)` can draw", there, 1.0, "no weights"
+
+
 def reads() -> Iterator[Row]:
     """Five steps of a loop whose rows do not depend on the step, and five whose rows do."""
     calls = []
@@ -240,6 +250,7 @@ def main() -> None:
         a_scale_in_a_bound,
         gradient_of_a_minibatch,
         small_concentrations,
+        rows_by_weights,
         reads,
         loo,
         a_second_fit,
