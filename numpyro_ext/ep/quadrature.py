@@ -58,7 +58,8 @@ class Quadrature(Projection):
     >>> from jax.scipy.stats import norm
     >>> from numpyro_ext.ep import Quadrature
     >>> mean, cov = jnp.array([0.5]), jnp.array([[3.0]])
-    >>> site = Quadrature().project(lambda u: norm.logcdf(u[0]), mean, cov, 1.0)
+    >>> project = lambda *cavity: Quadrature().project(lambda u: norm.logcdf(u[0]), *cavity, 1.0)
+    >>> site = jax.jit(project)(mean, cov)
     >>> exact = norm.logcdf(0.5 / jnp.sqrt(1 + 3.0))
     >>> bool(jnp.allclose(site.log_normaliser, exact, atol=1e-5))
     True

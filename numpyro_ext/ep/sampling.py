@@ -57,8 +57,8 @@ class ImportanceSampling(Projection):
 
     >>> from numpyro_ext.ep import ImportanceSampling
     >>> factor = lambda u: -jnp.sum(u**2) / 2                       # a precision of I
-    >>> site = ImportanceSampling().project(
-    ...     factor, jnp.zeros(4), jnp.eye(4) / 2, 1.0, jax.random.key(0))
+    >>> site = jax.jit(lambda mean, cov, key: ImportanceSampling().project(
+    ...     factor, mean, cov, 1.0, key))(jnp.zeros(4), jnp.eye(4) / 2, jax.random.key(0))
     >>> bool(jnp.allclose(site.site_precision, jnp.eye(4), atol=0.05))
     True
     """

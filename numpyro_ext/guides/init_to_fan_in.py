@@ -47,7 +47,7 @@ def init_to_fan_in(site: dict[str, Any] | None = None, in_axis: InAxis = None) -
     >>> X = jnp.ones((30, 4))
     >>> guide = AutoNormal(bayesian_mlp, init_loc_fn=init_to_fan_in(), init_scale=0.02)
     >>> svi = SVI(bayesian_mlp, guide, optax.adam(0.01), Trace_ELBO())
-    >>> start = svi.get_params(svi.init(jax.random.key(0), X, jnp.ones(30)))
+    >>> start = svi.get_params(jax.jit(svi.init)(jax.random.key(0), X, jnp.ones(30)))
     >>> print(f"{abs(start['w0_auto_loc']).max():.2f} {abs(start['b0_auto_loc']).max():.2f}")
     0.50 0.00
     """

@@ -49,7 +49,7 @@ class RiemannianSVGD(ParticleField, _WithMetric):
     >>> metric = lambda x: jnp.diag(jnp.exp(x))
     >>> field = RiemannianSVGD(metric)
     >>> x = jax.random.normal(jax.random.key(0), (10, 2))
-    >>> field.velocity(x, -x).shape
+    >>> jax.jit(field.velocity)(x, -x).shape
     (10, 2)
     """
 

@@ -9,16 +9,20 @@ from numpyro_ext._model.bend import Bend
 
 RNG = np.random.default_rng(1)
 EFFECTS, TURN = np.array([0, 2, 3, 4, 5]), RNG.normal(size=(2, 2))
+OF_EFFECTS, OF_PARTS, SLOPES = np.zeros((2, 7)), np.zeros((4, 7, 2)), np.zeros((7, 2))
+OF_EFFECTS[:, EFFECTS] = RNG.uniform(0, 1, (2, 5))
+OF_PARTS[:, EFFECTS] = RNG.normal(size=(4, 5, 2))
+SLOPES[[0, 2, 3, 4]] = 0.3
 BEND = Bend(
     of=jnp.array([6, 1]),
-    of_effects=jnp.zeros((2, 7)).at[:, EFFECTS].set(RNG.uniform(0, 1, (2, 5))),
-    of_parts=jnp.zeros((4, 7, 2)).at[:, EFFECTS].set(RNG.normal(size=(4, 5, 2))),
-    slopes=jnp.zeros((7, 2)).at[jnp.array([0, 2, 3, 4])].set(0.3),
+    of_effects=jnp.asarray(OF_EFFECTS),
+    of_parts=jnp.asarray(OF_PARTS),
+    slopes=jnp.asarray(SLOPES),
     rows=jnp.array([3, 4, 4]),  # the numbers 2, 3 and 4 are one effect
     columns=jnp.array([2, 2, 3]),
     shears=jnp.array([[0.5, -0.2], [0.1, 0.4], [-0.7, 0.3]]),
     turned=jnp.array([5, 0]),
-    turns=jnp.asarray([TURN, np.linalg.inv(TURN)]),
+    turns=jnp.asarray(np.stack([TURN, np.linalg.inv(TURN)])),
 )
 
 

@@ -15,7 +15,7 @@ from numpyro_ext._model.losses import change_cotangents
 from numpyro_ext.objectives import VRELBO, count_steps
 from numpyro_ext.particles import SVGD, AutoParticles
 
-Y = jnp.linspace(1.0, 3.0, 6)
+Y = jnp.asarray(np.linspace(1.0, 3.0, 6))
 
 
 @jax.custom_jvp

@@ -15,7 +15,7 @@ import pytest
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.diagnostics import pareto_khat, to_arviz
 
-Y = 1.5 + 0.8 * jnp.sin(7.0 * jnp.arange(20))
+Y = jnp.asarray(1.5 + 0.8 * np.sin(7.0 * np.arange(20)))
 DRAWS = 60
 
 

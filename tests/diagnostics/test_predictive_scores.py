@@ -33,8 +33,8 @@ from tests.diagnostics.drawn import visited
 from tests.scatter import KEYS, assert_errors_are_the_scatter
 
 LOC, SD, NOISE = 1.3, 0.4, 0.5
-X = jnp.linspace(-2.0, 3.0, 40)
-Y = LOC * X + 0.6 * jnp.sin(9.0 * jnp.arange(40.0))
+LINE = np.linspace(-2.0, 3.0, 40)
+X, Y = jnp.asarray(LINE), jnp.asarray(LOC * LINE + 0.6 * np.sin(9.0 * np.arange(40.0)))
 SLOPE = {"slope_auto_loc": jnp.array(LOC), "slope_auto_scale": jnp.array(SD)}
 
 

@@ -14,7 +14,9 @@ import pytest
 from numpyro_ext.diagnostics import InferenceWarning, simulation_based_calibration
 
 N = 400
-LOC, SCALE, NOISE = jnp.linspace(-3, 5, N), jnp.geomspace(0.1, 10, N), jnp.linspace(0.5, 2, N)
+LOC, SCALE, NOISE = map(
+    jnp.asarray, (np.linspace(-3, 5, N), np.geomspace(0.1, 10, N), np.linspace(0.5, 2, N))
+)
 X = jnp.zeros((2, N))
 
 

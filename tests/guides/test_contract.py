@@ -10,6 +10,7 @@ import pickle
 import jax
 from jax import random
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
@@ -104,8 +105,8 @@ every_density = pytest.mark.parametrize(
 )
 
 N = 20
-X = jnp.linspace(-1.0, 2.0, N)
-Y = 1.5 + 0.7 * X + 0.3 * jnp.sin(17.0 * X)
+LINE = np.linspace(-1.0, 2.0, N)
+X, Y = jnp.asarray(LINE), jnp.asarray(1.5 + 0.7 * LINE + 0.3 * np.sin(17.0 * LINE))
 SITES = {"sigma": (), "mix": (3,), "b": (2, 2), "r": ()}
 TRACES = []
 STEPS = 40

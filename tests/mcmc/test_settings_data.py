@@ -16,7 +16,7 @@ from numpyro_ext.mcmc import SGHMC, SGLD
 from tests.mcmc.models import gaussian_mean, gaussian_mean_data
 
 ROWS = 50
-Y = jnp.linspace(-1.7, 1.7, ROWS)
+Y = np.linspace(-1.7, 1.7, ROWS)
 
 
 def mean(y, scale):
@@ -25,7 +25,8 @@ def mean(y, scale):
     numpyro.sample("y", dist.Normal(loc, scale).expand([ROWS]).to_event(1), obs=y)
 
 
-NARROW, WIDE = (Y + 3.0, jnp.array(1.0)), (40.0 * Y + 60.0, jnp.array(40.0))
+NARROW = jnp.asarray(Y + 3.0), jnp.array(1.0)
+WIDE = jnp.asarray(40.0 * Y + 60.0), jnp.array(40.0)
 
 
 def chains(kernel, **options):

@@ -51,8 +51,9 @@ def regression(x, y):
     numpyro.sample("y", dist.Normal(a[0] + a[1] * x**2 + z * x, b).to_event(1), obs=y)
 
 
-X = jnp.linspace(-1.0, 2.0, 60)
-Y = 1.0 + 2.0 * X**2 - 3.0 * X + 0.5 * jnp.sin(37.0 * X)
+LINE = np.linspace(-1.0, 2.0, 60)
+X = jnp.asarray(LINE)
+Y = jnp.asarray(1.0 + 2.0 * LINE**2 - 3.0 * LINE + 0.5 * np.sin(37.0 * LINE))
 # From random starts some hundreds of steps do not always arrive.
 near = init_to_value(values={"a": jnp.array([1.0, 2.0]), "z_slope": -3.0, "b_scale": 0.4})
 

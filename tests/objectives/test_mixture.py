@@ -3,6 +3,7 @@
 import jax
 from jax import random
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
@@ -62,8 +63,10 @@ TRIL = jnp.array([[0.5, 0.0, 0.0], [3.0, 4.0, 0.0], [-0.2, 0.3, 0.4]])
 FULL = {
     "auto_logits": jnp.array([0.3, -0.4, 0.9]),
     "auto_loc": jnp.array([[3.0, -20.0, 0.4], [3.3, -17.0, 0.5], [2.8, -24.0, 0.1]]),
-    "auto_scale_tril": jnp.array([[0.4, 2.0, 0.1], [0.2, 4.0, 0.3], [0.5, 3.0, 0.2]])[:, :, None]
-    * jnp.array([[1.0, 0.0, 0.0], [0.7, 1.0, 0.0], [-0.4, 0.3, 1.0]]),
+    "auto_scale_tril": jnp.asarray(
+        np.array([[0.4, 2.0, 0.1], [0.2, 4.0, 0.3], [0.5, 3.0, 0.2]])[:, :, None]
+        * np.array([[1.0, 0.0, 0.0], [0.7, 1.0, 0.0], [-0.4, 0.3, 1.0]])
+    ),
 }
 
 
@@ -169,7 +172,7 @@ def with_components(components):
             "lies under a subsampled plate or handlers.scale",
         ),
         (
-            with_components(dist.Normal(jnp.zeros((1, 3)), 1.0).to_event(1)),
+            with_components(dist.Normal(np.zeros((1, 3)), 1.0).to_event(1)),
             r"event shape \(\(1,\), \(3,\)\); they must have \(\(1,\), \(2,\)\)",
         ),
     ],

@@ -33,8 +33,9 @@ NUM_STEPS = 300
 X = random.normal(random.key(0), (23, 3)) * jnp.array([0.5, 1.0, 3.0]) + 2.0
 G = jnp.sin(3.0 * X) - X
 
-INPUTS = jnp.linspace(-1.0, 1.0, 40)
-TARGETS = 0.5 + 2.0 * INPUTS + 0.4 * jnp.sin(37.0 * jnp.arange(40.0))
+LINE = np.linspace(-1.0, 1.0, 40)
+INPUTS = jnp.asarray(LINE)
+TARGETS = jnp.asarray(0.5 + 2.0 * LINE + 0.4 * np.sin(37.0 * np.arange(40.0)))
 TRACES = {"model": 0}
 
 

@@ -16,6 +16,7 @@ import warnings
 import jax
 from jax import random
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
@@ -65,7 +66,7 @@ from tests.svae.models import mixture as structured_model
 from tests.turned import ANGLES, turned
 
 STEPS = 3
-X = jnp.linspace(-1.0, 2.0, 20)[:, None]
+X = jnp.asarray(np.linspace(-1.0, 2.0, 20)[:, None])
 
 
 @dataclass

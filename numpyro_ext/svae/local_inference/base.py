@@ -223,8 +223,9 @@ def global_statistics(
     ...     "pi": Dirichlet.statistics(jnp.array([0.5, 0.5])),
     ...     "components": NIW.statistics(components)}
     >>> psi = GaussianPotential(jnp.zeros((3, 1)), -jnp.ones((3, 1, 1)))  # three data
-    >>> added = global_statistics(GMMEP(), statistics, GMMEP().infer(statistics, psi))["pi"].a
-    >>> print([f"{count:.3f}" for count in added])
+    >>> rule = GMMEP()
+    >>> added = jax.jit(lambda: global_statistics(rule, statistics, rule.infer(statistics, psi)))()
+    >>> print([f"{count:.3f}" for count in added["pi"].a])
     ['1.500', '1.500']
     """
 

@@ -58,7 +58,7 @@ class LDS(Rule):
     ... }
     >>> y = jnp.array([1.0, -0.3, 0.4, 2.0])[None, :, None]
     >>> psi = GaussianPotential.from_diagonal(2.0 * y, jnp.full((1, 4, 1), 2.0))
-    >>> means = LDS().infer(statistics, psi).mean["x"].x[0, :, 0]
+    >>> means = jax.jit(LDS().infer)(statistics, psi).mean["x"].x[0, :, 0]
     >>> print([f"{m:.3f}" for m in means])
     ['0.689', '0.389', '0.626', '1.063']
     """

@@ -167,7 +167,7 @@ class GMMEP(OnePassEP, _GMM):
     ...         (jnp.array([[-1.0], [2.0]]), jnp.array([[[1.0]], [[0.5]]]))),
     ... }
     >>> psi = GaussianPotential(jnp.array([[0.8]]), jnp.array([[[-1.0]]]))
-    >>> print([f"{r:.3f}" for r in GMMEP().infer(statistics, psi).mean["z"].probs[0]])
+    >>> print([f"{r:.3f}" for r in jax.jit(GMMEP().infer)(statistics, psi).mean["z"].probs[0]])
     ['0.396', '0.604']
     """
 
@@ -264,7 +264,7 @@ class HMMEP(OnePassEP, _HMM):
     ... }
     >>> h = jnp.array([-1.0, 0.8, 2.0])[None, :, None]
     >>> psi = GaussianPotential(h, -jnp.ones((1, 3, 1, 1)))
-    >>> probs = HMMEP().infer(statistics, psi).mean["z"].probs[0, :, 0]
+    >>> probs = jax.jit(HMMEP().infer)(statistics, psi).mean["z"].probs[0, :, 0]
     >>> print([f"{p:.3f}" for p in probs])
     ['0.954', '0.836', '0.650']
     """
