@@ -103,6 +103,7 @@ class _Descent:
         self.rows, self.no_rows = surface.read(), (surface.potential.first_rows(), None)
         self.solve = jit_on_data(partial(_conjugate_step, surface.potential), surface.options)
 
+    @np.errstate(divide="ignore", invalid="ignore", over="ignore")  # what is not finite ends it
     def __call__(
         self, x: np.ndarray, factor: np.ndarray, enough: float, rows: int | None = None
     ) -> _Point:
@@ -140,9 +141,8 @@ class _Descent:
         root = point.factor
         H = surface.slopes(x, root.T, self.rows) @ root
         prior = surface.slopes_of_prior(x, root.T, self.no_rows) @ root
-        with np.errstate(divide="ignore", invalid="ignore"):
-            unit = 1 / np.sqrt(np.maximum(np.abs(np.diagonal(H)), np.abs(np.diagonal(prior))))
-            of_unit_diagonal = unit[:, None] * (H + H.T) / 2 * unit
+        unit = 1 / np.sqrt(np.maximum(np.abs(np.diagonal(H)), np.abs(np.diagonal(prior))))
+        of_unit_diagonal = unit[:, None] * (H + H.T) / 2 * unit
         if not np.all(np.isfinite(of_unit_diagonal)):
             return np.full(len(x), np.nan), root, 0
         w, Q = np.linalg.eigh(of_unit_diagonal)

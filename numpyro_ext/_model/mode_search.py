@@ -202,12 +202,12 @@ def place_cuts(
             params = draw_params(rng_key, model, info, args, kwargs)
         turns = with_circles(info, np.zeros(info.size), Turns)
         closed = _closed_sites(Potential(model, turns, params, args, kwargs).on_one_batch())
+        if not closed:
+            return at_pi
         turns = with_circles(at_pi, np.zeros(info.size), Turns, closed)
         potential = Potential(model, turns, params, args, kwargs).on_one_batch()
-        starts = _finite(potential, _opposite(_keys_and_points(rng_key, potential, _SEARCHES)[1]))
-        if not (closed and len(starts)):
-            return at_pi
-        ends = make_search(rng_key, potential)(starts)
+        _, points = _keys_and_points(rng_key, potential, _SEARCHES)
+        ends = make_search(rng_key, potential)(_finite(potential, _opposite(points)))
         ends = [end for end in ends if np.all(np.isfinite(end.factor))]
         if not ends:
             return at_pi

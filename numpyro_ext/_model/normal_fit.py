@@ -69,6 +69,7 @@ class NormalMeasure:
             lambda key, like: random.normal(key, like.shape, like.dtype), quick_options()
         )
 
+    @np.errstate(invalid="ignore", over="ignore")  # far out anything may be infinite
     def __call__(self, fit: Mode, *, shape: bool = True) -> Mode:
         r"""The normal with its ``elbo``, ``slope`` and ``departure``, from the same 64 :math:`\xi`
         for all normals; and, for ``shape``, its ``stiffness`` and whether the density jumps."""
@@ -92,14 +93,12 @@ class NormalMeasure:
             change = ends - values[0] + away @ shift - log_det
             return center + away, change, moves.pull_bent(xi, grads + shift)
 
-        with np.errstate(invalid="ignore", over="ignore"):
-            points, change, g = at(xi)
-            b = g - xi
-            beyond = change - xi @ begin - np.sum(xi * xi, axis=1) / 2
-            beyond = np.nan_to_num(beyond, nan=np.inf)
-            off = np.nan_to_num(np.abs(b), nan=np.inf)
-            elbo = fit.laplace(value) - np.mean(beyond)
-            error = np.std(beyond) / len(beyond) ** 0.5
+        points, change, g = at(xi)
+        b = g - xi
+        beyond = np.nan_to_num(change - xi @ begin - np.sum(xi * xi, axis=1) / 2, nan=np.inf)
+        off = np.nan_to_num(np.abs(b), nan=np.inf)
+        elbo = fit.laplace(value) - np.mean(beyond)
+        error = np.std(beyond) / len(beyond) ** 0.5
         length, length_error = _slope(xi, b, surface.dense or is_arrow)
         departure, departure_error = median_and_error(np.mean(off**2, axis=1))
         fit = replace(
@@ -119,11 +118,10 @@ class NormalMeasure:
             return fit
         # The change of a smooth potential is Simpson's rule of its slopes on the way, as nearly as
         # the trapezoidal rule is Simpson's.
-        with np.errstate(invalid="ignore", over="ignore"):
-            first, middle, last = (np.sum(y * xi, axis=1) for y in (begin, at(xi / 2)[2], g))
-            simpson = (first + 4 * middle + last) / 6
-            off = np.abs(np.stack([change - simpson, simpson - (first + last) / 2]))
-            jump, smooth = np.nan_to_num(off, nan=np.inf)
+        first, middle, last = (np.sum(y * xi, axis=1) for y in (begin, at(xi / 2)[2], g))
+        simpson = (first + 4 * middle + last) / 6
+        off = np.abs(np.stack([change - simpson, simpson - (first + last) / 2]))
+        jump, smooth = np.nan_to_num(off, nan=np.inf)
         jump = float(np.median(jump))
         rounding = float(jnp.finfo(surface.dtype).eps) * abs(values[0])
         if np.isfinite(jump) and jump > np.median(np.maximum(1 + _ROUNDINGS * rounding, smooth)):

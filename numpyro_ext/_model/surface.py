@@ -67,6 +67,7 @@ class Surface:
         self.slopes = Slopes(potential, self.options)
         self.slopes_of_prior = Slopes(potential.prior(), self.options)
 
+    @np.errstate(invalid="ignore", over="ignore")
     def sums(self, x: np.ndarray, rows: int | None = None) -> tuple[float, np.ndarray]:
         """The potential of all rows, or of so many, evenly spread, and its gradient at a flat
         vector, piece by piece."""
