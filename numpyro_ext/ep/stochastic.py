@@ -302,7 +302,8 @@ def _sums_of(state: EPState) -> _Sums:
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), (state.total, state.sites))
     number = state.total.shift.dtype
     sizes: Any = (_PARTS, 2, *state.total.shift.shape), _PARTS, ()
-    return _Sums(zeros, zeros, *(np.zeros(size, number) for size in sizes))
+    numbers: Any = [np.zeros(size, number) for size in sizes]
+    return _Sums(zeros, zeros, *numbers)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
