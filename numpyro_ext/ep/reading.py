@@ -144,7 +144,7 @@ class Prior(NamedTuple):
 
     normal: Site  # all its terms with a constant Hessian
     constant: Array  # their log at 0
-    draws: Array  # (1024, D)
+    draws: np.ndarray  # (1024, D)
     center: Center  # medians of the draws, and interquartile ranges over 1.349
     normal_names: tuple[str, ...]  # the sites of the normal terms
     names: tuple[str, ...]  # the sites of the other terms
@@ -186,9 +186,9 @@ def read_prior(reading: ModelReading, arrays: list[Array], rng_key: Array, diago
     """The normal part of the prior, diagonal or not, and the draws and sites of the rest."""
     factors = reading.factors_of(arrays)
     draws = jax.device_get(_draws_of_prior(reading, arrays, rng_key))
-    mean, sd = spread_of(draws)
-    sd = np.where((sd > 0) & np.isfinite(sd), sd, sd.dtype.type(1))
-    mean = np.where(np.isfinite(mean), mean, mean.dtype.type(0))
+    middle, width = spread_of(draws)
+    sd: Any = np.where((width > 0) & np.isfinite(width), width, width.dtype.type(1))
+    mean: Any = np.where(np.isfinite(middle), middle, middle.dtype.type(0))
     moves = np.random.default_rng(0).standard_normal((3, len(mean))).astype(mean.dtype)
     terms = _terms_of_prior(reading, arrays, mean, mean + sd * moves, draws[:_LOOKED_AT])
     value, grad, H_of, values = jax.device_get(terms)

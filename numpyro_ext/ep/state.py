@@ -162,7 +162,9 @@ def start_state(
         if not is_positive(total_of(normal, table, sites)):
             raise ValueError("some direction of the latent sites has no proper prior.")
     # With their types: a weak one would have the next step compiled anew.
-    number, zero, never = normal.shift.dtype.type, np.int32(0), np.bool_(False)
+    number: Any = normal.shift.dtype.type
+    zero: Any = np.int32(0)
+    never: Any = np.False_
     nan, far = number(np.nan), number(np.inf)
     state = EPState(
         i=zero,
@@ -175,7 +177,7 @@ def start_state(
         table=table,
         rng_key=rng_key,
     )
-    return jax.tree.map(jnp.asarray, state)
+    return jax.tree.map(jnp.asarray, state)  # some of it is of NumPy, which compiles nothing
 
 
 def _starts_of(A: np.ndarray, owners: np.ndarray, diagonal: bool, draws: np.ndarray) -> Site:
@@ -195,10 +197,10 @@ def _starts_of(A: np.ndarray, owners: np.ndarray, diagonal: bool, draws: np.ndar
         known = visible & (sd**2 > 0)
         tau = np.where(known, 1 / np.where(known, sd**2, 1), 0)
     if diagonal:
-        shift, precision = np.zeros((2, n, D), A.dtype)
-        np.add.at(shift, (np.arange(n)[:, None], owners), tau * mean)
-        np.add.at(precision, (np.arange(n)[:, None], owners), tau)
-        return Site(shift, precision)
+        both: Any = np.zeros((2, n, D), A.dtype)
+        for x, part in zip(both, (tau * mean, tau), strict=True):
+            np.add.at(x, (np.arange(n)[:, None], owners), part)
+        return Site(*both)
     return Site(np.einsum("nre,ne->nr", W, tau * mean), np.einsum("nre,ne,nse->nrs", W, tau, W))
 
 

@@ -301,8 +301,9 @@ def _sums_of(state: EPState) -> _Sums:
     """Sums over no steps."""
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), (state.total, state.sites))
     number = state.total.shift.dtype
-    parts = np.zeros((_PARTS, 2, *state.total.shift.shape), number)
-    return _Sums(zeros, zeros, parts, np.zeros(_PARTS, number), np.zeros((), number))
+    sizes: Any = (_PARTS, 2, *state.total.shift.shape), _PARTS, ()
+    numbers: Any = [np.zeros(size, number) for size in sizes]
+    return _Sums(zeros, zeros, *numbers)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
