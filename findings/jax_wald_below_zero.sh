@@ -5,13 +5,13 @@
 #   digits. At a shape of 1 and a large mean the law is nearly 1 / chi-squared(1) up to its far tail, so
 #   that the quantiles hardly depend on the mean.
 # Behaviour: the smaller root of Michael, Schucany and Haas is taken as m + m^2 y / 2 - (m / 2) sqrt(4 m y +
-#   m^2 y^2), a difference of numbers near m^2. From a mean of 1,000 on nothing is left of it, and the
-#   accepted draw is rounding of either sign. Times of first passage at a threshold of 1 with a drift of
+#   m^2 y^2), a difference of numbers near m^2. At a mean of 1,000 little is left of it, at 10,000 nothing, and
+#   the accepted draw is rounding of either sign. Times of first passage at a threshold of 1 with a drift of
 #   .001 or .0001 are such draws. Their mean looks right, as it is made by the other root. Neither NaN nor
 #   a warning. The same root as 2 m / (2 + m y + sqrt(4 m y + m^2 y^2)) is no difference.
 # Versions: jax and jaxlib 0.12.0.1 (jax/_src/random/core.py: `_wald`), numpy 2.5.5, scipy 1.18.1.
 # Seen (400,000 draws; mean, share not above 0, 1 % quantile, right): 100 0 .150 .150; 1,000 .4 % .09 .151;
-#   10,000 17 % -13 .151; 100,000 36 % -1,073 .151. NumPy's `wald` is right at all.
+#   10,000 17 % -13 .151; 100,000 36 % -1,073 .151. NumPy's `wald` is right at each.
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
 "${PYTHON:-python3}" -m venv "$folder/venv"

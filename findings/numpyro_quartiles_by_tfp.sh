@@ -6,15 +6,15 @@
 #   `cdf(icdf(q))` at some q says so for all.
 # Behaviour: the search for x marks an entry as done at once if the probability equals one of the ends of the
 #   bracket of x, which are 0 and 1/2 in double precision. So at exactly 1/2 the starting guess is returned,
-#   while 1/2 + 1e-12 is right (to .001 in its probability). For Beta that is the median, for StudentT, which asks for
-#   1 - |1 - 2 q|, both quartiles: its interquartile range is up to 27 % wrong. In single precision,
-#   where the bracket ends at 1/2 only if both parameters are below 1, the t with one degree of freedom
-#   (Cauchy) has the quartile .785 for 1. TFP computes the quantile of its own StudentT in another way,
+#   while 1/2 + 1e-12 is right (to .001 in its probability). For Beta that is the median, for StudentT,
+#   which asks for 1 - |1 - 2 q|, both quartiles: its interquartile range is up to 27 % wrong. In single
+#   precision, where the bracket ends at 1/2 only if both parameters are below 1, the t with one degree of
+#   freedom (Cauchy) has the quartile .785 for 1. TFP computes the quantile of its own StudentT in another way,
 #   which is right.
 # Versions: numpyro 0.22.0, tfp-nightly 0.26.0.dev20261027 (math/special.py: `tf.equal(y, initial_high)`), jax
 #   and jaxlib 0.12.0.1, scipy 1.18.1, numpy 2.5.5.
-# Seen (double precision; got, right): median of Beta(2, .7) .8291 .8036, of Beta(1, 5) .1760 .1294, of Beta(.7, .7)
-#   .3581 .5; quartile of t(1) 1.2733 1, t(3) .6646 .7649, t(30) .5504 .6828.
+# Seen (double precision; got, right): median of Beta(2, .7) .8291 .8036, of Beta(1, 5) .1760 .1294, of
+#   Beta(.7, .7) .3581 .5; quartile of t(1) 1.2732 1, of t(3) .6646 .7649, of t(30) .5504 .6828.
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
 "${PYTHON:-python3}" -m venv "$folder/venv"

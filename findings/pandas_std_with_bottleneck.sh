@@ -5,7 +5,7 @@
 #   installed. Bottleneck makes things faster.
 # Behaviour: pandas takes `std` and `var` from bottleneck if it can import it. Bottleneck adds float32 one
 #   after the other in float32 and takes squares about the mean that this gives. Draws of NumPyro and JAX are
-#   in float32, and `pd.DataFrame(mcmc.get_samples()).describe()` shows, in one table, a mean that is right
+#   in float32, and `describe` of a frame of them shows, in one table, a mean that is right
 #   (pandas makes it itself), quantiles that are right and an sd that is not. `sem` and
 #   `groupby(...).std()` are right. `pip install bottleneck` changes the numbers of a script without a word.
 # Versions: pandas 3.1.1, bottleneck 1.6.0, numpy 2.5.5, xarray 2026.9.0.
