@@ -182,7 +182,7 @@ class FitContext:
         return {name: x for name, x in self.draws.items() if name in self.proto.latents}
 
     @property
-    def first(self) -> Sites:
+    def first(self) -> dict[str, Any]:
         """The draws ``{site: (m, *site)}`` that belong to the first parameters."""
         draws = self.draws
         if self.kind == "guide":

@@ -213,7 +213,7 @@ def _of_chains(context: FitContext) -> list[Comparison] | str:
         kept &= context.sampling.all(0)
     numbers = sum(math.prod(y.shape[2:]) for y in draws.values())
     most = min(_DRAWS, 10**7 // max(numbers, 1)) // next(iter(draws.values())).shape[0]
-    chosen = np.flatnonzero(kept)[equally_spaced(np.sum(kept), max(most, 1))]
+    chosen = np.flatnonzero(kept)[equally_spaced(int(np.sum(kept)), max(most, 1))]
     draws = {name: y[:, chosen] for name, y in draws.items()}
     compared = Agreement(draws)
     total = compared.chains * compared.draws
