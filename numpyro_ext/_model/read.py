@@ -15,7 +15,15 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 from numpyro import validation_enabled
-from numpyro.distributions import Delta, ImproperUniform, Unit, biject_to, constraints
+from numpyro.distributions import (
+    Delta,
+    ExpandedDistribution,
+    ImproperUniform,
+    TransformedDistribution,
+    Unit,
+    biject_to,
+    constraints,
+)
 from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoGuide
@@ -65,6 +73,26 @@ def layers(fn: Any) -> Iterator[Any]:
 def transforms_of(fn: Any) -> list[Any]:
     """The transforms of a distribution."""
     return [t for layer in layers(fn) for t in getattr(layer, "transforms", ())]
+
+
+def without_expand(fn: Any, shape: tuple[int, ...]) -> tuple[Any, tuple[int, ...]]:
+    """A distribution and the shape of its draws, with ``expand`` as a part of the shape, if it is
+    around one that has no batch axes."""
+    if isinstance(fn, ExpandedDistribution) and not fn.base_dist.batch_shape:
+        return fn.base_dist, (*shape, *fn.batch_shape)
+    return fn, shape
+
+
+def steps_of_draw(fn: Any, rng_key: Array, shape: tuple[int, ...]) -> tuple[Any, list[Any]]:
+    """``fn.sample_with_intermediates``, in which a log determinant is left to be computed when it
+    is asked for."""
+    if not isinstance(fn, TransformedDistribution):
+        return fn.sample_with_intermediates(rng_key, shape)
+    x, before = fn.base_dist.sample(rng_key, shape), []
+    for transform in fn.transforms:
+        before.append([x, None])
+        x = transform(x)
+    return x, before
 
 
 def value_before(site: Site) -> Array:

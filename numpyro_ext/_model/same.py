@@ -124,6 +124,14 @@ def _root(x: Any) -> str:
     return name.split(".")[0]
 
 
+def is_of_libraries(x: Any) -> bool:
+    """Whether the code of a function, or of the class of an object, stays as it is; not of one that
+    holds another function, which may be a user's."""
+    root = _root(x)
+    holds = isinstance(x, MethodType | partial)
+    return not holds and (root in _LIBRARIES or root in sys.stdlib_module_names)
+
+
 def _is_fixed(x: Any) -> bool:
     """Whether what a program does with an object is the same as long as it is that object."""
     root = _root(x)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
+from jax.tree_util import Partial
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -41,7 +42,15 @@ from numpyro_ext._model.modes import (
 from numpyro_ext._model.normal import Normal
 from numpyro_ext._model.operations import quick_options, run_once
 from numpyro_ext._model.potential import supports_of
-from numpyro_ext._model.read import ModelInfo, call_and_trace, is_only_recorded, transforms_of
+from numpyro_ext._model.read import (
+    ModelInfo,
+    call_and_trace,
+    is_only_recorded,
+    steps_of_draw,
+    transforms_of,
+    without_expand,
+)
+from numpyro_ext._model.same import is_of_libraries
 from numpyro_ext._model.start import guide_start
 from numpyro_ext._numpyro import handlers_around
 from numpyro_ext._typing import Model, Params, Shape, Sites
@@ -55,29 +64,29 @@ class _drawn_by_programs(Messenger):
     """Each draw through transforms in one program, where every operation of a flow would be
     compiled by itself. ``seed`` gives the same keys.
 
-    :param intermediates: whether log densities of the draws may be asked for.
+    :param first: whether the guide is called for the first time: then any program is made for one
+        run, and log densities of the draws may be asked for.
     """
 
-    def __init__(self, fn: Model | None = None, *, intermediates: bool = True) -> None:
+    def __init__(self, fn: Model | None = None, *, first: bool) -> None:
         super().__init__(fn)
-        self.intermediates = intermediates
+        self.first = first
 
     def process_message(self, msg: dict[str, Any]) -> None:
         given = msg["value"] is not None or msg["kwargs"].get("rng_key") is not None
         if msg["type"] != "sample" or given or not transforms_of(msg["fn"]):
             return
-        fn, shape = msg["fn"], msg["kwargs"].get("sample_shape", ())
-        if not _are_numbers(fn):
-            return
         rng_key: Any = numpyro.prng_key()
         msg["kwargs"]["rng_key"] = rng_key
-        if rng_key is None or is_traced(rng_key):
-            return
-        if isinstance(fn, dist.ExpandedDistribution) and not fn.base_dist.batch_shape:
-            fn, shape = fn.base_dist, (*shape, *fn.batch_shape)
-        numbers = math.prod(shape) * sum(map(np.size, jax.tree.leaves(fn)))
-        draw = _draw(not quick_options(numbers))
-        msg["value"], msg["intermediates"] = draw(fn, rng_key, shape, self.intermediates)
+        fn, shape = msg["fn"], msg["kwargs"].get("sample_shape", ())
+        if rng_key is not None and not is_traced(rng_key) and _is_argument(fn):
+            fn, shape = without_expand(fn, shape)
+            numbers = math.prod(shape) * sum(map(np.size, jax.tree.leaves(fn)))
+            draw = _draw(not quick_options(numbers))
+            msg["value"], msg["intermediates"] = draw(fn, rng_key, shape, self.first)
+        elif rng_key is not None and self.first:
+            draw = partial(fn.sample_with_intermediates, sample_shape=shape)
+            msg["value"], msg["intermediates"] = run_once(draw, rng_key)
 
     @classmethod
     def evaluate(cls, fn: Callable[[Any], Any], x: Any) -> Any:
@@ -89,19 +98,41 @@ class _drawn_by_programs(Messenger):
         return y if all(np.all(np.isfinite(a)) for a in jax.tree.leaves(y)) else fn(x)
 
 
-def _are_numbers(fn: dist.Distribution) -> bool:
-    """Whether the leaves of a distribution are arrays of known numbers, and other floats."""
+def _is_argument(fn: dist.Distribution) -> bool:
+    """Whether a distribution can be the argument of a program: its leaves are arrays of known
+    numbers and other floats, and what is no leaf is code of libraries."""
+    if not _has_code_of_libraries(fn):  # whose classes lose nothing in flattening
+        return False
     leaves = jax.tree.leaves(fn)
     return not is_traced(leaves) and all(isinstance(x, Array | np.ndarray | float) for x in leaves)
+
+
+def _has_code_of_libraries(x: Any) -> bool:
+    if isinstance(x, list | tuple):
+        return all(map(_has_code_of_libraries, x))
+    if not is_of_libraries(x.func if isinstance(x, Partial) else x):
+        return False
+    if isinstance(x, VectorTransform) and not all(_is_hashable(getattr(x, n)) for n in x.static):
+        return False  # JAX compares them in every call
+    parts = vars(x).values() if isinstance(x, Transform | dist.Distribution) else ()
+    return all(map(_has_code_of_libraries, parts))
+
+
+def _is_hashable(x: Any) -> bool:
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True
 
 
 @cache
 def _draw(optimised: bool) -> Callable[..., tuple[Array, list[Any]]]:
     """A program that has nothing of a guide in it: the distribution is its argument."""
 
-    def draw(fn: Any, rng_key: Array, shape: Shape, intermediates: bool) -> tuple[Array, list[Any]]:
+    def draw(fn: Any, rng_key: Array, shape: Shape, intermediates: bool) -> tuple[Any, list[Any]]:
         if intermediates:
-            return fn.sample_with_intermediates(rng_key, shape)
+            return steps_of_draw(fn, rng_key, shape)
         return fn.sample(rng_key, shape), []
 
     options: Any = None if optimised else quick_options()
@@ -153,7 +184,7 @@ class AutoJoint(CircularGuide):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         check_frames(self.model, args, kwargs)
         once = self.prototype_trace is None and is_only_recorded()
-        with _drawn_by_programs() if once else nullcontext():
+        with _drawn_by_programs(first=True) if once else nullcontext():
             values = super().__call__(*args, **kwargs)
         record_filled(f"_{self.prefix}", self, values, args, kwargs)
         return values
@@ -167,7 +198,8 @@ class AutoJoint(CircularGuide):
         return guide_start(self, self.read(*args, **kwargs), args, kwargs)
 
     def get_base_dist(self) -> dist.Distribution:
-        return dist.Normal(jnp.zeros(self.latent_dim), 1, validate_args=False).to_event(1)
+        zeros = np.zeros(self.latent_dim, jnp.result_type(float))  # which compiles nothing
+        return dist.Normal(zeros, 1, validate_args=False).to_event(1)
 
     def get_transform(self, params: Params) -> Transform:
         self.check_fitted(params)
@@ -192,7 +224,7 @@ class AutoJoint(CircularGuide):
         """Latent vectors from ``sample_vector``, without a trace of their sites."""
         self.check_fitted(params)
         with block(), self.on_cuts(params):
-            vector = _drawn_by_programs(self.sample_vector, intermediates=False)
+            vector = _drawn_by_programs(self.sample_vector, first=False)
             fn: Any = substitute(seed(vector, rng_key), params)
             z, trace = call_and_trace(fn, (sample_shape, args, kwargs or {}), {})
         check_params(params, [n for n, site in trace.items() if site["type"] == "param"], self)

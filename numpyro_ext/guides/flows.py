@@ -3,10 +3,10 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 import math
 from typing import Any
 
+import jax
 from jax import Array
 from jax.nn import softplus
 import jax.numpy as jnp
@@ -28,7 +28,6 @@ from numpyro.distributions.transforms import (
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.arguments import is_traced
-from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext.guides.base import AutoAtModes, FixedMap
 from numpyro_ext.guides.networks import check_widths, flat_module, masked_mlp, mlp
@@ -48,44 +47,50 @@ class RowsOfFactor(type(constraints.scaled_unit_lower_cholesky)):  # pyright: ig
     """Lower triangular factors of which an optimiser moves a row, not each number, by its step."""
 
 
-@cache
-def _factor_and_numbers() -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
-    whole, options = _OfRows(), quick_options()
-    return jit_on_data(whole.factor, options), jit_on_data(whole.numbers, options)
+def _on_host(fn: Callable[[Any, Any], Any], x: Array) -> Any:
+    """``fn(x, jnp)`` where x is traced, and ``fn(x, np)`` of numbers, which compiles nothing."""
+    if is_traced(x):
+        return fn(x, jnp)
+    with np.errstate(all="ignore"):
+        return jax.device_put(fn(np.asarray(x), np))
 
 
 class _OfRows(ParameterFreeTransform):
     """NumPyro's map from numbers to a (d, d) factor, with the numbers below the diagonal, which
-    come first, over the root of d. Its indices are constants, which NumPyro computes in every
-    program; where ``SVI`` calls it outside of one, it is a program."""
+    come first, over the root of d."""
 
     domain = constraints.real_vector  # pyright: ignore[reportAssignmentType]
     codomain = constraints.scaled_unit_lower_cholesky  # pyright: ignore[reportAssignmentType]
 
     def __call__(self, x: Array) -> Any:
-        return self.factor(x) if is_traced(x) else _factor_and_numbers()[0](x)
+        return _on_host(_factor_of, x)
 
     def _inverse(self, y: Array) -> Any:
-        return self.numbers(y) if is_traced(y) else _factor_and_numbers()[1](y)
-
-    def factor(self, x: Array) -> Array:
-        d = int((2 * x.shape[-1]) ** 0.5)
-        unit = jnp.broadcast_to(jnp.eye(d, dtype=x.dtype), (*x.shape[:-1], d, d))
-        rows, columns = np.tril_indices(d, -1)
-        unit = unit.at[..., rows, columns].set(x[..., :-d] * d**-0.5, unique_indices=True)
-        return unit * softplus(x[..., -d:])[..., None]
-
-    def numbers(self, y: Array) -> Array:
-        d, diagonal = y.shape[-1], jnp.diagonal(y, axis1=-2, axis2=-1)
-        rows, columns = np.tril_indices(d, -1)
-        below = (y / diagonal[..., None])[..., rows, columns] / d**-0.5
-        return jnp.concatenate([below, jnp.log(-jnp.expm1(-diagonal)) + diagonal], axis=-1)
+        return _on_host(_numbers_of, y)
 
     def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
         d = y.shape[-1]
         log_diagonal = jnp.log(jnp.diagonal(y, axis1=-2, axis2=-1))
         slopes = (log_diagonal * jnp.arange(d) - softplus(-x[..., -d:])).sum(-1)
         return slopes - d * (d - 1) / 4 * math.log(d)
+
+
+def _factor_of(x: Any, xp: Any) -> Any:
+    d = int((2 * x.shape[-1]) ** 0.5)
+    n = x.shape[-1] - d
+    place = np.full((d, d), n)  # the 0 behind the numbers below the diagonal; then there is a 1
+    place[np.tril_indices(d, -1)] = np.arange(n)
+    np.fill_diagonal(place, n + 1)
+    ends = xp.broadcast_to(np.array([0, 1], x.dtype), (*x.shape[:-1], 2))
+    numbers = xp.concatenate([x[..., :n] * d**-0.5, ends], axis=-1)
+    return numbers[..., place] * xp.logaddexp(x[..., n:], 0)[..., None]
+
+
+def _numbers_of(y: Any, xp: Any) -> Any:
+    d, diagonal = y.shape[-1], xp.diagonal(y, axis1=-2, axis2=-1)
+    rows, columns = np.tril_indices(d, -1)
+    below = (y / diagonal[..., None])[..., rows, columns] / d**-0.5
+    return xp.concatenate([below, xp.log(-xp.expm1(-diagonal)) + diagonal], axis=-1)
 
 
 @biject_to.register(RowsOfFactor)
@@ -144,11 +149,12 @@ class AutoFlowNormal(AutoAtModes):
         fixed map, if there is one."""
         loc, scale, fixed, _ = self.begin()
         loc: Any = numpyro.param(f"{self.prefix}_loc", loc)
-        zero = jnp.zeros_like(loc)
-        shift = IndependentTransform(AffineTransform(loc, jnp.ones_like(loc)), 1)
+        zero, one = (np.full(loc.shape, x, loc.dtype) for x in (0, 1))  # which compiles nothing
+        shift = IndependentTransform(AffineTransform(loc, one), 1)
         if fixed and isinstance(fixed[0], FixedMap) and fixed[0].normal.is_matrix:
             name, rows = f"{self.prefix}_scale_tril", RowsOfFactor()
-            L: Any = numpyro.param(name, jnp.diag(scale), constraint=rows)
+            start: Any = jnp.diag(scale) if is_traced(scale) else jax.device_put(np.diag(scale))
+            L: Any = numpyro.param(name, start, constraint=rows)
             return [LowerCholeskyAffine(zero, L), shift, *fixed]
         scale: Any = numpyro.param(f"{self.prefix}_scale", scale, constraint=QuickPositive())
         return [IndependentTransform(AffineTransform(zero, scale), 1), shift, *fixed]
@@ -251,7 +257,7 @@ class CouplingFlowNormal(AutoFlowNormal):
         layers = super().last_layers()
         if not isinstance(layers[0], LowerCholeskyAffine):
             return layers
-        skew: Any = numpyro.param(f"{self.prefix}_skew", jnp.zeros(self.latent_dim))
+        skew: Any = numpyro.param(f"{self.prefix}_skew", jax.device_put(np.zeros(self.latent_dim)))
         return [SkewTransform(skew), *layers]
 
     def net(self, i: int, outputs: int) -> tuple[Callable[[Array], Array], int]:

@@ -1,6 +1,7 @@
 """The guide with the particles themselves as its parameters."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 import math
 from typing import Any, cast
 
@@ -265,11 +266,8 @@ class AutoParticles(BeginsAtModes, CircularGuide):
 
         :param args: the model's arguments, for deterministic sites; by default as at the start.
         """
-        n = math.prod(sample_shape)
-        index = random.permutation(rng_key, self.num_particles)[:n]
-        different = self.constrain(params[self.param_name][index], params, args, kwargs)
-        again = jnp.arange(n) % max(index.size, 1)
-        return jax.tree.map(lambda v: v[again].reshape(sample_shape + v.shape[1:]), different)
+        x = _in_random_order(rng_key, params[self.param_name], math.prod(sample_shape))
+        return _repeated(self.constrain(x, params, args, kwargs), sample_shape)
 
     def median(self, params: Params) -> Sites:
         """Median over the particles, for each latent site."""
@@ -282,6 +280,21 @@ class AutoParticles(BeginsAtModes, CircularGuide):
 
     def _latent_values(self, params: Params) -> Sites:
         return {k: v for k, v in self.particles(params).items() if k in self.latent_sites}
+
+
+@partial(jax.jit, static_argnums=2)
+def _in_random_order(rng_key: Array, x: Array, n: int) -> Array:
+    return x[random.permutation(rng_key, len(x))[:n]]
+
+
+@partial(jax.jit, static_argnums=1)
+def _repeated(sites: Sites, shape: tuple[int, ...]) -> Sites:
+    n = math.prod(shape)
+
+    def repeat(v: Array) -> Array:
+        return v[jnp.arange(n) % max(len(v), 1)].reshape(shape + v.shape[1:])
+
+    return jax.tree.map(repeat, sites)
 
 
 def _key() -> Array:

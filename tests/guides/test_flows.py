@@ -20,7 +20,8 @@ from numpyro_ext.guides import (
     AutoRealNVPNormal,
 )
 from numpyro_ext.guides.base import _draw
-from numpyro_ext.guides.flows import RowsOfFactor, SkewTransform, other_halves
+from numpyro_ext.guides.flows import AutoFlowNormal, RowsOfFactor, SkewTransform, other_halves
+from numpyro_ext.transforms import AdditiveCoupling, VectorTransform
 
 GUIDES = {"NICE": AutoNICENormal, "MAF": AutoMAFNormal, "Householder": AutoHouseholderNormal}
 
@@ -74,6 +75,50 @@ def test_draws_of_a_module_that_is_no_argument_of_a_program():
     z = guide.sample_latent(random.key(1), params, 5)
     key = random.split(random.key(1))[1]
     np.testing.assert_array_equal(z, guide.get_posterior(params).sample(key, (5,)))
+
+
+class Times(VectorTransform):
+    """A user's transform of which JAX does not see the number."""
+
+    factor = 2.0
+
+    def call_with_intermediates(self, x):
+        return self.factor * x, jnp.full(x.shape[:-1], x.shape[-1] * jnp.log(self.factor))
+
+    def _inverse(self, y):
+        return y / self.factor
+
+
+class AutoTimes(AutoFlowNormal):
+    def flow(self, i):
+        return Times()
+
+
+class AutoCoupled(AutoFlowNormal):
+    """A user's network that reads a number of the guide."""
+
+    factor = 2.0
+
+    def shift(self, a):
+        return jnp.full((*a.shape[:-1], 2), self.factor)
+
+    def flow(self, i):
+        return AdditiveCoupling(self.shift, 1)
+
+
+@pytest.mark.parametrize("kind", [AutoTimes, AutoCoupled])
+def test_draws_see_what_code_of_a_user_reads(kind, monkeypatch):
+    guide = kind(correlated, num_flows=1, init_from=None)
+    params = start(guide)
+    eps = random.normal(random.split(random.key(1))[1], (5, 3))
+    for factor in (2.0, 3.0):
+        monkeypatch.setattr(Times, "factor", factor)
+        guide.factor = factor
+        shift = jnp.array([0, factor, factor])
+        x = factor * eps if kind is AutoTimes else eps + shift
+        z = guide.sample_latent(random.key(1), params, 5)
+        expected = params["auto_loc"] + params["auto_scale"] * x
+        np.testing.assert_allclose(z, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_row_of_the_factor_moves_by_about_the_step_of_its_numbers():
