@@ -26,12 +26,12 @@ from numpyro_ext._model.surface import (
     surface_of,
 )
 
-_WIDTH, _POWERS = 32, 2
-"""Directions in which the stiffest one is sought, and steps of the power method."""
+_ALL_DIRECTIONS, _POWERS = 32, 10
+"""Numbers up to which the stiffest direction is exact, and steps of the power method beyond."""
 _FEW_POINTS, _FEW_POWERS = 32, 5
 _ROWS, _ROWS_OF_A_NUMBER, _MOST_ROWS = 10_000, 250, 2 * 10**6
-"""Of a hierarchy with many groups: points, powers of a single direction, and rows, at least, for
-each latent number, and at most."""
+"""Of a hierarchy with many groups: points, powers, and rows, at least, for each latent number, and
+at most."""
 _QUANTILE, _STIFFEST = 0.95, 1e4
 _ROUNDINGS = 64  # of the potential, in a difference of two
 _STAGES, _STAGE_STEPS, _PARTICLES = 8, 500, 8
@@ -136,8 +136,9 @@ class NormalMeasure:
                 f" jumps {what}."
             )
             fit = replace(fit, problems=(*fit.problems, Problem(sentence, "density jumps")))
-        width, powers = (1, _FEW_POWERS) if is_arrow else (min(n, _WIDTH), _POWERS)
-        powers = 1 if width == n else powers  # of all directions, the product is the matrix
+        width, powers = 1, _FEW_POWERS if is_arrow else _POWERS
+        if n <= _ALL_DIRECTIONS:
+            width, powers = n, 1  # of all directions, the product is the matrix
         stiffness = []
         for k, x in enumerate(points):
             block = np.take(directions, k + np.arange(width), axis=0, mode="wrap")

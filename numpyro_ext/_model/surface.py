@@ -40,10 +40,11 @@ def draw_batch(rng_key: Array, potential: Potential) -> dict[str, Array]:
 
 def some_rows(potential: Potential, most: int = _CURVATURE_ROWS) -> dict[str, Any]:
     """At most 10,000 evenly spaced rows of every plate, or another number."""
-    return {
+    rows = {
         name: (np.arange(min(size, most)) * (size / min(size, most))).astype(np.int32)
         for name, (size, _) in potential.plates.items()
     }
+    return jax.device_put(rows)  # a plate takes nothing else
 
 
 type Rows = tuple[dict[str, Any], Any]

@@ -137,3 +137,22 @@ def test_many_coordinates_are_whitened_one_by_one():
     whitening = find_modes(model).whitening
     np.testing.assert_allclose(whitening.matrix / sd[:, None], np.eye(513), atol=1e-4)
     np.testing.assert_allclose(whitening.center / sd, 3, atol=0.05)
+
+
+@pytest.mark.slow
+def test_many_coordinates_are_found_from_minibatches_of_rows():
+    """513 normals with two rows each; the curvature along a direction is taken on given rows."""
+    rng = np.random.default_rng(0)
+    column, sd = np.tile(np.arange(513), 2), 0.5
+    y = 2 + rng.normal(size=513)[column] + sd * rng.normal(size=len(column))
+
+    def model(column, y):
+        z = numpyro.sample("z", dist.Normal(2.0, 1.0).expand([513]).to_event(1))
+        with numpyro.plate("rows", len(y), subsample_size=64) as i:
+            numpyro.sample("y", dist.Normal(z[column[i]], sd), obs=y[i])
+
+    normal = find_modes(model, jnp.asarray(column), jnp.asarray(y)).whitening
+    precision = 1 + 2 / sd**2
+    mean = (2 + np.bincount(column, y) / sd**2) / precision
+    np.testing.assert_allclose(normal.center, mean, atol=0.05 * precision**-0.5)
+    np.testing.assert_allclose(normal.matrix * precision**0.5, np.eye(513), atol=1e-3)
