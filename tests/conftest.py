@@ -97,8 +97,9 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("golden"):
                 item.add_marker(left_out)
-        same = [x for x in items if getattr(x, "originalname", None) in without_keys(x.path)]
-        config.hook.pytest_deselected(items=same)
+        functions = [item for item in items if isinstance(item, pytest.Function)]
+        same = {item for item in functions if item.originalname in without_keys(item.path)}
+        config.hook.pytest_deselected(items=list(same))
         items[:] = [item for item in items if item not in same]
 
 
