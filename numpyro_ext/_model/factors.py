@@ -210,7 +210,8 @@ class Factors:
 
     def choose_rows_by(self) -> str:
         """The way to compute a row alone that gives every row the number of a pass over all."""
-        local, every = {**self.local, **self._first_states()}, np.arange(self.size)
+        local = {**self.local, **self._first_states()}
+        every = jax.device_put(np.arange(self.size))
         # An error in a pass over all rows is one of the model.
         jax.eval_shape(lambda x: self._log_lik(x, every, local), jnp.zeros(self.info.size))
         for self.rows_by in ("plate", "arguments"):
