@@ -124,12 +124,18 @@ def _root(x: Any) -> str:
     return name.split(".")[0]
 
 
-def is_of_libraries(x: Any) -> bool:
-    """Whether the code of a function, or of the class of an object, stays as it is; not of one that
-    holds another function, which may be a user's."""
-    root = _root(x)
-    holds = isinstance(x, MethodType | partial)
-    return not holds and (root in _LIBRARIES or root in sys.stdlib_module_names)
+def is_of_libraries(x: Any, seen: tuple[int, ...] = ()) -> bool:
+    """Whether the code of a function with all that it closes over, or of the class of an object,
+    stays as it is; ``partial`` and methods hold what may be a user's."""
+    if isinstance(x, list | tuple):
+        return all(is_of_libraries(part, seen) for part in x)
+    root, seen = _root(x), (*seen, id(x))
+    if isinstance(x, MethodType | partial):
+        return False
+    if not (root in _LIBRARIES or root in sys.stdlib_module_names):
+        return False
+    held = [cell.cell_contents for cell in getattr(x, "__closure__", None) or ()]
+    return all(is_of_libraries(part, seen) for part in held if id(part) not in seen)
 
 
 def _is_fixed(x: Any) -> bool:

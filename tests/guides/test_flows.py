@@ -3,8 +3,10 @@
 import equinox
 import jax
 from jax import random
+from jax.example_libraries import stax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
+from jax.tree_util import Partial
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -106,7 +108,21 @@ class AutoCoupled(AutoFlowNormal):
         return AdditiveCoupling(self.shift, 1)
 
 
-@pytest.mark.parametrize("kind", [AutoTimes, AutoCoupled])
+def shift(_, a, **kwargs):
+    return jnp.full((*a.shape[:-1], 2), Times.factor)
+
+
+CLOSED = Partial(stax.serial((None, shift))[1], ((),))
+
+
+class AutoClosed(AutoFlowNormal):
+    """A user's network inside of a function of JAX."""
+
+    def flow(self, i):
+        return AdditiveCoupling(CLOSED, 1)
+
+
+@pytest.mark.parametrize("kind", [AutoTimes, AutoCoupled, AutoClosed])
 def test_draws_see_what_code_of_a_user_reads(kind, monkeypatch):
     guide = kind(correlated, num_flows=1, init_from=None)
     params = start(guide)
