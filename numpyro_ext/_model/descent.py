@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._model.modes import Mode
-from numpyro_ext._model.operations import jit_on_data, linearized
+from numpyro_ext._model.operations import jit_on_data
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.surface import Surface, batch_rows, draw_batch, some_rows, surface_of
 
@@ -100,8 +100,8 @@ class _Descent:
     def __init__(self, surface: Surface) -> None:
         self.surface, n = surface, surface.size
         self.unit = 0.1 * (np.eye(n) if surface.dense else np.ones(n))
-        self.rows, self.no_rows = surface.read(), (surface.potential.first_rows(), None)
-        self.solve = jit_on_data(partial(_conjugate_step, surface.potential), surface.options)
+        self.rows, self.no_rows = surface.few_rows, (surface.potential.first_rows(), None)
+        self.solve = jit_on_data(partial(_conjugate_step, surface), surface.options)
 
     @np.errstate(divide="ignore", invalid="ignore", over="ignore")  # what is not finite ends it
     def __call__(
@@ -134,8 +134,8 @@ class _Descent:
         if not surface.dense:
             if point.factor is self.unit:
                 point = self.with_diagonal(point)
-            at = (y.astype(surface.dtype) for y in (x, point.grad, point.factor**-2))
-            return np.asarray(self.solve(*at), float), point.factor, point.num_negative
+            inputs = (y.astype(surface.dtype) for y in (x, point.grad, point.factor**-2))
+            return np.asarray(self.solve(*inputs), float), point.factor, point.num_negative
         # In the coordinates of the factor before, because in float32 the curvature of columns as
         # they come would lose its least eigenvalues beside the largest.
         root = point.factor
@@ -185,17 +185,16 @@ class _Descent:
         return point
 
 
-def _conjugate_step(potential: Potential, x: Array, g: Array, scales: Array) -> Array:
+def _conjugate_step(surface: Surface, x: Array, g: Array, scales: Array) -> Array:
     """H^{-1} g for some rows by conjugate gradients, or by the diagonal if that is not downhill."""
-    idx, diagonal = some_rows(potential), g / scales
-
-    def grad(x: Array) -> tuple[Array, None]:
-        return potential.value_and_grad_flat(x, idx)[1], None
+    potential, diagonal = surface.potential, g / scales
 
     def length(v: Array) -> Array:
         return jnp.sqrt(jnp.vdot(v, scales * v))
 
-    product = linearized(grad, x, forward=potential.has_curvature, length=length)[2]
+    # The diagonal of the curvature was taken before.
+    options: Any = {"forward": surface.slopes.exact, "length": length}
+    _, product = potential.linearized_grad(x, some_rows(potential), **options)
     step, _ = jax.scipy.sparse.linalg.cg(
         product, g, diagonal, tol=_CG_TOLERANCE, maxiter=_CG_STEPS, M=lambda v: v / scales
     )

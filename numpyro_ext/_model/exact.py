@@ -192,14 +192,14 @@ def may_be_imprecise(trace: Trace) -> bool:
 def has_large(trace: Trace) -> Array:
     """Whether a parameter or a value is so large that :func:`imprecise` may have something to say,
     which a much smaller program computes."""
-    found = jnp.zeros((), bool)
+    is_large = jnp.zeros((), bool)
     for site in sample_sites(trace):
         if inside := _inside(site["fn"]):
             fn, family = inside
             numbers = site["value"], *(getattr(fn, name) for name in family.parameters)
             for x in numbers:
-                found |= jnp.any(jnp.abs(x) > _LARGE)
-    return found
+                is_large |= jnp.any(jnp.abs(x) > _LARGE)
+    return is_large
 
 
 def numbers_of(trace: Trace) -> dict[str, Any]:

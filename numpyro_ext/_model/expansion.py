@@ -207,12 +207,9 @@ class TaylorExpansion:
         """Mean and factor of the normal approximation at x, no factor where it is not one."""
         prior, idx = self.potential.prior(), self.potential.first_rows()
 
-        def slope_at(x: Array) -> tuple[Array, None]:
-            return prior.value_and_grad_flat(x, idx)[1], None
-
         @jit_on_data
         def both(x: Array) -> tuple[Array, Array]:
-            slope, _, along = linearized(slope_at, x, forward=self.potential.has_curvature)
+            slope, along = prior.linearized_grad(x, idx, forward=self.potential.has_curvature)
             return slope, jax.vmap(along)(0.1 * jnp.eye(len(x), dtype=x.dtype)) / 0.1
 
         slope, curvature = (np.asarray(part, np.float64) for part in both(x))

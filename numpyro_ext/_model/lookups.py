@@ -74,8 +74,8 @@ class Levels:
         self.walk, _ = self._walk(program.consts, None)
 
     def beyond(self) -> list[Beyond]:
-        """The lookups with levels that are not among their effects. A level from the end is none of
-        these where the last effect has no other number, as in a ring."""
+        """The lookups with levels that are not among their effects. A level that counts from the
+        end is allowed where the last effect has no other number, as in a ring."""
         sites = self.walk.sites
         pairs = zip(self.walk.levels, sites, strict=True)
         if all(_is_within(x.source, size) for x, (_, size) in pairs):
@@ -180,7 +180,7 @@ class _Walk:
             dims, mode = params["dimension_numbers"], params["mode"]
             axes, shared = dims.start_index_map, dims.offset_dims
             indices = [_column(nodes[1], k) for k in range(len(axes))]
-            # Of a slice, which vmap makes a lookup, the mode is none that a model has chosen.
+            # Under vmap a slice becomes a lookup with a mode that the model has not chosen.
             chosen = mode == GatherScatterMode.CLIP and dims.collapsed_slice_dims
             if chosen or params["fill_value"] not in (None, np.nan):
                 return node
@@ -203,10 +203,12 @@ class _Walk:
         """The results of a scan with lookups in its body. Levels that follow from what is carried
         are not looked at."""
         params, body = eqn.params, getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"])
-        first = sum(_is_stacked(x, y) for x, y in zip(eqn.invars, body.invars, strict=True))
-        first = len(nodes) - first
-        stacked = sum(_is_stacked(x, y) for x, y in zip(eqn.outvars, body.outvars, strict=True))
-        begin, at = first - (len(eqn.outvars) - stacked), len(self.levels)
+        num_stacked, num_made = (
+            sum(_is_stacked(x, y) for x, y in zip(outside, inside, strict=True))
+            for outside, inside in ((eqn.invars, body.invars), (eqn.outvars, body.outvars))
+        )
+        first = len(nodes) - num_stacked
+        begin, num_before = first - (len(eqn.outvars) - num_made), len(self.levels)
 
         def walk(values: Sequence[Any], moved: Array | None = None) -> tuple[_Walk, list[_Node]]:
             inner, inputs = _Walk(moved), []
@@ -225,7 +227,8 @@ class _Walk:
 
         def results() -> list[Array]:
             values = [x.value for x in nodes]
-            moved = None if self.moved is None else self.moved[at : at + len(inner.levels)]
+            own = slice(num_before, num_before + len(inner.levels))
+            moved = None if self.moved is None else self.moved[own]
 
             def step(carry: list[Array], steps: list[Array]) -> tuple[list[Array], list[Array]]:
                 results = [x.value for x in walk([*values[:begin], *carry, *steps], moved)[1]]

@@ -19,6 +19,7 @@ from numpyro_ext._model.normal import Normal, Plain
 from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.surface import (
+    FEW_ROWS,
     POINTS,
     WORTH_OPTIMISING,
     batch_rows,
@@ -29,9 +30,9 @@ from numpyro_ext._model.surface import (
 _ALL_DIRECTIONS, _POWERS = 32, 10
 """Numbers up to which the stiffest direction is exact, and steps of the power method beyond."""
 _FEW_POINTS, _FEW_POWERS = 32, 5
-_ROWS, _ROWS_OF_A_NUMBER, _MOST_ROWS = 10_000, 250, 2 * 10**6
-"""Of a hierarchy with many groups: points, powers, and rows, at least, for each latent number, and
-at most."""
+_ROWS_OF_A_NUMBER, _MOST_ROWS = 250, 2 * 10**6
+"""Of a hierarchy with many groups: points and powers, and rows for each latent number, and at
+most."""
 _QUANTILE, _STIFFEST = 0.95, 1e4
 _ROUNDINGS = 64  # of the potential, in a difference of two
 _STAGES, _STAGE_STEPS, _PARTICLES = 8, 500, 8
@@ -75,9 +76,10 @@ class NormalMeasure:
         for all normals; and, for ``shape``, its ``stiffness`` and whether the density jumps."""
         surface, center = self.surface, np.asarray(fit.center, float)
         n, is_arrow = len(center), isinstance(fit.factor, Arrow)
-        # A group has but few of ten thousand rows.
-        rows = int(np.clip(_ROWS_OF_A_NUMBER * n, _ROWS, _MOST_ROWS)) if is_arrow else _ROWS
-        num, rows = _FEW_POINTS if is_arrow else POINTS, surface.read(rows)
+        num, rows = POINTS, surface.few_rows
+        if is_arrow:  # a group has but few of ten thousand rows
+            most = int(np.clip(_ROWS_OF_A_NUMBER * n, FEW_ROWS, _MOST_ROWS))
+            num, rows = _FEW_POINTS, surface.read(most)
         draws = np.asarray(self._draw(self.rng_key, np.zeros((num, 2, n), surface.dtype)), float)
         xi, directions = draws[:, 0], draws[:, 1]
         moves = Moves(fit, fit.bend)
@@ -184,8 +186,8 @@ class Moves:
         determinant."""
         if self.bend is None:
             return self.pull(g)
-        at = (x.astype(self.dtype) for x in (xi, g))
-        return np.asarray(_pull_bent_each(self.factor, self.bend, *at), float)
+        inputs = (x.astype(self.dtype) for x in (xi, g))
+        return np.asarray(_pull_bent_each(self.factor, self.bend, *inputs), float)
 
 
 @jax.jit

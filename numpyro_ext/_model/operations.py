@@ -43,13 +43,17 @@ def on_numbers() -> AbstractContextManager[None]:
     return jax.ensure_compile_time_eval() if is_traced else nullcontext()
 
 
+NO_FORWARD_MODE = TypeError, ValueError, NotImplementedError
+"""The errors of JAX where a function has no derivative along a direction."""
+
+
 def has_forward_mode(fn: Callable[[Array], Any], x: Array | np.ndarray) -> bool:
     """Whether ``fn`` has a derivative along a direction; it has none where a part of it is a
     ``jax.custom_vjp``, as ``odeint`` is, or a function of the host behind one."""
     try:
         # Under vmap, because otherwise it fails no earlier than where it is compiled.
         jax.eval_shape(lambda x: jax.vmap(jax.linearize(fn, x)[1])(x[None]), x)
-    except (TypeError, ValueError, NotImplementedError):
+    except NO_FORWARD_MODE:
         return False
     return True
 
@@ -168,11 +172,11 @@ def follow[T](
     :param constant: the same of a number or array that the program holds.
     """
     jaxpr, consts = getattr(program, "jaxpr", program), getattr(program, "consts", ())
-    known = dict(zip(jaxpr.invars, inputs, strict=True))
-    known |= dict(zip(jaxpr.constvars, map(constant, consts), strict=True))
+    facts = dict(zip(jaxpr.invars, inputs, strict=True))
+    facts |= dict(zip(jaxpr.constvars, map(constant, consts), strict=True))
 
     def of(x: Any) -> T:
-        return constant(x.val) if hasattr(x, "val") else known[x]
+        return constant(x.val) if hasattr(x, "val") else facts[x]
 
     for equation in jaxpr.eqns:
         params, values = equation.params, [of(x) for x in equation.invars]
@@ -181,7 +185,7 @@ def follow[T](
             made = follow(called, values, rule, constant)
         else:
             made = rule(equation, values)
-        known.update(zip(equation.outvars, made, strict=True))
+        facts.update(zip(equation.outvars, made, strict=True))
     return [of(x) for x in jaxpr.outvars]
 
 

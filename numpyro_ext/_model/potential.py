@@ -30,7 +30,7 @@ from numpyro_ext._model.handlers import (
 )
 from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.minibatch import plate_indices, replace_indices
-from numpyro_ext._model.operations import has_forward_mode, in_either_mode
+from numpyro_ext._model.operations import has_forward_mode, in_either_mode, linearized
 from numpyro_ext._model.read import (
     ModelInfo,
     check_all_rows,
@@ -241,6 +241,18 @@ class Potential(Program):
         """Whether the gradient has a derivative, see :func:`has_forward_mode`."""
         x, rows = np.zeros(self.info.size, jnp.result_type(float)), self.first_rows()
         return has_forward_mode(lambda x: self.value_and_grad_flat(x, rows)[1], x)
+
+    def linearized_grad(
+        self, x: Array, idx: dict[str, Any], **options: Any
+    ) -> tuple[Array, Callable[[Array], Array]]:
+        """The gradient on the rows ``idx`` at a flat vector, and the product of the Hessian there
+        with a direction; ``options`` are those of :func:`linearized`."""
+
+        def grad(x: Array) -> tuple[Array, None]:
+            return self.value_and_grad_flat(x, idx)[1], None
+
+        y, _, along = linearized(grad, x, **options)
+        return y, along
 
     def draw_rows(self, rng_key: Array) -> dict[str, Array]:
         """The rows of one minibatch of each plate."""

@@ -1,6 +1,6 @@
 """A potential at points that are given by the host: values, gradients and curvature there."""
 
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -11,9 +11,9 @@ import numpy as np
 from numpyro_ext._model.minibatch import draw_indices
 from numpyro_ext._model.modes import DENSE_UP_TO
 from numpyro_ext._model.operations import (
+    NO_FORWARD_MODE,
     count_operations,
     jit_on_data,
-    linearized,
     quick_options,
 )
 from numpyro_ext._model.potential import Potential
@@ -22,7 +22,8 @@ WORTH_OPTIMISING = 1e9
 """Numbers that a search computes, above which an optimised program pays for its compilation."""
 _GRADIENTS, _PASSES = 8_000, 120
 """Gradients of a minibatch and of all rows that a search takes, roughly."""
-_CURVATURE_ROWS = 10_000
+FEW_ROWS = 10_000
+"""Rows of every plate, at most, on which curvature is taken, and a normal is measured."""
 POINTS, _DIRECTIONS = 64, 32
 """Points and directions that a program takes together."""
 
@@ -38,7 +39,7 @@ def draw_batch(rng_key: Array, potential: Potential) -> dict[str, Array]:
     return draw_indices(rng_key, {}, potential.plates)[0]
 
 
-def some_rows(potential: Potential, most: int = _CURVATURE_ROWS) -> dict[str, Any]:
+def some_rows(potential: Potential, most: int = FEW_ROWS) -> dict[str, Any]:
     """At most 10,000 evenly spaced rows of every plate, or another number."""
     rows = {
         name: (np.arange(min(size, most)) * (size / min(size, most))).astype(np.int32)
@@ -78,9 +79,13 @@ class Surface:
             value, grad = value + weight * float(values[0]), grad + weight * grads[0]
         return value, grad
 
-    def read(self, most: int = _CURVATURE_ROWS) -> Rows:
-        """At most 10,000 evenly spaced rows of every plate, or another number, of which those on
-        the host are read once and for all."""
+    @cached_property
+    def few_rows(self) -> Rows:
+        """At most 10,000 evenly spaced rows of every plate, read once."""
+        return self.read(FEW_ROWS)
+
+    def read(self, most: int) -> Rows:
+        """Evenly spaced rows of every plate, at most so many; what is on the host is read now."""
         idx = some_rows(self.potential, most)
         return idx, self.potential.read_ahead(idx) if self.potential.reads_ahead else None
 
@@ -113,7 +118,7 @@ class Slopes:
         if self.exact is None:
             try:
                 products = self._products(self.along[1], x, directions, rows)
-            except (TypeError, ValueError, NotImplementedError):
+            except NO_FORWARD_MODE:
                 # A part of the gradient is a jax.custom_vjp, as odeint is, or on the host.
                 self.exact = False
             else:
@@ -154,9 +159,5 @@ def _at_points(potential: Potential, points: Array, num: Array, rows: Rows) -> A
 
 
 def _along(potential: Potential, exact: bool, x: Array, directions: Array, rows: Rows) -> Array:
-    here, (idx, _) = potential.with_rows(*rows), rows
-
-    def grad(x: Array) -> tuple[Array, None]:
-        return here.value_and_grad_flat(x, idx)[1], None
-
-    return jax.vmap(linearized(grad, x, forward=exact)[2])(directions)
+    _, along = potential.with_rows(*rows).linearized_grad(x, rows[0], forward=exact)
+    return jax.vmap(along)(directions)

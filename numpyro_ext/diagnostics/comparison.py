@@ -124,12 +124,8 @@ class Comparison:
         if ok:
             verdict = f"{right} (by {self.by})."
         elif ok is False:
-            size = (
-                self.widths.shape[2]
-                if quantity == SHAPES and self.widths is not None
-                else worst + 1
-            )
-            interval, number = divmod(worst, size)
+            per_number = len(_INTERVALS) if quantity == SHAPES else 1
+            interval, number = divmod(worst, len(values) // per_number)
             by = value if quantity == MEAN else 1 / values[worst]
             wrong = wrong.format(name=self.name(number), by=by, interval=_INTERVALS[interval])
             verdict = f"{_SUBJECTS[self.by]} {wrong}; {self.remedy}."

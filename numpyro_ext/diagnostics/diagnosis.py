@@ -66,8 +66,8 @@ def missing_modes(context: FitContext, others: Sequence[Row]) -> list[Row]:
     by_mode = draws_at_modes(context)
     if by_mode is not None and context.kind == "chains" and not are_at_modes(context):
         # Chains that agree have the right shares of the modes that they have visited.
-        known = by_mode.row.ok or (by_mode.row.ok is False and by_mode.all_visited)
-        by_mode = None if known else by_mode
+        is_settled = by_mode.row.ok or (by_mode.row.ok is False and by_mode.all_visited)
+        by_mode = None if is_settled else by_mode
     elif by_mode is None and context.kind == "guide" and context.num_moves != 0:
         fine = all(row.ok is not False for row in others)
         by_mode = searched(context) if fine and has_moves(context) else None

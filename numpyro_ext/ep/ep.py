@@ -165,8 +165,8 @@ def damped_step(
         d = jnp.where(shortened < used, state.damping, d)
         used = shortened
     sites = mix(used, state.sites, tuple(v.site for v in updates))
-    found = sites, updates, log_z, residual, tol
-    return next_state(state._replace(damping=d), *found, good=used > 0), -log_z
+    state = state._replace(damping=d)
+    return next_state(state, sites, updates, log_z, residual, tol, good=used > 0), -log_z
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -70,7 +70,7 @@ def agreement_of_restarts(context: FitContext) -> list[Row]:
     is_repeated = "distinct_restarts" in context.fit.attributes or len(context.fit.params) == 1
     if is_repeated or all(np.all(x == x[:, :1]) for x in context.draws.values()):
         return []
-    return [_rhat(compare_chains(context), RHAT, "restarts", "are different optima")]
+    return [_rhat(compare_chains(context), RHAT, of_restarts=True)]
 
 
 def agreement_of_ensemble(context: FitContext) -> list[Row]:
@@ -164,21 +164,20 @@ def _own_sizes(x: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(sizes), sizes, x.shape[1]).sum(1).min(0)
 
 
-def _rhat(
-    compared: Agreement, limits: np.ndarray | float, what: str = "", differ: str = "differ"
-) -> Row:
+def _rhat(compared: Agreement, limits: np.ndarray | float, of_restarts: bool = False) -> Row:
     """The line of the R-hat that is farthest beyond its limit."""
     limits = np.broadcast_to(limits, compared.rhat.shape)
     value, limit, name = math.nan, RHAT, ""
     if not np.all(np.isnan(beyond := (compared.rhat**2 - 1) / (limits**2 - 1))):
         k = int(np.nanargmax(beyond))
         value, limit, name = float(compared.rhat[k]), float(limits[k]), compared.names[k]
-    what = what or ("chains" if compared.chains > 1 else "halves of the chain")
+    what = "chains" if compared.chains > 1 else "halves of the chain"
+    what, differ = ("restarts", "are different optima") if of_restarts else (what, "differ")
     if math.isnan(value):
         wrong = f"it needs 4 finite draws of each of the {what}; draw more."
     else:
         # The excess of R-hat squared falls as one over the length.
-        advice = _RESTARTS if differ != "differ" else _run_longer((value**2 - 1) / (limit**2 - 1))
+        advice = _RESTARTS if of_restarts else _run_longer((value**2 - 1) / (limit**2 - 1))
         wrong = f"the {what} {differ}, most of all in {name}; {advice}."
     right = f"the {what} agree."
     return judged(AGREEMENT, value, shown(limit, 3), value <= limit, right, wrong)
