@@ -20,7 +20,6 @@ FEW = 10**9
 _CUBIC = {
     "cholesky": 1,
     "lu": 1,
-    "triangular_solve": 1,
     "geqrf": 2,
     "householder_product": 2,
     "eigh": 10,
@@ -223,6 +222,8 @@ def _count_equation(equation: Any) -> float:
     if name == "dot_general":
         (summed, _), _ = params["dimension_numbers"]
         return 2 * size * math.prod(shape[axis] for axis in summed)
+    if name == "triangular_solve":  # a row of the factor for each number
+        return size * shape[-1]
     return size + _CUBIC[name] * math.prod(shape) * shape[-1] if name in _CUBIC else size
 
 

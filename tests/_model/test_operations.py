@@ -1,8 +1,11 @@
 """Operations of programs that are known."""
 
+from functools import partial
+
 import jax
 from jax import lax
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 
 from numpyro_ext._model.operations import count_operations, on_numbers
 
@@ -14,6 +17,10 @@ def test_counts_of_known_programs():
     assert count_operations(lambda x: x.T @ x, x) <= 2 * 5 * 7 * 5 + 70
     big = jnp.eye(50)
     assert 50**3 <= count_operations(jnp.linalg.cholesky, big) <= 3 * 50**3
+    for columns in (1, 7):
+        y = jnp.ones((50, columns))
+        solve = count_operations(partial(solve_triangular, lower=True), big, y)
+        assert columns * 50**2 <= solve <= columns * 50**2 + 2 * 50**2
 
     def loop(x):
         return lax.scan(lambda x, _: (x + 1, None), x, None, length=100)[0]

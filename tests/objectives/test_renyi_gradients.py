@@ -1,5 +1,7 @@
 """The four gradient estimators against quadrature, and against each other with units."""
 
+from functools import partial
+
 import jax
 from jax import random
 from jax.flatten_util import ravel_pytree
@@ -12,6 +14,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoMultivariateNo
 import optax
 import pytest
 
+from numpyro_ext.guides import AutoRealNVPNormal
 from numpyro_ext.objectives import IWELBO, VRELBO, renyi
 from tests.objectives.compare import NoInverse, assert_refuses
 from tests.objectives.models import (
@@ -234,9 +237,10 @@ def test_default_is_the_path_derivative_at_order_1_where_it_is_cheap(monkeypatch
         made = getattr(renyi, name)
         monkeypatch.setattr(renyi, name, lambda *a, n=name, f=made: taken.append(n) or f(*a))
 
-    def wide():
-        numpyro.sample("z", dist.Normal(jnp.zeros(20), 1.0).to_event(1))
+    def wide(d=20):
+        numpyro.sample("z", dist.Normal(jnp.zeros(d), 1.0).to_event(1))
 
+    wider = partial(wide, 40)
     narrow = numpyro.handlers.substitute(one_latent, {"b": 1.0})
     iaf = AutoIAFNormal(wide, num_flows=1, hidden_dims=[20])  # 20 passes for one inverse
     for guide, model, expected in (
@@ -245,6 +249,7 @@ def test_default_is_the_path_derivative_at_order_1_where_it_is_cheap(monkeypatch
         (flow_without_inverse, correlated_model, "standard"),
         (AutoDelta(correlated_model), correlated_model, "standard"),
         (iaf, wide, "standard"),
+        (AutoRealNVPNormal(wider), wider, "stl"),  # it begins at a mode, with a full factor
     ):
         params = initial(guide, model)
         taken.clear()
