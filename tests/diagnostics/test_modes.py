@@ -151,7 +151,8 @@ def test_particles_have_the_shares_of_the_evidence_or_are_wrong():
 
 def test_modes_of_another_fit_of_the_guide_judge_no_draws():
     """A guide that has begun a fit to other data since has their modes."""
-    svi = SVI(model, AutoParticles(model, 40, init_from=modes()), optax.adam(0.1), RegularizedSVGD())
+    guide = AutoParticles(model, 40, init_from=modes())
+    svi = SVI(model, guide, optax.adam(0.1), RegularizedSVGD())
     params = svi.get_params(svi.init(random.key(0)))
     same, other = (
         rows_of(diagnose(svi, params, model_args=(by,), num_moves=0)) for by in (0.0, 1.0)
