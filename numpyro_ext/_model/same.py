@@ -135,6 +135,7 @@ def is_of_libraries(x: Any, seen: tuple[int, ...] = ()) -> bool:
     if not (root in _LIBRARIES or root in sys.stdlib_module_names):
         return False
     held = [cell.cell_contents for cell in getattr(x, "__closure__", None) or ()]
+    held += [x.__wrapped__] if hasattr(x, "__wrapped__") else []  # as by custom_jvp, or jit
     return all(is_of_libraries(part, seen) for part in held if id(part) not in seen)
 
 
@@ -143,9 +144,11 @@ def _is_fixed(x: Any) -> bool:
     root = _root(x)
     if isinstance(x, ModuleType | BuiltinFunctionType | type):
         return root in _LIBRARIES or root in sys.stdlib_module_names
-    if isinstance(x, FunctionType | Distribution | Transform) or not callable(x):
+    if isinstance(x, FunctionType):
+        return root in _LIBRARIES and is_of_libraries(x)
+    if isinstance(x, Distribution | Transform) or not callable(x):
         return root in _LIBRARIES and "data" not in type(x).__module__
-    return root in {"jax", "jaxlib"}
+    return root in {"jax", "jaxlib"} and not isinstance(x, partial) and is_of_libraries(x)
 
 
 def _parts(x: Any) -> Iterator[Any]:
@@ -159,6 +162,8 @@ def _parts(x: Any) -> Iterator[Any]:
     elif isinstance(x, FunctionType):
         yield from (x.__defaults__, x.__kwdefaults__, x.__closure__)
         yield from (x.__globals__[n] for n in _names(x.__code__) if n in x.__globals__)
+    elif _root(x) == "jaxlib" and hasattr(x, "__wrapped__"):  # jit
+        yield x.__wrapped__
     elif _root(x) in _LIBRARIES and hasattr(x, "__dict__"):
         yield vars(x)
     else:
@@ -185,13 +190,23 @@ def fingerprint(model: Model, arguments: Arguments, arrays: list[Any]) -> str:
 
     shapes = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in arrays]
     closed, names = jax.make_jaxpr(run, return_shape=True)(shapes, random.key(0))
-    if is_traced(closed.consts):
+    consts = list(_held(closed))
+    if is_traced(consts):
         raise ValueError(
             "the model reads a value from outside that is traced, as under jax.grad or jax.jit;"
             " pass it as an argument of the model."
         )
     text = re.sub("0x[0-9a-f]+", "", f"{names}{closed}")  # without addresses of functions
-    return digest([text, *closed.consts])
+    return digest([text, *consts])
+
+
+def _held(program: Any) -> Iterator[Any]:
+    """The arrays that a program holds, and the programs inside it, as one of ``jax.jit``."""
+    yield from getattr(program, "consts", ())
+    for equation in program.eqns:
+        leaves = jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns"))
+        for inner in (x for x in leaves if hasattr(x, "eqns")):
+            yield from _held(inner)
 
 
 def difference(now: Any, before: Any) -> Any:

@@ -13,7 +13,8 @@ import numpyro.distributions as dist
 from numpyro.infer.autoguide import AutoNormal
 import pytest
 
-from numpyro_ext._model.same import SAME, agree, digest, mark_of
+from numpyro_ext._model.arguments import split_arguments
+from numpyro_ext._model.same import SAME, agree, digest, fingerprint, is_of_libraries, mark_of
 from numpyro_ext.data import HostArray
 from numpyro_ext.objectives import VRELBO, base, count_steps
 
@@ -103,6 +104,47 @@ def test_a_change_in_place_changes_the_mark(monkeypatch):
     marks.append(mark())
     assert None not in marks
     assert all(a != b for i, a in enumerate(marks) for b in marks[:i])
+
+
+@jax.custom_jvp
+def wrapped(x):
+    return SIZE * x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        wrapped,
+        jax.jit(wrapped),
+        jax.tree_util.Partial(wrapped),
+        jax.grad(partial(wrapped)),
+    ],
+    ids=["custom_jvp", "jit", "Partial", "grad"],
+)
+def test_what_jax_wraps_is_seen_inside(function, monkeypatch):
+    """A function of JAX's that holds a user's had the same mark whatever that read."""
+    before = mark_of({}, function)
+    assert before is not None and before == mark_of({}, function)
+    assert not is_of_libraries(function) and is_of_libraries(jax.nn.relu)
+    monkeypatch.setitem(globals(), "SIZE", 4)
+    assert mark_of({}, function) != before
+
+
+def test_a_fingerprint_has_the_arrays_that_inner_programs_hold():
+    """JAX leaves an array over which a function under ``jit`` closes inside its program."""
+
+    def fingerprint_of(held):
+        def model(x):
+            z = numpyro.sample("z", dist.Normal(0.0, 2.0))
+            mean = jax.jit(lambda z: held * z)(z)
+            with numpyro.plate("rows", 3) as i:
+                numpyro.sample("x", dist.Normal(mean[i], 1.0), obs=x[i])
+
+        arguments, arrays = split_arguments((X,), {})
+        return fingerprint(model, arguments, arrays)
+
+    assert fingerprint_of(jnp.ones(3)) == fingerprint_of(jnp.ones(3))
+    assert fingerprint_of(jnp.ones(3)) != fingerprint_of(jnp.arange(3.0))
 
 
 def test_what_may_change_unseen_has_no_mark():

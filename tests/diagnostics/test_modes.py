@@ -25,9 +25,9 @@ LOCS, SDS, SHARES = np.array([-2.0, 2.0]), np.array([0.3, 0.15]), np.array([0.75
 SEVERAL = Problem("searches ended at different modes.", "several modes")
 
 
-def model():
+def model(by=0.0):
     """Two normals, 13 standard deviations apart, and a number beside them."""
-    logs = jnp.log(SHARES) + dist.Normal(LOCS, SDS).log_prob(
+    logs = jnp.log(SHARES) + dist.Normal(LOCS + by, SDS).log_prob(
         numpyro.sample("z", dist.ImproperUniform(dist.constraints.real, (), ()))[..., None]
     )
     numpyro.factor("modes", jax.nn.logsumexp(logs))
@@ -147,6 +147,17 @@ def of_particles(counts, width=1.0, num_moves=0):
 def test_particles_have_the_shares_of_the_evidence_or_are_wrong():
     assert rows_of(of_particles([75, 25]))[SHARE].ok
     assert rows_of(of_particles([50, 50]))[SHARE].ok is False
+
+
+def test_modes_of_another_fit_of_the_guide_judge_no_draws():
+    """A guide that has begun a fit to other data since has their modes."""
+    guide = AutoParticles(model, 40, init_from=modes())
+    svi = SVI(model, guide, optax.adam(0.1), RegularizedSVGD())
+    params = svi.get_params(svi.init(random.key(0)))
+    same, other = (
+        rows_of(diagnose(svi, params, model_args=(by,), num_moves=0)) for by in (0.0, 1.0)
+    )
+    assert SHARE in same and SHARE not in other
 
 
 @pytest.mark.slow

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import init_to_sample, init_to_uniform
 
+from numpyro_ext._model.arguments import rows_on_host
 from numpyro_ext._model.circles import with_circles
 from numpyro_ext._model.mode_search import places_of, search_modes
 from numpyro_ext._model.modes import Mode, Modes, of_kind
+from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext.diagnostics.context import FitContext, cached, flat_draws, potential_of
 from numpyro_ext.diagnostics.limits import DEPARTURE, ELSEWHERE, SHARES, farthest
 from numpyro_ext.diagnostics.table import Row
@@ -22,6 +24,8 @@ SHARES_OF_MODES = "shares of the modes"
 MOST_LATENTS, MOST_COST = 100, 2 * 10**6
 """Coordinates, and numbers that a gradient computes, up to which modes are searched for where a fit
 has not looked for any."""
+_ANOTHER = 1.0
+"""Standard deviations from the nearest mode at which a mode is one of other data."""
 _MORE = {
     "chains": "take more chains that start together (chain_method='vectorized'), or"
     " AutoMixtureNormal",
@@ -62,6 +66,26 @@ def place_in(modes: list[Mode]) -> Callable[[Array], tuple[Array, Array]]:
 
 
 @cached
+def _modes_of_start(context: FitContext) -> Modes | None:
+    """The modes that the start of a fit has found; None where its guide or kernel has begun another
+    fit since, on other data, for which one of them has a gradient."""
+    source = getattr(context.obj, "guide", None) or context.obj.sampler
+    modes = getattr(source, "start_modes", None)
+    if not isinstance(modes, Modes) or len(modes.modes) == 1 or not context.has_gradient:
+        return modes
+    mode = next((mode for mode in modes.modes if mode.at_mode), None)
+    if rows_on_host((context.fit.args, context.fit.kwargs)):
+        return modes
+    if mode is None or modes.size != context.info.size or of_kind(modes.problems, "few rows"):
+        return modes
+    info = with_circles(context.info, modes.circles)
+    target = potential_of(context.fit, info, context.fit.params[0])
+    run = jit_on_data(lambda x: target.value_and_grad_flat(x, {})[1], quick_options())
+    off = np.linalg.norm(mode.on_host.pull(np.asarray(run(mode.center), float)))
+    return modes if off < _ANOTHER else None
+
+
+@cached
 def draws_at_modes(context: FitContext) -> AtModes | None:
     """Where the draws are among the modes of the start; None where it has not found several."""
     if context.kind == "chains":
@@ -69,8 +93,7 @@ def draws_at_modes(context: FitContext) -> AtModes | None:
         if context.temperature not in (None, 1):
             return None
     else:
-        source = getattr(context.obj, "guide", None) or context.obj.sampler
-        modes = getattr(source, "start_modes", None)
+        modes = _modes_of_start(context)
     return None if modes is None else compare_with(context, modes)
 
 
@@ -78,7 +101,7 @@ def searched(context: FitContext) -> AtModes | None:
     """The same of a cheap search, for a guide that began without a search for modes."""
     info, fit = context.info, context.fit
     is_dear = info.size > MOST_LATENTS or context.gradient_cost > MOST_COST
-    if is_dear or getattr(context.obj.guide, "start_modes", None) is not None:
+    if is_dear or _modes_of_start(context) is not None:
         return None
     potential, modes = potential_of(fit, info, fit.params[0]), None
     # From near 0 alone a mode far away is missed, and from draws of the prior a search may be lost.
