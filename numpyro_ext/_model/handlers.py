@@ -249,11 +249,11 @@ class seed_plates(Messenger):
     """Draw the minibatches of plates by one key, so that all particles share one. The plates in
     ``idx`` have theirs already."""
 
-    def __init__(
-        self, fn: Model | None, rng_key: Array, idx: dict[str, Array] | None = None
-    ) -> None:
+    idx: dict[str, Array]
+
+    def __init__(self, fn: Model | None, rng_key: Array) -> None:
         super().__init__(fn)
-        self.rng_key, self.idx = rng_key, idx or {}
+        self.rng_key, self.idx = rng_key, {}
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "plate" and msg["value"] is None:
