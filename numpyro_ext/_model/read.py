@@ -356,10 +356,10 @@ class ModelInfo:
 
     def unravel(self, x: Any) -> Sites:
         """A ``(size,)`` vector as unconstrained sites, each in its type in the model."""
-        sites = {
-            name: (self.slices[name], latent.unconstrained) for name, latent in self.latents.items()
+        return {
+            name: x[..., self.slices[name]].reshape((*x.shape[:-1], *z.shape)).astype(z.dtype)
+            for name, z in ((n, latent.unconstrained) for n, latent in self.latents.items())
         }
-        return {name: x[at].reshape(z.shape).astype(z.dtype) for name, (at, z) in sites.items()}
 
     def ravel_numbers(self, what: str, values: Any) -> Array:
         """A number or an array for each site, as one ``(size,)`` vector."""
