@@ -71,10 +71,8 @@ def indexed(x: Any) -> Any:
             return view
     if type(x) in (np.ndarray, np.memmap) and x.dtype.kind in _NUMBERS:
         return x.view(_Indexed)
-    if type(x) is list:
-        return [indexed(item) for item in x]
-    if type(x) is tuple:
-        return tuple(indexed(item) for item in x)
+    if type(x) in (list, tuple):
+        return type(x)(indexed(item) for item in x)
     if type(x) is dict:  # not by jax.tree, which sorts the keys
         return {key: indexed(value) for key, value in x.items()}
     return x

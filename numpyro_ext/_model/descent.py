@@ -23,7 +23,8 @@ _NEWTON_STEPS, MOST_PASSES = 60, 300
 """The budget of one search: Newton steps, and gradients of all rows."""
 _STEPS_OF_A_STAGE = 10
 _CG_STEPS, _CG_TOLERANCE = 300, 1e-2
-_HALVINGS, _TWICE_AS_NEAR_IN = 12, 6
+HALVINGS, _TWICE_AS_NEAR_IN = 12, 6
+"""Of a step that raises the potential; and the steps in which a search comes twice as near."""
 _NEAR = 0.05
 """The decrement at which a search ends."""
 _LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
@@ -174,15 +175,37 @@ class _Descent:
         """The point after a step, or after the half, the quarter, ... of it that lowers the
         potential; the same point where none does."""
         digits = float(jnp.finfo(self.surface.dtype).eps) * abs(point.value)
-        for k in range(_HALVINGS + 1):
-            x = point.x - (0.5**k * step).astype(point.x.dtype)
-            value, grad = self.surface.sums(x, rows)
+
+        def is_lower(part: float, value: float, grad: np.ndarray) -> bool:
             change = value - point.value
             if abs(change) <= digits:  # its digits do not show it, but the trapezoidal rule does
-                change = -0.5 * 0.5**k * float(point.grad @ step + grad @ step)
-            if change <= 0:
-                return point._replace(x=x, value=value, grad=grad, passes=point.passes + k + 1)
-        return point
+                change = -0.5 * part * float(point.grad @ step + grad @ step)
+            return change <= 0
+
+        end = halved(point.x, step, lambda x: self.surface.sums(x, rows), is_lower)
+        if end is None:
+            return point
+        x, value, grad, k = end
+        return point._replace(x=x, value=value, grad=grad, passes=point.passes + k + 1)
+
+
+def halved(
+    x: np.ndarray,
+    step: np.ndarray,
+    at: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    is_lower: Callable[[float, float, np.ndarray], bool],
+) -> tuple[np.ndarray, float, np.ndarray, int] | None:
+    """The point after a step, or after the half, the quarter, ... of it that lowers a potential,
+    with value and gradient ``at`` it and the number of halvings; None where none does.
+
+    :param is_lower: ``is_lower(part, value, grad)`` after this part of the step.
+    """
+    for k in range(HALVINGS + 1):
+        new = x - (0.5**k * step).astype(x.dtype)
+        value, grad = at(new)
+        if is_lower(0.5**k, value, grad):
+            return new, value, grad, k
+    return None
 
 
 def _conjugate_step(surface: Surface, x: Array, g: Array, scales: Array) -> Array:

@@ -34,12 +34,7 @@ class valid_plates(Messenger):
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "control_flow":
-            args = list(msg["args"])
-            # ``scan`` has its body first, ``cond`` its branches after the predicate; what they
-            # carry may be callable too.
-            for i in (0,) if callable(args[0]) else (1, 2):
-                args[i] = _in_body(args[i])
-            msg["args"] = tuple(args)
+            msg["args"] = _with_bodies(list(msg["args"]))
         if msg["type"] != "plate":
             return
         size, subsample_size = msg["args"]
@@ -57,6 +52,14 @@ class valid_plates(Messenger):
 
 class _in_body(valid_plates):
     in_body = True
+
+
+def _with_bodies(args: list[Any]) -> tuple[Any, ...]:
+    # ``scan`` has its body first, ``cond`` its branches after the predicate; what they carry may be
+    # callable too.
+    for i in (0,) if callable(args[0]) else (1, 2):
+        args[i] = _in_body(args[i])
+    return tuple(args)
 
 
 class same_plates(Messenger):
@@ -249,11 +252,11 @@ class seed_plates(Messenger):
     """Draw the minibatches of plates by one key, so that all particles share one. The plates in
     ``idx`` have theirs already."""
 
-    def __init__(
-        self, fn: Model | None, rng_key: Array, idx: dict[str, Array] | None = None
-    ) -> None:
+    idx: dict[str, Array]
+
+    def __init__(self, fn: Model | None, rng_key: Array) -> None:
         super().__init__(fn)
-        self.rng_key, self.idx = rng_key, idx or {}
+        self.rng_key, self.idx = rng_key, {}
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "plate" and msg["value"] is None:

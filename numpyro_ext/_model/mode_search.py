@@ -196,6 +196,12 @@ def place_cuts(
     differs between both sides of pi, as where an angle is used as a number."""
     if not circular_sites(info) or is_traced((args, kwargs)):
         return info
+    return _cut_by_search(model, info, params, args, kwargs)
+
+
+def _cut_by_search(
+    model: Model, info: ModelInfo, params: Params | None, args: tuple, kwargs: dict[str, Any]
+) -> ModelInfo:
     at_pi, rng_key = with_circles(info, np.zeros(info.size)), random.key(0)
     with block(), on_numbers():
         if params is None:
@@ -351,19 +357,12 @@ def search_modes(
             all_ends += search(np.asarray(exchanged)[None])
     spent += sum(end.row_gradients for end in all_ends)
     modes = [measure(x) for x in _merge_ends(all_ends)] if mode.at_mode else [mode]
-    mode, problems = modes[0], several_problem(modes, len(all_ends))
+    mode = modes[0]
+    problems = several_problem(modes, len(all_ends)) if len(modes) > 1 else ()
     # Another normal has an ELBO that is surely higher, by more than half a nat.
     is_uphill = mode.slope - 2 * mode.slope_error > 1
     if not mode.at_mode or mode.departure > _NORMAL_MODE or is_uphill:
-        if not np.isfinite(mode.decrement):
-            # The search leaves out minibatches without a finite gradient; all rows are in here.
-            rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
-            begin = info.unravel(jnp.asarray(places[0]))
-            at_start = jax.jit(potential.full_value_and_grad)(begin)
-            potential.check_start(begin, rows, *at_start, give="another start")
-        begins: list[tuple[Any, Any]] = [(mode.center, mode.factor)]
-        if not mode.at_mode:
-            begins = [(places[0], np.full_like(places[0], 0.05))]
+        begins = _begins_of_fit(mode, places[0], potential)
         # Of several modes, it might end in another one; and near a normal mode it gains nothing.
         is_far = not mode.at_mode or mode.departure > _NORMAL_MODE
         if is_far and len(modes) == 1 and not has_start:
@@ -385,6 +384,20 @@ def search_modes(
         problems = (*wrong, *(problem for problem in problems if problem not in jumps))
     modes = [replace(mode, circles=circles_of(info)) for mode in modes]
     return Modes(tuple(modes), info.shapes, spent, tuple(dict.fromkeys(problems)))
+
+
+def _begins_of_fit(mode: Mode, place: np.ndarray, potential: Potential) -> list[tuple[Any, Any]]:
+    """The normal at a mode, or around the place where a search that found none has begun; an error
+    where that place has no finite density."""
+    if mode.at_mode:
+        return [(mode.center, mode.factor)]
+    if not np.isfinite(mode.decrement):
+        # The search leaves out minibatches without a finite gradient; all rows are in here.
+        rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}
+        begin = potential.info.unravel(jnp.asarray(place))
+        at_start = jax.jit(potential.full_value_and_grad)(begin)
+        potential.check_start(begin, rows, *at_start, give="another start")
+    return [(place, np.full_like(place, 0.05))]
 
 
 def _of_groups(

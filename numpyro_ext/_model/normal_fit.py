@@ -127,17 +127,7 @@ class NormalMeasure:
         jump = float(np.median(jump))
         rounding = float(jnp.finfo(surface.dtype).eps) * abs(values[0])
         if np.isfinite(jump) and jump > np.median(np.maximum(1 + _ROUNDINGS * rounding, smooth)):
-            what = "where a latent site is compared or rounded; sum it out, or use NUTS"
-            if self.mutable:
-                what = (
-                    "or changes within less than a standard deviation, as where batch normalisation"
-                    " divides by a small spread; use its running averages, or LayerNorm"
-                )
-            sentence = (
-                f"the potential changes by {jump:.2g} nats more than its gradient says: the density"
-                f" jumps {what}."
-            )
-            fit = replace(fit, problems=(*fit.problems, Problem(sentence, "density jumps")))
+            fit = replace(fit, problems=(*fit.problems, self._problem(jump)))
         width, powers = 1, _FEW_POWERS if is_arrow else _POWERS
         if n <= _ALL_DIRECTIONS:
             width, powers = n, 1  # of all directions, the product is the matrix
@@ -151,6 +141,19 @@ class NormalMeasure:
             stiffness.append(np.linalg.norm(block, 2) if finite else np.inf)
         largest = np.sort(stiffness)[int(_QUANTILE * len(stiffness))]
         return replace(fit, stiffness=float(np.clip(largest, 1.0, _STIFFEST)))
+
+    def _problem(self, jump: float) -> Problem:
+        what = "where a latent site is compared or rounded; sum it out, or use NUTS"
+        if self.mutable:
+            what = (
+                "or changes within less than a standard deviation, as where batch normalisation"
+                " divides by a small spread; use its running averages, or LayerNorm"
+            )
+        sentence = (
+            f"the potential changes by {jump:.2g} nats more than its gradient says: the density"
+            f" jumps {what}."
+        )
+        return Problem(sentence, "density jumps")
 
 
 class Moves:

@@ -36,7 +36,7 @@ _ROWS_EACH = 10  # of a minibatch, for each latent number
 
 def several_problem(modes: list[Mode], num_searches: int) -> tuple[Problem, ...]:
     best, *others = modes
-    apart = max((best.distance(other.center) for other in others), default=0.0)
+    apart = max(best.distance(other.center) for other in others)
     if apart <= 3 + math.sqrt(len(best.center)):
         return ()
     shares = ", ".join(f"{mode.share:.2g}" for mode in modes)

@@ -356,8 +356,17 @@ class ModelInfo:
 
     def unravel(self, x: Any) -> Sites:
         """A ``(size,)`` vector as unconstrained sites, each in its type in the model."""
-        sites = unravel(x, self.shapes)
-        return {name: sites[name].astype(x.unconstrained.dtype) for name, x in self.latents.items()}
+        return {
+            name: x[..., self.slices[name]].reshape((*x.shape[:-1], *z.shape)).astype(z.dtype)
+            for name, z in ((n, latent.unconstrained) for n, latent in self.latents.items())
+        }
+
+    def ravel_numbers(self, what: str, values: Any) -> Array:
+        """A number or an array for each site, as one ``(size,)`` vector."""
+        self.check_names(what, values)
+        shapes = dict(self.shapes)
+        full = {n: jnp.full(shapes[n], x) if jnp.ndim(x) == 0 else x for n, x in values.items()}
+        return self.ravel(self.check_unconstrained(what, full))
 
     def in_order(self, sites: dict[str, Any]) -> dict[str, Any]:
         """The same dict in the order of the model; JAX sorts the names of a dict."""

@@ -117,11 +117,9 @@ def _mark(x: Any, seen: dict[int, tuple[int, Any]]) -> Any:
 def _root(x: Any) -> str:
     """The package of a module, a function, a class or an object."""
     if isinstance(x, ModuleType):
-        name = x.__name__
-    else:
-        is_named = isinstance(x, FunctionType | BuiltinFunctionType | type)
-        name = (x if is_named else type(x)).__module__ or ""
-    return name.split(".")[0]
+        return x.__name__.split(".")[0]
+    named = x if isinstance(x, FunctionType | BuiltinFunctionType | type) else type(x)
+    return (named.__module__ or "").split(".")[0]
 
 
 def is_of_libraries(x: Any, seen: tuple[int, ...] = ()) -> bool:

@@ -11,6 +11,7 @@ from numpyro.distributions import constraints
 
 from numpyro_ext._model.arrow import Arrow, ArrowPrecision
 from numpyro_ext._model.bend import Bend
+from numpyro_ext._model.descent import HALVINGS, halved
 from numpyro_ext._model.modes import Mode
 from numpyro_ext._model.normal_fit import push_each
 from numpyro_ext._model.operations import quick_options
@@ -19,7 +20,7 @@ from numpyro_ext._model.read import elementwise
 from numpyro_ext._model.row_curvature import RowCurvature
 from numpyro_ext._model.surface import WORTH_OPTIMISING, batch_rows, surface_of
 
-_NEWTON_STEPS, _STEPS, _HALVINGS = 20, 40, 12
+_NEWTON_STEPS, _STEPS = 20, 40
 _OF_PRIOR, _MOST_PAIRS, _ROWS_OF_DRAWS = 16, 8, 10**6
 """Pairs of opposite draws of the prior's terms; of the rows' at most so many, and so many rows."""
 _SHIFT, _NEAR, _FARTHEST, _MEMORY = 1.0, 0.03, 2.0, 5
@@ -91,16 +92,20 @@ def _fit_from(
         moved = bend.astype(curvature.dtype)(jnp.asarray(move, curvature.dtype))[0]
         return np.asarray(moved, float)
 
-    def halved(
+    def lowered(
         x: np.ndarray, step: np.ndarray, value: float, factor: Arrow | None, frame: Any = None
     ) -> Any:
         digits = float(jnp.finfo(curvature.dtype).eps) * abs(value) * 4
-        for k in range(_HALVINGS + 1):
-            new = x - 0.5**k * step
-            after, grad = curvature.value_and_grad(around(new, factor), frame)
-            if np.isfinite(after) and np.all(np.isfinite(grad)) and after <= value + digits:
-                return new, after, grad, k
-        return x, value, None, _HALVINGS
+
+        def at(x: np.ndarray) -> tuple[float, np.ndarray]:
+            return curvature.value_and_grad(around(x, factor), frame)
+
+        def is_lower(_: float, after: float, grad: np.ndarray) -> bool:
+            fine = np.isfinite(after) and np.all(np.isfinite(grad))
+            return bool(fine and after <= value + digits)
+
+        end = halved(x, step, at, is_lower)
+        return end or (x, value, None, HALVINGS)
 
     value, grad = curvature.value_and_grad(around(x, None))
     for _ in range(_NEWTON_STEPS):
@@ -111,7 +116,7 @@ def _fit_from(
         free = np.where(held, 0, grad)
         step = np.where(held, 0, np.asarray(_solve(factor, free.astype(curvature.dtype)), float))
         decrement = math.sqrt(max(float(step @ free), 0.0))
-        x, value, grad, k = halved(x, step, value, None)
+        x, value, grad, k = lowered(x, step, value, None)
         passes += 4 + k
         if grad is None or (decrement < 1 and negative == 0):
             break
@@ -129,7 +134,7 @@ def _fit_from(
         # Where curvature knows nothing of a direction draws may be too far for the density. A log
         # density that is normal is n / 2 nats lower at its draws than at its center.
         center = math.inf if before else curvature.value_and_grad(around(x, None))[0]
-        for _ in range(_HALVINGS):
+        for _ in range(HALVINGS):
             value, grad = curvature.value_and_grad(around(x, factor), frame)
             if value < center + _MOST_BEYOND * n and np.all(np.isfinite(grad)):
                 break
@@ -170,7 +175,7 @@ def _fit_from(
                 before = before[-1:]
                 move = _mixed(before, sds, curvature.singles)
         else:
-            new, _, _, k = halved(x, -step, value, factor, frame)
+            new, _, _, k = lowered(x, -step, value, factor, frame)
             move, before, passes = new - x, [], passes + k * len(xis[0])
         share = min(1.0, 2 * share)
         x = x + bent(bend, share * move)

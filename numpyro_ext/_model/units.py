@@ -108,8 +108,8 @@ class Layout:
         return self._per_unit({**site, "scale": self.scale}, own)
 
     def without_copies(self, site: Site) -> Site:
-        """The site with the scale of its plates alone, if its unit is copied."""
-        if not self.copied or not self.is_local(site):
+        """The site of a copied unit with the scale of its plates alone."""
+        if not self.is_local(site):
             return site
         batches = {name: N / M for name, N, M in self.subsampled}
         return {**site, "scale": math.prod(batches.get(name, 1.0) for name in frames(site))}

@@ -515,12 +515,8 @@ class ModelKernel(ResumableKernel):
 
     def ravel_sites(self, what: str, value: Any, dtype: Any = float) -> Array:
         """A float as an array; a dict of per-site floats or arrays as ``(n,)``, in flat order."""
-        if not isinstance(value, dict):
-            return jnp.asarray(value, dtype)
-        self.info.check_names(what, value)
-        shapes = {name: self.info.latents[name].unconstrained.shape for name in value}
-        full = {n: jnp.full(shapes[n], x) if jnp.ndim(x) == 0 else x for n, x in value.items()}
-        return self.info.ravel(self.info.check_unconstrained(what, full)).astype(dtype)
+        flat = self.info.ravel_numbers(what, value) if isinstance(value, dict) else value
+        return jnp.asarray(flat, dtype)
 
     @property
     def info(self) -> ModelInfo:
@@ -571,16 +567,7 @@ class ModelKernel(ResumableKernel):
         first_key, num_chains = (rng_key, 1) if single else (rng_key[0], len(rng_key))
         resumes = self.takes_up_a_chain()
         if resumes and self._info is not None:
-            now = model_args, kwargs
-            if self._sums_of and not is_traced(now) and self._sums_of != digest(now):
-                raise ValueError(
-                    "a chain goes on with other data, of which its state has no sums; start a new"
-                    " chain (mcmc.post_warmup_state = None)."
-                )
-            if self.finds_settings:
-                potential = self.potential(model_args, kwargs)
-                self._find_settings(potential, None, resumes, num_chains)
-            return None
+            return self._take_up(model_args, kwargs, num_chains)
         self._read_arguments(first_key, model_args, kwargs, resumes)
         info = self.info
         model = given_rows(self.model, info.given)
@@ -605,6 +592,17 @@ class ModelKernel(ResumableKernel):
         near = self.modes if init_params is None else None
         self.chains_at = None if near is None else near.apportion(num_chains)
         return first_states(self, potential, rng_key, init_params, near)
+
+    def _take_up(self, args: tuple, kwargs: Kwargs, num_chains: int) -> None:
+        """An error unless a chain that goes on has the data, and the settings, of its start."""
+        now = args, kwargs
+        if self._sums_of and not is_traced(now) and self._sums_of != digest(now):
+            raise ValueError(
+                "a chain goes on with other data, of which its state has no sums; start a new"
+                " chain (mcmc.post_warmup_state = None)."
+            )
+        if self.finds_settings:
+            self._find_settings(self.potential(args, kwargs), None, True, num_chains)
 
     def _read_arguments(self, key: Array, args: tuple, kwargs: Kwargs, resumes: bool) -> None:
         """Read the model on the arguments of a new run, and draw its parameters."""
@@ -652,22 +650,29 @@ class ModelKernel(ResumableKernel):
         kwargs = model_kwargs or {}
         if self.has_read(model_args, kwargs):
             return self.potential(model_args, kwargs).postprocess()
-        here = self._read_sites(model_args, kwargs)
+        return self._postprocess_elsewhere(model_args, kwargs)
+
+    def _postprocess_elsewhere(self, args: tuple, kwargs: Kwargs) -> Any:
+        here = self._read_sites(args, kwargs)
         # NumPyro's Gibbs leaves out the sites on which a block is conditioned.
         same = list(here.latents) == list(self.info.latents)
         info = replace(self.info, latents=here.latents) if same else self.info
-        return self._potential_on(info, self._params, model_args, kwargs).postprocess()
+        return self._potential_on(info, self._params, args, kwargs).postprocess()
 
     def potential(self, model_args: tuple, model_kwargs: Kwargs | None) -> Potential:
         """The potential on these arguments of the model that :meth:`init` has read."""
         kwargs = model_kwargs or {}
         if self._potential is not None and self.has_read(model_args, kwargs):
             return self._potential
-        here = self._read_sites(model_args, kwargs)
+        info = self._read_again(model_args, kwargs)
+        return self._potential_on(info, self._params, model_args, kwargs)
+
+    def _read_again(self, args: tuple, kwargs: Kwargs) -> ModelInfo:
+        """The sites on other arguments than :meth:`init` has read, of the same shapes."""
+        here = self._read_sites(args, kwargs)
         remedy = "start a new chain (mcmc.post_warmup_state = None)"
         here.check_shapes(self.info.shapes, "the chain that goes on", remedy)
-        info = replace(self.info, latents=here.latents, masked=here.masked)
-        return self._potential_on(info, self._params, model_args, kwargs)
+        return replace(self.info, latents=here.latents, masked=here.masked)
 
     def has_read(self, args: tuple, kwargs: Kwargs) -> bool:
         """True for the arguments that :meth:`init` has read."""

@@ -184,21 +184,26 @@ def settings_for(
     """The result of an earlier search, if a chain resumes, or if it is of these data and of the
     modes at which so many chains start; else of a new one."""
     with on_numbers():  # a chain may start where a program is traced
-        if before is None:
-            return _find(kernel, potential, start, kernel.given_modes, num_chains)
-        same = before.is_of(potential)
-        if resumes:
-            if not same and not potential.info.given:  # of a loader each batch is another
-                raise ValueError(
-                    "a chain goes on with other data than those for which its settings were found;"
-                    " set mcmc.post_warmup_state = None, so that the run finds settings again."
-                )
-            return before
-        # Of more chains some may start at a mode for which the step was not found.
-        if same and before.modes.num_taken(num_chains) <= before.num_modes:
-            return before
-        modes = before.modes if same else kernel.given_modes
+        modes = kernel.given_modes
+        if before is not None:
+            same = before.is_of(potential)
+            if resumes:
+                return _kept(before, same, potential)
+            # Of more chains some may start at a mode for which the step was not found.
+            if same and before.modes.num_taken(num_chains) <= before.num_modes:
+                return before
+            modes = before.modes if same else modes
         return _find(kernel, potential, start, modes, num_chains)
+
+
+def _kept(before: Found, same: bool, potential: Potential) -> Found:
+    """The settings of a chain that goes on; an error on other data."""
+    if not same and not potential.info.given:  # of a loader each batch is another
+        raise ValueError(
+            "a chain goes on with other data than those for which its settings were found;"
+            " set mcmc.post_warmup_state = None, so that the run finds settings again."
+        )
+    return before
 
 
 def _find(

@@ -61,7 +61,7 @@ from numpyro_ext._model.read import (
     value_before,
 )
 from numpyro_ext._model.same import mark_of
-from numpyro_ext._model.taylor import TaylorProxy, check_proxy
+from numpyro_ext._model.taylor import ProxyOfRun, TaylorProxy, check_proxy
 from numpyro_ext._model.units import (
     Layout,
     check_traces,
@@ -234,19 +234,24 @@ class Draws:
         self.step = params.get(STEP, {"step": 0})["step"] if STEP in self.layout.mutable else None
         self.proxy = None
         if self.layout.subsampled:
-            if objective.proxy is not None:
-                mean = objective.noise_power(self.step), len(self.keys)
-                fresh = isinstance(rng_key, Tracer)  # a program that is made for many steps
-                self.proxy = objective.proxy.of_run(model, args, kwargs, *mean, once=not fresh)
-            idx, (self.args, self.kwargs) = rows_of_step(
-                plate_key, self.layout.subsampled, (args, kwargs)
-            )
-            self._model.idx = self._guide.idx = idx
-        self._copies: Array | None = None
-        if self.layout.copied:
-            guide_trace = self.guide_trace(self.keys[0])
-            traces = {**guide_trace, **self.model_trace(self.keys[0], guide_trace)}
-            self._copies = self.layout.copies(traces)
+            self._take_rows(plate_key, model)
+        self._copies = self._count_copies() if self.layout.copied else None
+
+    def _take_rows(self, plate_key: Array, model: Model) -> None:
+        """The rows of the minibatch, where they are on the host, and the proxy of the others."""
+        if (proxy := self.objective.proxy) is not None:
+            mean = self.objective.noise_power(self.step), len(self.keys)
+            fresh = isinstance(plate_key, Tracer)  # a program that is made for many steps
+            self.proxy = proxy.of_run(model, self.args, self.kwargs, *mean, once=not fresh)
+        idx, (self.args, self.kwargs) = rows_of_step(
+            plate_key, self.layout.subsampled, (self.args, self.kwargs)
+        )
+        self._model.idx = self._guide.idx = idx
+
+    def _count_copies(self) -> Array:
+        """How often each unit counts, by the scale of its sites."""
+        guide_trace = self.guide_trace(self.keys[0])
+        return self.layout.copies({**guide_trace, **self.model_trace(self.keys[0], guide_trace)})
 
     def _mark(self, model: Model) -> Any:
         options = {name: x for name, x in vars(self.objective).items() if name != "_reading"}
@@ -491,20 +496,25 @@ class Particle:
         return self._log_q(chosen, local=True)
 
     def _log_p(self, *, local: bool) -> Array:
-        trace, proxy = self.model_trace, self._draws.proxy
-        if proxy is None or not local:
-            layout = self._draws.layout
-            log_p = layout.sum_sites(map(layout.without_copies, sample_sites(trace)), local=local)
+        if local and self._draws.proxy is not None:
+            log_p = self._by_proxy(self._draws.proxy)
         else:
-            rows = {n: site["value"] for n, site in trace.items() if site["type"] == "plate"}
-            with valid_plates():
-                log_p = proxy.log_joint(trace, self._draws.program(self._key, rows).trace)
+            log_p = self._sum(self.model_trace.values(), log_prob, local)
         return log_p + (self._zeros if local else self._zero).astype(log_p.dtype)
 
+    def _by_proxy(self, proxy: ProxyOfRun) -> Array:
+        trace = self.model_trace
+        rows = {n: site["value"] for n, site in trace.items() if site["type"] == "plate"}
+        with valid_plates():
+            return proxy.log_joint(trace, self._draws.program(self._key, rows).trace)
+
     def _log_q(self, sites: Iterable[Site], *, local: bool) -> Array:
-        layout = self._draws.layout
-        sites = (layout.without_copies(site) for site in sites if site["type"] == "sample")
-        return layout.sum_sites(sites, local=local, log_prob=self._draws.log_q)
+        return self._sum(sites, self._draws.log_q, local)
+
+    def _sum(self, sites: Iterable[Site], of: Callable[[Site], Array], local: bool) -> Array:
+        layout, sites = self._draws.layout, (x for x in sites if x["type"] == "sample")
+        sites = map(layout.without_copies, sites) if layout.copied else sites
+        return layout.sum_sites(sites, local=local, log_prob=of)
 
 
 def refuse_hidden_gradient(draws: Draws, key: Array, drawn: Trace) -> None:
@@ -609,7 +619,7 @@ class OfOrder(Objective):
 
     def order_at(self, step: Any) -> Any:
         """The order of this update, from ``Draws.step``."""
-        return alpha_at(self.alpha, step)
+        return order_of_step(self.alpha, step) if callable(self.alpha) else self.alpha
 
 
 def check_alpha(alpha: Any, *, finite: bool = False) -> Any:
@@ -638,10 +648,8 @@ def refuse_count(objective: Any, order: Any, num_particles: int) -> None:
         )
 
 
-def alpha_at(alpha: Any, step: Any, name: str = "alpha") -> Any:
-    """The order of this update, from ``Draws.step``; ``name`` is the argument's."""
-    if not callable(alpha):
-        return alpha
+def order_of_step(alpha: Callable[[Array], Any], step: Any, name: str = "alpha") -> Any:
+    """The order of this update by its schedule, from ``Draws.step``; ``name`` is the argument's."""
     if step is None:
         raise ValueError(
             f"{name} is a callable of the step, but the guide does not count steps; give SVI the"

@@ -10,7 +10,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_ext._checks import check_count, check_nonnegative, summary
 from numpyro_ext._typing import Model, Params
-from numpyro_ext.objectives.base import STEP, Order, alpha_at, counts_steps
+from numpyro_ext.objectives.base import STEP, Order, counts_steps, order_of_step
 
 
 class _scaled(Messenger):
@@ -96,7 +96,9 @@ class KLWeightedELBO(ELBO):
         counted = counts_steps(guide)
         first: Any = {"step": jnp.zeros((), jnp.int32)}
         step: Any = param_map.get(STEP, first)["step"] if counted else None
-        weight = alpha_at(self.weight, step, "weight")
+        weight = self.weight
+        if callable(weight):
+            weight = order_of_step(weight, step, "weight")
         # Hidden, because Trace_ELBO drops the mutable state of several particles.
         uncounted = block(guide, hide=[STEP]) if counted else guide
         result = self.base.loss_with_mutable_state(

@@ -7,6 +7,7 @@ descent* (UAI 2017), eq. 6, for guides that draw their particles.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import jax
@@ -68,6 +69,10 @@ def find_lost(log_p: Array, *derivatives: Array | None) -> tuple[Array, Array]:
 def report_lost(lost: Array) -> Array:
     """The same, which warns of the number of lost particles while the program runs."""
     return lost & (reported(jnp.sum(lost), _LOST % lost.size) > 0)
+
+
+def _length(kernel: Any, x: Array) -> Array:
+    return jnp.asarray(getattr(kernel, "length", jnp.nan), x.dtype)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -223,24 +228,24 @@ class ParticleField(ELBO, ABC):
             posterior.
         """
         x, g = self.check_arrays(x, grad_log_p)
-        units = None if self.precondition is None else self._units(x, groups)
-        if isinstance(units, PerModeWhitening):
-            g = g + units.own_parts(x)
-        y, g = (x, g) if units is None else (units.points(x), units.gradients(g))
-        kernel = self.kernel.resolve(y, bandwidth)
-        length = jnp.asarray(getattr(kernel, "length", jnp.nan), x.dtype)
-        if isinstance(units, PerModeWhitening):
-            y = units.apart(y)
-        v = self.resolved_velocity(kernel, y, g)
-        if isinstance(units, PerModeWhitening):
-            v = units.slowed(v)
-        return v if units is None else units.velocities(v), length
+        if self.precondition is not None:
+            return self._in_units(x, g, bandwidth, groups)
+        kernel = self.kernel.resolve(x, bandwidth)
+        return self.resolved_velocity(kernel, x, g), _length(kernel, x)
 
-    def _units(
-        self, x: Array, groups: Array | None
-    ) -> CovarianceWhitening | PerModeWhitening | None:
-        if self.precondition is None:
-            return None
+    def _in_units(
+        self, x: Array, g: Array, bandwidth: ArrayLike | None, groups: Array | None
+    ) -> tuple[Array, Array]:
+        """The same, of a preconditioned field."""
+        units = self._units(x, groups)
+        apart = units if isinstance(units, PerModeWhitening) else None
+        y, g = units.points(x), units.gradients(g if apart is None else g + apart.own_parts(x))
+        kernel = self.kernel.resolve(y, bandwidth)
+        v = self.resolved_velocity(kernel, y if apart is None else apart.apart(y), g)
+        v = v if apart is None else apart.slowed(v)
+        return units.velocities(v), _length(kernel, x)
+
+    def _units(self, x: Array, groups: Array | None) -> CovarianceWhitening | PerModeWhitening:
         check_several(
             "num_particles", x.shape[0], "one particle has no covariance; use precondition=None"
         )
@@ -251,9 +256,8 @@ class ParticleField(ELBO, ABC):
 
     def bandwidth(self, x: Array, groups: Array | None = None) -> Float[Array, ""]:
         """The bandwidth of the first step from the particles ``x``."""
-        units = self._units(x, groups)
-        y = x if units is None else units.points(x)
-        return jnp.asarray(getattr(self.kernel.resolve(y), "length", jnp.nan), x.dtype)
+        y = x if self.precondition is None else self._units(x, groups).points(x)
+        return _length(self.kernel.resolve(y), x)
 
     def rows_at_a_time(self, m: int) -> int:
         """Number of rows of an ``(m, m)`` matrix that are in memory together."""
@@ -277,12 +281,8 @@ class ParticleField(ELBO, ABC):
         self, rng_key: Array, param_map: Params, model: Model, guide: Any, *args: Any, **kwargs: Any
     ) -> Any:
         counter = f"{getattr(guide, 'prefix', 'auto')}_step"
-        # SVI.evaluate passes no mutable state; the value does not depend on the step.
-        if self.annealing and counter not in param_map and not getattr(guide, "count_steps", False):
-            raise ValueError(
-                "annealing needs the number of the step; use AutoParticles(model,"
-                " count_steps=True)."
-            )
+        if self.annealing and counter not in param_map:
+            _check_counts(guide)
         step = param_map.get(counter, 0)
 
         def loss_and_state(param_map: Params) -> tuple[Array, dict[str, Any]]:
@@ -308,7 +308,8 @@ class ParticleField(ELBO, ABC):
         # No gradient flows through the particles but the surrogate's.
         x, params = lax.stop_gradient((z, param_map))
         potential = _potential(model, guide, params, args, kwargs)
-        info, unpack = potential.info, _unpacking(guide, potential.info, z)
+        # NumPyro's automatic guides know their own order; any other guide follows the model's.
+        info, unpack = potential.info, unpacking_of(guide) or _unravel(potential.info, z)
         # The rows of the minibatch, drawn once for all particles.
         idx = potential.draw_rows(key_minibatch)
         if self.proxy is not None:
@@ -323,18 +324,7 @@ class ParticleField(ELBO, ABC):
                 return -at_params(unpack(x), idx)
             return -potential(unpack(x), idx)
 
-        # In one evaluation, of the particles and of the model's parameters.
-        def scores(forward: bool) -> tuple[Array, Array, Any]:
-            if forward:
-                each = jax.vmap(jax.jacfwd(log_prob, (0, 1)), (0, None))
-                g, grads = each(x, model_params)
-                grads = jax.tree.map(lambda grad: jnp.sum(grad, 0), grads)
-                return jax.vmap(log_prob, (0, None))(x, model_params), g, grads
-            log_p, vjp = jax.vjp(jax.vmap(log_prob, (0, None)), x, model_params)
-            return log_p, *vjp(jnp.ones_like(log_p))
-
-        log_p, g, grads = in_either_mode(scores)
-        model_grads = [g for g in jax.tree.leaves(grads) if g.dtype != jax.dtypes.float0]
+        log_p, g, grads = in_either_mode(partial(_scores, log_prob, x, model_params))
         hessian = None
         if self.needs_hessian:
             hessian = jax.vmap(jax.hessian(log_prob), (0, None))(x, model_params)
@@ -348,15 +338,49 @@ class ParticleField(ELBO, ABC):
         else:
             v = cast(Any, self.velocity)(seen_x, g, self.tempered(hessian, step))
         v = lax.stop_gradient(jnp.where(lost[:, None], 0, v))
-        # Integers and keys have no gradient.
-        leaves = jax.tree.leaves({n: param_map[n] for n in model_params})
-        leaves = [p for p in leaves if jnp.issubdtype(jnp.result_type(p), jnp.inexact)]
-        pairs = zip(model_grads, leaves, strict=True)
-        terms = sum(jnp.sum(lax.stop_gradient(g) * p) for g, p in pairs)
-        surrogate = -jnp.sum(v * z) - terms / x.shape[0]
+        surrogate = -jnp.sum(v * z)
+        if model_params:
+            surrogate -= _inner_product(grads, {n: param_map[n] for n in model_params}) / len(x)
         # The difference is 0, so that the value keeps its digits when the surrogate is large.
         mean = jnp.mean(log_p, where=~lost)
         return -mean + (surrogate - lax.stop_gradient(surrogate))
+
+
+def _scores(
+    log_prob: Callable[[Array, Params], Array], x: Array, params: Params, forward: bool
+) -> tuple[Array, Array, Params]:
+    """The log densities of particles, their gradients, and the sum of the gradients by a model's
+    parameters, in one evaluation."""
+    if forward:
+        return _scores_forward(log_prob, x, params)
+    log_p, vjp = jax.vjp(jax.vmap(log_prob, (0, None)), x, params)
+    return log_p, *vjp(jnp.ones_like(log_p))
+
+
+def _scores_forward(
+    log_prob: Callable[[Array, Params], Array], x: Array, params: Params
+) -> tuple[Array, Array, Params]:
+    g, grads = jax.vmap(jax.jacfwd(log_prob, (0, 1)), (0, None))(x, params)
+    grads = jax.tree.map(lambda grad: jnp.sum(grad, 0), grads)
+    return jax.vmap(log_prob, (0, None))(x, params), g, grads
+
+
+def _inner_product(grads: Params, params: Params) -> Any:
+    """The sum of each parameter times its gradient, which has this gradient alone."""
+    # Integers and keys have no gradient.
+    own = [g for g in jax.tree.leaves(grads) if g.dtype != jax.dtypes.float0]
+    leaves = jax.tree.leaves(params)
+    leaves = [p for p in leaves if jnp.issubdtype(jnp.result_type(p), jnp.inexact)]
+    return sum(jnp.sum(lax.stop_gradient(g) * p) for g, p in zip(own, leaves, strict=True))
+
+
+def _check_counts(guide: Any) -> None:
+    """An error for ``annealing`` with a guide that does not count steps."""
+    # SVI.evaluate passes no mutable state; the value does not depend on the step.
+    if not getattr(guide, "count_steps", False):
+        raise ValueError(
+            "annealing needs the number of the step; use AutoParticles(model, count_steps=True)."
+        )
 
 
 def _potential(model: Model, guide: Any, params: Params, args: tuple, kwargs: Kwargs) -> Potential:
@@ -380,12 +404,8 @@ def read_for_particles(model: Model, args: tuple, kwargs: Kwargs) -> ModelInfo:
     return info
 
 
-def _unpacking(guide: Any, info: ModelInfo, z: Array) -> Callable[[Array], Sites]:
-    """The function from a latent vector of the guide to the model's unconstrained sites."""
-    # NumPyro's automatic guides know their own order; any other guide follows the model's.
-    own = unpacking_of(guide)
-    if own is not None:
-        return own
+def _unravel(info: ModelInfo, z: Array) -> Callable[[Array], Sites]:
+    """The function from a latent vector in the order of the model to its unconstrained sites."""
     if info.size != z.shape[1]:
         raise ValueError(
             f"sample_latent of the guide gives vectors of length {z.shape[1]}, but the model's"

@@ -97,9 +97,13 @@ def strided(x: Array, number: int) -> Array:
 
 def by_rows(fn: Callable[..., Array], rows_at_a_time: int, *arrays: Array) -> Array:
     """``fn`` of all rows of the arrays, computed for a few rows at a time to save memory."""
-    num = len(arrays[0])
-    if rows_at_a_time >= num:
+    if rows_at_a_time >= len(arrays[0]):
         return fn(*arrays)
+    return _by_pieces(fn, rows_at_a_time, *arrays)
+
+
+def _by_pieces(fn: Callable[..., Array], rows_at_a_time: int, *arrays: Array) -> Array:
+    num = len(arrays[0])
     num_pieces = -(-num // rows_at_a_time)
 
     def pieces(a: Array) -> Array:

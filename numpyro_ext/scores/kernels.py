@@ -110,15 +110,18 @@ class RadialKernel(BaseKernel):
 
     def __post_init__(self) -> None:
         if isinstance(self.bandwidth, str):
-            if self.bandwidth == "he" and "he" not in self.rules:
-                raise ValueError(
-                    f"bandwidth is 'he', but {type(self).__name__} is no Gaussian density estimate;"
-                    " use RBF('he') or 'median_distance'."
-                )
-            check_choice("bandwidth", self.bandwidth, self.rules)
+            self._check_rule(self.bandwidth)
         elif not callable(self.bandwidth):
             check_positive("bandwidth", self.bandwidth)
         check_positive("factor", self.factor)
+
+    def _check_rule(self, rule: str) -> None:
+        if rule == "he" and "he" not in self.rules:
+            raise ValueError(
+                f"bandwidth is 'he', but {type(self).__name__} is no Gaussian density estimate;"
+                " use RBF('he') or 'median_distance'."
+            )
+        check_choice("bandwidth", rule, self.rules)
 
     def resolve(self, x: Array, state: Any = None) -> "RadialKernel":
         """The kernel with the bandwidth that its rule gives on ``x``; itself where it is a number.
