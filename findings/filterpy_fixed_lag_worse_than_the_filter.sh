@@ -6,12 +6,12 @@
 #   1, the more so the longer the lag, and equals the filter at lag 1.
 # Behaviour: the update of the newest state uses the covariance *after* its datum where the one before belongs, and all
 #   older states inherit it. Where a datum says much (noise as large as the steps of a local level) the smoothed
-#   level errs 1.5 times as much as the filtered one, at each lag, and nearly as much as the datum itself. Where a datum says
-#   little, as in the example of its page (a line, Q .001, R 5), the loss is 2 to 4 %, and a plot shows nothing. The
-#   filtered states that it returns beside are right. `rts_smoother` of `KalmanFilter` is right too.
+#   level has 1.5 times the squared error of the filtered one, at each lag, and nearly as much as the datum itself.
+#   Where a datum says little, as in the example of its page (a line, Q .001, R 5), the loss is 1 to 6 %, and a plot
+#   shows nothing. The filtered states that it returns beside are right.
 # Versions: filterpy 2.0.0 (kalman/fixed_lag_smoother.py: `PS = P.copy()` after the update), numpy 2.5.5, scipy 1.18.1.
-# Seen (10,000 states, mean squared errors of filter, FilterPy and exact): level, R = Q: lag 1 .619 1.010 .619, lag 2 .619 .921
-#   .476, lag 4 .619 .906 .451, lag 8 .619 .906 .451; line: lag 4 .745 .468 .461, lag 8 .745 .296 .288.
+# Seen (10,000 states, mean squared errors of filter, FilterPy and exact): level, R = Q: lag 1 .629 1.026 .629, lag 2
+#   .629 .932 .474, lag 4 .629 .914 .446, lag 8 .629 .913 .445; line: lag 4 .834 .525 .510, lag 8 .834 .323 .305.
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
 "${PYTHON:-python3}" -m venv "$folder/venv"

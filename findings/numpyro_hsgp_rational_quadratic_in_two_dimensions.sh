@@ -12,8 +12,9 @@
 #   length ** (dim - 1)` in the place of `alpha` is the remedy.
 # Versions: numpyro 0.22.0 (contrib/hsgp/spectral_densities.py: `log(a)` and `log_dim_factor` of 2
 #   scale_mixture alone), jax and jaxlib 0.12.0.1, tfp-nightly 0.26.0.dev20261027, numpy 2.5.5.
-# Seen (variance at the centre of the box, covariance one length scale away; amplitude 1, scale mixture 3, right 1 and .630):
-#   length .25: one dimension 1.000 .630, two 4.000 2.519; length .5: 1.000 .630, 2.000 1.259; length 1: right.
+# Seen (variance at the centre of the box, covariance one length scale away; amplitude 1, scale mixture 3, right 1
+#   and .630): length .25: one dimension 1.000 .630, two 4.000 2.519; length .5: 1.000 .630, 2.000 1.259; length
+#   1: right.
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
 "${PYTHON:-python3}" -m venv "$folder/venv"

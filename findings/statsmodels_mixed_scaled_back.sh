@@ -10,10 +10,11 @@
 #   the one of the standardised column, ten times too large for an sd of 10 (a slope of .053, sd .0050, is
 #   reported as .053, sd .0505: no effect at all), and too small for a column of small numbers. No warning. Without
 #   `scale_fe` all is on one scale.
-# Versions: statsmodels 0.15.0 (genmod/bayes_mixed_glm.py: `cov[ixs, :][:, ixs] /= ...`, `mn`), numpy 2.5.5, pandas 3.1.1,
-#   scipy 1.18.1.
-# Seen (2,000 rows in 40 groups, binary; got, right): intercept -.055 -2.23 (fit_vb), -.055 -2.18 (fit_map); sd of the slope
-#   .00508 .00508, .0505 .00505; mean of `predict` .882 .487, of the outcome .488. Counts: mean of `predict` 7.4 1.1.
+# Versions: statsmodels 0.15.0 (genmod/bayes_mixed_glm.py: `cov[ixs, :][:, ixs] /= ...`, `mn`), numpy 2.5.5,
+#   pandas 3.1.1, scipy 1.18.1.
+# Seen (2,000 rows in 40 groups, binary; got, right): intercept -.055 -2.23 (fit_vb), -.055 -2.18 (fit_map); sd of
+#   the slope .00508 .00508, .0505 .00505; mean of `predict` .882 .487, of the outcome .487. Counts: mean of
+#   `predict` 7.4 1.1.
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
 "${PYTHON:-python3}" -m venv "$folder/venv"
