@@ -8,14 +8,14 @@
 #   add up to the amplitude squared, multiply standard normals without a root. The prior variance is .40 for 1 at
 #   length scale 1 and .13 at .25, and grows with the fourth power of NumPyro's amplitude. Small q_j lose
 #   most, so that the correlations are of a smoother function too: .52 for .37 a quarter of a period away. In
-#   PyMC the q_j are moreover of half the length scale that its own kernel has. Both fit, with good R-hat. What
-#   a posterior says of amplitude and length scale is not what a prior or another program says. The root of
-#   `diag_spectral_density_periodic` is right.
+#   PyMC the q_j are moreover of half the length scale that its own kernel has. What a fit says of amplitude and
+#   length scale is not what a prior or another program says. The root of `diag_spectral_density_periodic`
+#   is right.
 # Versions: numpyro 0.22.0 (contrib/hsgp/approximation.py: `cosines @ (q2 * beta_cos)`), pymc 6.3.2
 #   (gp/hsgp_approx.py: `psd * self._beta`), jax and jaxlib 0.12.0.1, tfp-nightly 0.26.0.dev20261027, numpy 2.5.5.
 # Seen (covariance at distance 0 and at a quarter of a period; got, right): NumPyro, amplitude 1, length 1: .400
-#   1, .207 .368; amplitude 2: 6.40 4, 3.31 1.47; length .25: .132 1, -.010 0. PyMC, scale 1, length 1: .397
-#   1, .207 .779; length .5: .243 1, -.009 .368 (Monte Carlo errors .003).
+#   1, .207 .368; amplitude 2: 6.40 4, 3.31 1.47; length .25: .132 1, -.010 0. PyMC, scale 1, length 1: .398
+#   1, .208 .779; length .5: .242 1, -.010 .368 (Monte Carlo errors .003).
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
 "${PYTHON:-python3}" -m venv "$folder/venv"

@@ -27,7 +27,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.contrib.hsgp.approximation import hsgp_rational_quadratic, hsgp_squared_exponential
 
-BOX, M, MIXTURE = 6.0, 96, 3.0
+BOX, M, MIXTURE = 4.0, 64, 3.0
 
 
 def covariance(process, dim, *parameters):

@@ -27,7 +27,8 @@ rng = np.random.default_rng(0)
 group = np.repeat(np.arange(40), 50)
 age = rng.normal(40.0, 10.0, group.size)
 eta = 0.05 * (age - 40) + rng.normal(0.0, 0.5, 40)[group]
-yes, counts = rng.binomial(1, 1 / (1 + np.exp(-eta))).astype(float), rng.poisson(np.exp(eta)).astype(float)
+yes = rng.binomial(1, 1 / (1 + np.exp(-eta))).astype(float)
+counts = rng.poisson(np.exp(eta)).astype(float)
 center, scale = age.mean(), age.std()
 raw, by_hand = (np.c_[np.ones(age.size), x] for x in (age, (age - center) / scale))
 for model, y in ((BinomialBayesMixedGLM, yes), (PoissonBayesMixedGLM, counts)):
