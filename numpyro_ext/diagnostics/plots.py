@@ -9,6 +9,7 @@ import numpy as np
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.labels import Coords, Labels, Names
+from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.calibration import Calibration
 from numpyro_ext.diagnostics.checks.chains import AGREEMENT, Agreement, compare_chains
 from numpyro_ext.diagnostics.checks.losses import losses_of
@@ -16,7 +17,6 @@ from numpyro_ext.diagnostics.checks.moves import moved_draws
 from numpyro_ext.diagnostics.checks.weights import KHAT, WeightSummary, weigh_draws
 from numpyro_ext.diagnostics.classification import bins_of, error_of, probs_and_labels
 from numpyro_ext.diagnostics.comparison import MEAN, SD, Comparison
-from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.limits import RHAT
 from numpyro_ext.diagnostics.table import Diagnosis
 
@@ -62,14 +62,14 @@ def _axes(ax: Any) -> Any:
     return _pyplot().subplots(figsize=(4.5, 4.5), layout="constrained")[1]
 
 
-def plot_data_of(context: FitContext, labels: Labels) -> DiagnosisPlotData:
-    """The arrays of a picture, which the checks of a context have computed."""
-    moved = moved_draws(context)
-    weights = weigh_draws(context) if context.kind == "guide" else None
-    weights = None if weights is None or weights.fit is None else weights
-    losses = losses_of(context) if context.kind == "guide" else []
-    several = context.kind == "chains" or (context.kind == "guide" and len(context.fit.params) > 1)
-    chains = compare_chains(context) if several else None
+def plot_data_of(fit: Fit, labels: Labels) -> DiagnosisPlotData:
+    """The arrays of a picture, which the checks of a fit have computed."""
+    moved = moved_draws(fit)
+    weights = weigh_draws(fit) if fit.kind == "guide" else None
+    weights = None if weights is None or weights.tail is None else weights
+    losses = losses_of(fit) if fit.kind == "guide" else []
+    several = fit.kind == "chains" or (fit.kind == "guide" and len(fit.params) > 1)
+    chains = compare_chains(fit) if several else None
     chains = chains if chains is not None and chains.names else None
     worst, draws = _worst_numbers([] if isinstance(moved, str) else moved)
     return DiagnosisPlotData(worst, draws, weights, losses, chains, labels)
@@ -206,7 +206,7 @@ def _dots(
 def _tail(weights: Any, ax: Any) -> None:
     """The largest fifth of the weights."""
     log_w = np.sort(weights.log_w.astype(np.float64))[::-1]
-    smoothed = np.sort(weights.fit.log_weights)[::-1]
+    smoothed = np.sort(weights.tail.log_weights)[::-1]
     size, last = len(log_w), np.sum(log_w > -np.inf) - 1
     smoothed += log_w[last] - smoothed[last]  # only the tail differs
     mean, largest = np.logaddexp.reduce(log_w) - np.log(size), slice(0, max(25, size // 5))
