@@ -391,8 +391,7 @@ def _check_known(fit: Fit, model_trace: Trace, guide_trace: Trace) -> None:
             )
         if site["type"] == "param":
             missing.append(name)
-    missing = _random_starts(fit, missing)
-    if missing:
+    if missing and (missing := _random_starts(fit, missing)):
         remedy = "chain_method='vectorized' keeps it" if is_chain else "pass the result of the fit"
         raise ValueError(
             f"the value that parameter '{missing[0]}' of the model had in this fit is not known;"
@@ -402,8 +401,6 @@ def _check_known(fit: Fit, model_trace: Trace, guide_trace: Trace) -> None:
 
 def _random_starts(fit: Fit, names: list[str]) -> list[str]:
     """The names of the parameters, among these, that start at values that depend on the key."""
-    if not names:
-        return []
 
     def starts(key: Array) -> dict[str, Any]:
         model: Any = substitute(seed(fit.model, key), substitute_fn=init_to_sample)

@@ -141,7 +141,7 @@ def _fit_of_optimised(
         "inference_method": "svi" if is_svi else type(obj).__name__.lower(),
         "guide": _name_of(guide),
         "num_restarts": len(params),
-        **_same_starts(params),
+        **(_same_starts(params) if len(params) > 1 else {}),
     }
     attributes |= {"loss": _name_of(obj.loss)} if is_svi else {"engine": _name_of(obj)}
     check_given(obj.model, args, kwargs)

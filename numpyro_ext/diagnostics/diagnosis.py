@@ -154,7 +154,8 @@ def diagnose(
     fit = fit_of(obj, result, model_args, model_kwargs, num_samples, rng_key)
     if num_moves is not None:
         fit = replace(fit, num_moves=check_count("num_moves", num_moves, 0))
-    labels = Labels.of_trace(fit.proto.trace).named(coords, dims)
+    labels = Labels.of_trace(fit.proto.trace)
+    labels = labels.named(coords, dims) if coords or dims else labels
     fit = judged_by(fit, proxy)
     refuse_scaled(set(scaled_latents(fit.proto.trace)) & set(fit.proto.latents), "diagnose")
     with progress_bar(len(CHECKS[fit.kind]), "diagnosing") as answered:

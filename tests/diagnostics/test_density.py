@@ -1,6 +1,5 @@
 """What the densities of a guide's sites add up to is decided by what it declares and draws."""
 
-from jax import random
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
