@@ -46,6 +46,11 @@ from numpyro_ext.diagnostics.full_data import minibatch_plates
 BLOCK = 10**6
 """Log densities in a block of draws: 4 MB in float32."""
 
+Numbers = dict[str, np.ndarray]
+"""Arrays ``(chain, draw, *site)`` by name."""
+Evaluate = Callable[..., dict[str, Any]]
+"""``(rng_key, num_samples, params=fit.params)`` to the dict that :func:`evaluator` describes."""
+
 
 class Prototype(NamedTuple):
     """The common structure of all draws, read off one of them without arithmetic."""
@@ -66,12 +71,6 @@ class Prototype(NamedTuple):
     """Latent sites with a support that depends on other latent sites."""
     left_out: list[str]
     """The deterministic and observed sites, if the run summed some out that they may need."""
-
-
-Numbers = dict[str, np.ndarray]
-"""Arrays ``(chain, draw, *site)`` by name."""
-Evaluate = Callable[..., dict[str, Any]]
-"""``(rng_key, num_samples, params=fit.params)`` to the dict that :func:`evaluator` describes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,8 +287,10 @@ class Fit:
 
     @cached_property
     def block(self) -> int:
-        """Draws that are run through the model at a time."""
-        return default_block_size(self.proto.trace)
+        """Draws that are run through the model at a time, with at most ``BLOCK`` log densities."""
+        sites = sample_sites(self.proto.trace)
+        count = sum(max(count_of(site), math.prod(jnp.shape(site["value"]))) for site in sites)
+        return max(1, BLOCK // max(1, count))
 
     @cached_property
     def has_gradient(self) -> bool:
@@ -409,13 +410,6 @@ def _random_starts(fit: Fit, names: list[str]) -> list[str]:
 
     sources = eval_provenance(starts, key=random.key(0))
     return [name for name in names if any(jax.tree.leaves(sources[name]))]
-
-
-def default_block_size(trace: Trace) -> int:
-    """The number of draws of which a block has at most ``BLOCK`` log densities."""
-    sites = sample_sites(trace)
-    count = sum(max(count_of(site), math.prod(jnp.shape(site["value"]))) for site in sites)
-    return max(1, BLOCK // max(1, count))
 
 
 def count_of(site: Site) -> int:
