@@ -101,6 +101,8 @@ class Fit:
     num_samples: int = 1000
     """Draws from a guide, per restart."""
     num_moves: int | None = None
+    needs_latents: bool = True
+    """False where its predictions alone are asked for."""
     problems: tuple[str, ...] = ()
     """Sentences on the density by which the fit is judged."""
 
@@ -329,6 +331,8 @@ def prototype(fit: Fit) -> Prototype:
     jax.eval_shape(look)
     _check_known(fit, model_trace, guide_trace)
     latents = [site["name"] for site in latent_sites(model_trace)]
+    if fit.needs_latents and not latents:
+        raise ValueError("the model has no latent sample site; use predictive_scores.")
     drawn = fit.existing[0] if fit.existing else guide_trace
     missing = [model_trace[name] for name in latents if name not in drawn]
     for site in missing:
@@ -429,8 +433,6 @@ def evaluator(
     ``stats``, ``(chain, draw, *site)`` each, what else was asked for, the data ``observed``, and
     which of their rows are ``counted``, by the mask of the site."""
     proto = fit.proto
-    if not proto.latents and not proto.marginalized:
-        raise ValueError("the model has no latent sample site; use predictive_scores.")
     has_lp = lp and not proto.marginalized
     weighs = has_lp and proto.density != "none"
 

@@ -245,7 +245,7 @@ def refuse_arguments(what: str, **of_a_fit: Any) -> None:
 
 def predicting_fit(obj: Any, result: Any = None, **asked: Any) -> Fit:
     """The fit without draws of a cyclical schedule's exploration; an error if draws are NaN."""
-    fit = fit_of(obj, result, **asked)
+    fit = replace(fit_of(obj, result, **asked), needs_latents=False)
     marks = obj.get_extra_fields().get("sampling") if isinstance(obj, MCMC) else None
     if marks is not None:
         kept = np.asarray(marks, bool)
