@@ -27,10 +27,9 @@ from sklearn.datasets import load_diabetes, load_digits
 from sklearn.model_selection import train_test_split
 
 from numpyro_ext.diagnostics import (
-    plot_calibration,
-    plot_reliability,
     predictive_scores,
     regression_calibration,
+    reliability_bins,
     restarts,
 )
 from numpyro_ext.ep import PBP
@@ -142,8 +141,16 @@ for model, (train, test) in ((regression, diabetes), (classes, digits)):
         if of_numbers and name in ("one mode", "five modes", "ivon", "Laplace"):
             intervals[name] = regression_calibration(fit, result, **new)
         if not of_numbers and name in ("one mode", "ivon"):
-            plot_reliability(fit, result, ax=next(shown), **new).set_title(f"digits: {name}")
+            ax, bins = next(shown), reliability_bins(fit, result, **new)
+            ax.bar(jnp.arange(15) / 15, bins.accuracy, 1 / 15, align="edge", alpha=0.75)
+            ax.set(title=f"digits: {name}", xlabel="probability of the most probable class")
+            ax.set(ylabel="share that is right")
 print(first)
-plot_calibration(intervals, left).set_title("diabetes")
+for name, each in intervals.items():
+    left.plot(each.levels, each.empirical, "o-", label=f"{name}, error {each.error:.2g}")
+left.set(title="diabetes", xlabel="stated probability", ylabel="share of the observations")
+left.legend()
+for ax in fig.axes:
+    ax.axline((0, 0), slope=1, color="0.4", linewidth=1)
 Path("out").mkdir(exist_ok=True)
 fig.savefig("out/networks.png", dpi=120)

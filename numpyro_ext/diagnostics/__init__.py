@@ -19,11 +19,7 @@ from numpyro_ext.diagnostics.discrepancy import (
 from numpyro_ext.diagnostics.evidence import EvidenceBounds, evidence_bounds
 from numpyro_ext.diagnostics.full_data import full_data
 from numpyro_ext.diagnostics.held_out import held_out_log_likelihood
-from numpyro_ext.diagnostics.plots import (
-    plot_calibration,
-    plot_diagnosis,
-    plot_reliability,
-)
+from numpyro_ext.diagnostics.plots import plot_diagnosis
 from numpyro_ext.diagnostics.predictive_density import (
     gaussian_log_density_bound,
     log_predictive_density,
@@ -65,9 +61,7 @@ __all__ = [
     "log_predictive_density",
     "maximum_mean_discrepancy",
     "pareto_khat",
-    "plot_calibration",
     "plot_diagnosis",
-    "plot_reliability",
     "predictive_scores",
     "predictive_uncertainty",
     "regression_calibration",

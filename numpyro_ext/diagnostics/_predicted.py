@@ -1,6 +1,7 @@
 """The predictions of a fit at given data, draw by draw, from which all scores are computed."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 import math
 from typing import Any, NamedTuple
 
@@ -21,20 +22,12 @@ from numpyro.distributions import (
 from numpyro.handlers import condition
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_ext._checks import check_count
 from numpyro_ext._model.density import log_prob, row_log_prob, seen
 from numpyro_ext._model.exact import exact
 from numpyro_ext._model.read import Site, frames, is_data, latent_sites, layers
 from numpyro_ext._typing import Params, Sites, Trace
-from numpyro_ext.diagnostics._evaluate import (
-    BLOCK,
-    concatenate,
-    draw_of,
-    model_trace_of,
-    over_draws,
-    prototype,
-)
-from numpyro_ext.diagnostics._fit import Fit, FitRequest, check_key, predicting_fit
+from numpyro_ext.diagnostics._fit import BLOCK, Fit, concatenate, over_draws
+from numpyro_ext.diagnostics._fit_of import check_key, predicting_fit
 
 LARGEST = 1e9
 """The largest predictions, in bytes, that are computed."""
@@ -64,14 +57,14 @@ class Predicted(NamedTuple):
     """``(S, n, C)``, of classes."""
 
 
-def predictions_of_fit(asked: FitRequest, labelled: bool = True) -> Predicted:
+def predictions_of_fit(
+    obj: Any, result: Any = None, *, site: str | None = None, labelled: bool = True, **asked: Any
+) -> Predicted:
     """The predictions of a fit for the observed site; if not labelled, labels may be missing."""
-    num_samples = check_count("num_samples", asked.num_samples)
-    key_prototype, key_draws = random.split(check_key(asked.rng_key))
-    fit = predicting_fit(asked)
-    fit = fit if labelled else _any_labels(fit, key_prototype)
-    proto = prototype(fit, key_prototype, needs_latents=False)
-    name = _site_of(proto.trace, asked.site)
+    fit = predicting_fit(obj, result, **asked)
+    fit = fit if labelled else _any_labels(fit)
+    proto = fit.proto
+    name = _site_of(proto.trace, site)
     if name in proto.left_out:
         raise ValueError(
             f"the prediction of '{name}' needs {proto.marginalized}, which the run summed out."
@@ -79,34 +72,35 @@ def predictions_of_fit(asked: FitRequest, labelled: bool = True) -> Predicted:
     observed = proto.trace[name]
     _refuse_local(proto.trace, observed)
     kind = kind_of(observed)
-    size = len(next(iter(fit.draws[0].values()))) if fit.draws else num_samples
+    size = fit.num_draws
     shape = np.broadcast_shapes(np.shape(observed["value"]), observed["fn"].shape())
     numbers = math.prod(shape) * (num_classes(observed) if kind == "classes" else 4)
     run = _compile(fit, name, numbers)
-    if not fit.draws and not _is_random(fit, name):
+    if not fit.existing and not _is_random(fit, name):
         size = 1  # a point, as each member of a deep ensemble is
     refuse_large(numbers, size * len(fit.params), shape)
-    pieces, data = zip(*run(key_draws, size), strict=True)
+    pieces, data = zip(*run(fit.keys[1], size), strict=True)
     predictions = concatenate(pieces)
     several = f"{len(pieces)} x " if len(pieces) > 1 else ""
     draws = f"{several}{size:,} draw{'s' * (size > 1)}"
     draws += " of the linearised network" * (fit.linearised is not None)
-    return _assemble(fit.title(draws), name, kind, data[-1], predictions)
+    return _assemble(fit.title_of(draws), name, kind, data[-1], predictions)
 
 
-def _any_labels(fit: Fit, rng_key: Array) -> Fit:
+def _any_labels(fit: Fit) -> Fit:
     """The fit with a label of 0 in place of each that the arguments leave out."""
 
     def look() -> Sites:
-        params, (key_guide, key_model) = fit.params[0], random.split(rng_key)
-        first = {name: jnp.asarray(x[0]) for name, x in fit.draws[0].items()} if fit.draws else None
-        draw = draw_of(fit, params, first, key_guide)[1]
-        sites = latent_sites(model_trace_of(fit, params, draw, key_model))
+        params, key, first = fit.params[0], random.key(0), None
+        if fit.existing:
+            first = {name: jnp.asarray(x[0]) for name, x in fit.existing[0].items()}
+        draw = fit.draw(params, first, key)[1]
+        sites = latent_sites(fit.model_trace(params, draw, key))
         labels = [x for x in sites if isinstance(_elementwise(x["fn"]), CLASSES)]
         return {x["name"]: jnp.zeros_like(x["value"]) for x in labels if x["name"] not in draw}
 
     labels: Any = {n: jnp.zeros(x.shape, x.dtype) for n, x in jax.eval_shape(look).items()}
-    return fit._replace(model=condition(fit.model, labels)) if labels else fit
+    return replace(fit, model=condition(fit.model, labels)) if labels else fit
 
 
 def _elementwise(fn: Any) -> Any:
@@ -220,7 +214,7 @@ def refuse_large(numbers: int, num_draws: int, shape: tuple[int, ...]) -> None:
 def _predict_draw(fit: Fit, name: str, params: Params, draw: Sites | None, keys: Array) -> Site:
     if fit.linearised is not None:
         return fit.linearised.linearised_site(keys[0], params, name, fit.args, fit.kwargs)
-    return model_trace_of(fit, params, draw_of(fit, params, draw, keys[0])[1], keys[1])[name]
+    return fit.model_trace(params, fit.draw(params, draw, keys[0])[1], keys[1])[name]
 
 
 def _compile(fit: Fit, name: str, numbers: int) -> Callable[..., Iterator[Any]]:

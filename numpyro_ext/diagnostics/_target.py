@@ -1,6 +1,7 @@
 """The density by which a fit is judged, where that is not the posterior by all rows."""
 
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 import warnings
@@ -23,8 +24,7 @@ from numpyro_ext._model.read import Site, call_and_trace, frames
 from numpyro_ext._model.taylor import TaylorProxy, check_proxy, sd_over_minibatches
 from numpyro_ext._model.units import find_layout
 from numpyro_ext._typing import Model, Params, Sites, Trace
-from numpyro_ext.diagnostics._evaluate import draw_of, evaluator, model_trace_of, prototype
-from numpyro_ext.diagnostics._fit import Fit
+from numpyro_ext.diagnostics._fit import Fit, evaluator
 from numpyro_ext.diagnostics.limits import PENALTY_NOISE, PROXY_NOISE
 
 OVER = 10_000
@@ -36,38 +36,36 @@ _FEWEST, _MOST, _NUMBERS = 1000, 20_000, 5 * 10**7
 """Draws for the expectations of penalties, and the numbers that they hold together."""
 
 
-def target_of(
-    fit: Fit, obj: Any, proxy: TaylorProxy | None, rng_key: Array
-) -> tuple[Fit, tuple[str, ...]]:
+def judged_by(fit: Fit, proxy: TaylorProxy | None) -> Fit:
     """The fit with the model by which it is judged, and sentences on what is wrong with that."""
-    loss: Any = getattr(obj, "loss", None)
+    loss: Any = getattr(fit.obj, "loss", None)
     # True if the best guide is the posterior of loss.tilted(model), with parameters loss.slopes.
     if not getattr(loss, "tilts", False):
-        return by_proxy(fit, obj, proxy_of(obj, proxy), rng_key)
+        return by_proxy(fit, proxy_of(fit.obj, proxy))
     if proxy is not None:
         raise ValueError(f"no proxy stands in for the penalties of {type(loss).__name__}.")
-    return by_penalties(fit, loss, rng_key)
+    return by_penalties(fit, loss)
 
 
-def by_penalties(fit: Fit, loss: Any, rng_key: Array) -> tuple[Fit, tuple[str, ...]]:
+def by_penalties(fit: Fit, loss: Any) -> Fit:
     """The fit with the posterior times exp(-slope f), of which the penalties of its loss ask."""
-    proto = prototype(fit, rng_key)
-    sites = (x for x in proto.trace.values() if x["type"] in ("sample", "deterministic"))
+    sites = (x for x in fit.proto.trace.values() if x["type"] in ("sample", "deterministic"))
     size = sum(jnp.size(site["value"]) for site in sites)
     num_draws = min(max(_NUMBERS // max(size, 1), _FEWEST), _MOST)
-    drawn = evaluator(fit, proto)(rng_key, num_draws)
+    drawn = evaluator(fit)(fit.rng_key, num_draws)
     values, params, noise = {**drawn["deterministic"], **drawn["latent"]}, [], 0.0
     for i, given in enumerate(fit.params):
         slopes, error = loss.slopes({name: x[i] for name, x in values.items()})
         params.append({**given, **slopes})
         noise = max(noise, error)
-    tilted = fit._replace(model=loss.tilted(fit.model), params=params)
+    tilted = replace(fit, model=loss.tilted(fit.model), params=params)
     if noise <= PENALTY_NOISE:
-        return tilted, ()
-    return tilted, (
+        return tilted
+    problem = (
         f"The slopes of the penalties are not known well from {num_draws:,} draws: they have a"
-        f" noise of {noise:.2g} nats.",
+        f" noise of {noise:.2g} nats."
     )
+    return replace(tilted, problems=(problem,))
 
 
 def proxy_of(obj: Any, proxy: Any) -> TaylorProxy | None:
@@ -75,37 +73,36 @@ def proxy_of(obj: Any, proxy: Any) -> TaylorProxy | None:
     return check_proxy(proxy or getattr(getattr(obj, "loss", None), "proxy", None))
 
 
-def by_proxy(
-    fit: Fit, obj: Any, proxy: TaylorProxy | None, rng_key: Array
-) -> tuple[Fit, tuple[str, ...]]:
+def by_proxy(fit: Fit, proxy: TaylorProxy | None) -> Fit:
     """The fit with some rows that stand in for many, where the proxy is good enough; or why not."""
     if proxy is None and rows_on_host((fit.args, fit.kwargs)) <= OVER:
-        return fit, ()
-    model, of_loss = obj.sampler.model if isinstance(obj, MCMC) else obj.model, proxy_of(obj, None)
+        return fit
+    model = fit.obj.sampler.model if isinstance(fit.obj, MCMC) else fit.obj.model
     at_draws = _proxy_at_draws(fit, model) if proxy is None else None
     proxy = proxy or at_draws
     if proxy is None:
-        return fit, ()
+        return fit
     try:
         if at_draws is None:
             proxy.check_data(model, fit.args, fit.kwargs)
         if proxy.size <= OVER:
-            return fit, ()
-        noise = _noise(fit, model, proxy, rng_key)
+            return fit
+        noise = _noise(fit, model, proxy)
     except ValueError as error:
-        if proxy is not of_loss:
+        if proxy is not proxy_of(fit.obj, None):
             raise
-        return fit, (f"The proxy of the loss is of another model or of other data: {error}",)
+        problem = f"The proxy of the loss is of another model or of other data: {error}"
+        return replace(fit, problems=(problem,))
     if noise <= PROXY_NOISE:
-        return fit._replace(model=stand_in(model, proxy)), ()
+        return replace(fit, model=stand_in(model, proxy))
     warnings.warn(
         InferenceWarning(
             f"the proxy is not used: at these draws it has a noise of {noise:.2g} nats. Weights and"
             f" moves take all {proxy.size:,} rows; make it with center=(guide, params)."
         ),
-        stacklevel=5,
+        stacklevel=4,
     )
-    return fit, ()
+    return fit
 
 
 def _proxy_at_draws(fit: Fit, model: Any) -> TaylorProxy | None:
@@ -118,29 +115,27 @@ def _proxy_at_draws(fit: Fit, model: Any) -> TaylorProxy | None:
 
 def _center_of(fit: Fit, expansion: TaylorExpansion) -> Any:
     """The guide, or the mean of the draws in unconstrained space, as constrained sites."""
-    if not fit.draws:
+    if not fit.existing:
         return fit.guide, fit.params[0]
-    info, potential = expansion.info, expansion.potential
-    info.check_names("the fit", {n: x for n, x in fit.draws[0].items() if n in info.latents})
-    draws = {name: jnp.asarray(fit.draws[0][name]) for name in info.latents}
+    info, potential, draws = expansion.info, expansion.potential, fit.existing[0]
+    info.check_names("the fit", {n: x for n, x in draws.items() if n in info.latents})
+    draws = {name: jnp.asarray(draws[name]) for name in info.latents}
     ravel = jax.vmap(lambda z: info.ravel(potential.unconstrain("a draw", z)))
     sites = potential.postprocess()(info.unravel(jnp.nanmean(jax.jit(ravel)(draws), 0)))
     return {name: sites[name] for name in info.latents}
 
 
-def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:
+def _noise(fit: Fit, model: Any, proxy: TaylorProxy) -> float:
     """The standard deviation of the log density at draws over sets of so many rows, in nats."""
-    key_prototype, key_draws = random.split(rng_key)
-    proto = prototype(fit, key_prototype)
-    model = on_rows(model, proxy)
-    fit, program = fit._replace(model=model), Program(model, fit.args, fit.kwargs)
+    latents, model = fit.proto.latents, on_rows(model, proxy)
+    on_some, program = replace(fit, model=model), Program(model, fit.args, fit.kwargs)
 
     @jit_on_data
     def variances(params: Params, keys: Array, draws: Sites | None) -> Array:
         def at_draw(inputs: tuple[Array, Sites | None]) -> Array:
             key, draw = inputs
-            guide_trace, values = draw_of(fit, params, draw, key)
-            trace = model_trace_of(fit, params, values, key)
+            guide_trace, values = on_some.draw(params, draw, key)
+            trace = on_some.model_trace(params, values, key)
             layout = find_layout(trace, guide_trace or trace, per_datum=False)
             proxy.check("diagnose", layout, trace)
             run = partial(program.trace, rng_key=key)
@@ -149,11 +144,10 @@ def _noise(fit: Fit, model: Any, proxy: TaylorProxy, rng_key: Array) -> float:
         return jax.lax.map(at_draw, (keys, draws), batch_size=8)
 
     draws = None
-    if fit.draws:
-        some = {name: fit.draws[0][name] for name in proto.latents}
-        total = len(next(iter(some.values())))
-        draws = {n: x[np.linspace(0, total - 1, _DRAWS).astype(int)] for n, x in some.items()}
-    noise_at_draws = variances(fit.params[0], random.split(key_draws, _DRAWS), draws)
+    if fit.existing:
+        chosen = np.linspace(0, fit.num_draws - 1, _DRAWS).astype(int)
+        draws = {name: fit.existing[0][name][chosen] for name in latents}
+    noise_at_draws = variances(fit.params[0], random.split(fit.keys[1], _DRAWS), draws)
     return sd_over_minibatches(noise_at_draws, proxy.size, ROWS)
 
 

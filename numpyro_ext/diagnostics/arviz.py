@@ -5,20 +5,19 @@ import math
 from typing import TYPE_CHECKING, Any
 import warnings
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro.infer import MCMC
 
-from numpyro_ext._checks import InferenceWarning, check_count
+from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.circles import is_circle, middle_of, wrapped
 from numpyro_ext._model.labels import Coords, Labels, Names, in_tree
 from numpyro_ext._model.read import is_data, sample_sites
 from numpyro_ext._model.spheres import without_signs
 from numpyro_ext._typing import Trace
-from numpyro_ext.diagnostics._evaluate import Prototype, count_of, evaluator, prototype
-from numpyro_ext.diagnostics._fit import check_key, fit_of, mcmc_stats
+from numpyro_ext.diagnostics._fit import Prototype, count_of, evaluator, mcmc_stats
+from numpyro_ext.diagnostics._fit_of import fit_of
 from numpyro_ext.diagnostics._predicted import LARGEST
 
 if TYPE_CHECKING:
@@ -265,17 +264,12 @@ def to_arviz(
     >>> dict(dt.log_likelihood.sizes), dt.attrs["density"]
     ({'chain': 1, 'draw': 50, 'N': 3}, 'exact')
     """
-    num_samples = check_count("num_samples", num_samples)
-    rng_key = check_key(rng_key)
-    fit, is_mcmc = fit_of(obj, result, model_args, model_kwargs), isinstance(obj, MCMC)
-    stats = mcmc_stats(obj, fit) if is_mcmc else {}
-    attributes = {**fit.attributes, "density": "none"}
-    key_prototype, key_draws = jax.random.split(rng_key)
-    proto: Prototype = prototype(fit, key_prototype)
-    attributes["density"] = proto.density
+    fit = fit_of(obj, result, model_args, model_kwargs, num_samples, rng_key)
+    proto, is_mcmc = fit.proto, isinstance(obj, MCMC)
+    stats = mcmc_stats(fit) if is_mcmc else {}
+    attributes = {**fit.attributes, "density": proto.density}
     labels = Labels.of_trace(proto.trace).named(coords, dims)
-    each = [len(next(iter(draws.values()))) for draws in fit.draws]
-    num_draws = sum(each) or num_samples * len(fit.params)
+    num_draws = fit.num_draws * len(fit.params)
     _refuse_large(proto, num_draws, log_likelihood, posterior_predictive)
     if log_likelihood:
         _warn_of_factors(proto.trace)
@@ -283,12 +277,11 @@ def to_arviz(
         attributes |= {"marginalized": proto.marginalized, "left_out": proto.left_out}
     evaluate = evaluator(
         fit,
-        proto,
         lp=not is_mcmc,
         log_likelihood=log_likelihood,
         posterior_predictive=posterior_predictive,
     )
-    out = evaluate(key_draws, num_samples)
+    out = evaluate(fit.keys[1], num_samples)
     supports = {name: proto.trace[name]["fn"].support for name in out["latent"]}
     out["latent"] = without_signs(out["latent"], supports)
     circular = [name for name in supports if is_circle(supports[name])]

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from numpyro_ext._checks import check_choice
-from numpyro_ext.diagnostics._fit import FitRequest, is_fit, refuse_arguments
+from numpyro_ext.diagnostics._fit_of import is_fit, refuse_arguments
 from numpyro_ext.diagnostics._predicted import Predicted, predictions_of_fit
 
 LEVELS = tuple(i / 10 for i in range(1, 10))
@@ -96,7 +96,7 @@ def regression_calibration(
             raise ValueError(
                 "y is a fit, which predicts by itself; leave out samples=, pit=, loc=."
             )
-        return calibration_of(predictions_of_fit(FitRequest(y, result, **of_a_fit)), grid, kind)
+        return calibration_of(predictions_of_fit(y, result, **of_a_fit), grid, kind)
     refuse_arguments("y", **of_a_fit)
     if sum(x is not None for x in (samples, pit, scale)) != 1 or (loc is None) != (scale is None):
         raise ValueError("give exactly one of samples=, pit=, or loc= with scale=.")

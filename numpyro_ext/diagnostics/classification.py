@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import entr
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.diagnostics._fit import FitRequest, is_fit, refuse_arguments
+from numpyro_ext.diagnostics._fit_of import is_fit, refuse_arguments
 from numpyro_ext.diagnostics._predicted import Predicted, labels_of, predictions_of_fit
 
 
@@ -180,7 +180,7 @@ def predictive_uncertainty(
     ['0.6109', '0.5091', '0.1017']
     """
     if is_fit(probs):
-        predicted = predictions_of_fit(FitRequest(probs, result, **of_a_fit), labelled=False)
+        predicted = predictions_of_fit(probs, result, labelled=False, **of_a_fit)
         return uncertainty_of(classes_of(predicted)[0])
     refuse_arguments("probs", result=result, **of_a_fit)
     p = _checked(probs)
@@ -199,7 +199,7 @@ def uncertainty_of(probs: np.ndarray) -> PredictiveUncertainty:
 def probs_and_labels(probs: Any, labels: Any, **of_a_fit: Any) -> tuple[np.ndarray, np.ndarray]:
     """``(N, C)`` probabilities, the mean of all draws, and ``(N,)`` labels, of arrays or a fit."""
     if is_fit(probs):
-        p, y = classes_of(predictions_of_fit(FitRequest(probs, labels, **of_a_fit)))
+        p, y = classes_of(predictions_of_fit(probs, labels, **of_a_fit))
         return p.mean(0), y
     refuse_arguments("probs", **of_a_fit)
     p, y = _checked(probs), np.asarray(labels)

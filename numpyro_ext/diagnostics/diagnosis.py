@@ -1,15 +1,17 @@
 """One table that says whether a result can be trusted, and what to do if not."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from numpyro_ext._checks import check_count
-from numpyro_ext._model.labels import Coords, Names, labels_of
+from numpyro_ext._model.labels import Coords, Labels, Names
 from numpyro_ext._model.operations import progress_bar
 from numpyro_ext._model.read import refuse_scaled, scaled_latents
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext.diagnostics._fit import check_key, fit_of
-from numpyro_ext.diagnostics._target import target_of
+from numpyro_ext.diagnostics._fit import Fit
+from numpyro_ext.diagnostics._fit_of import fit_of
+from numpyro_ext.diagnostics._target import judged_by
 from numpyro_ext.diagnostics.checks.chains import (
     agreement,
     agreement_of_ensemble,
@@ -32,20 +34,19 @@ from numpyro_ext.diagnostics.checks.modes import draws_at_modes, searched
 from numpyro_ext.diagnostics.checks.moves import moves
 from numpyro_ext.diagnostics.checks.weights import KHAT, weights
 from numpyro_ext.diagnostics.comparison import OF_DRAWS
-from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.plots import plot_data_of
 from numpyro_ext.diagnostics.table import Diagnosis, Row, merge_rows, shorten
 
 
-def problems(context: FitContext) -> list[Row]:
+def problems(fit: Fit) -> list[Row]:
     """The line of what did not hold of a kernel's settings and of the density; none if all did."""
-    sentences = [*context.problems]
-    if context.kind == "chains":
-        sentences += problems_of_chains(context)
-    if context.kind == "ensemble":
-        sentences += problems_of_ensemble(context)
+    sentences = [*fit.problems]
+    if fit.kind == "chains":
+        sentences += problems_of_chains(fit)
+    if fit.kind == "ensemble":
+        sentences += problems_of_ensemble(fit)
     if not any("single precision" in sentence for sentence in sentences):
-        sentences += imprecise_sites(context)
+        sentences += imprecise_sites(fit)
     if not sentences:
         return []
     return [Row("problems", len(sentences), None, "0", False, " ".join(sentences))]
@@ -57,37 +58,37 @@ CHECKS = {
     "particles": [finite, problems, enough_particles, moves],
     "ensemble": [finite, problems, agreement_of_ensemble, moves],
 }
-"""Each check is a function of a context that gives lines, in the order of the table. A new one is
+"""Each check is a function of a fit that gives lines, in the order of the table. A new one is
 such a function, and an entry here."""
 
 
-def missing_modes(context: FitContext, others: Sequence[Row]) -> list[Row]:
+def missing_modes(fit: Fit, others: Sequence[Row]) -> list[Row]:
     """The line of the shares of the modes that the start, or else a search here, has found."""
-    by_mode = draws_at_modes(context)
-    if by_mode is not None and context.kind == "chains" and not are_at_modes(context):
+    by_mode = draws_at_modes(fit)
+    if by_mode is not None and fit.kind == "chains" and not are_at_modes(fit):
         # Chains that agree have the right shares of the modes that they have visited.
         is_settled = by_mode.row.ok or (by_mode.row.ok is False and by_mode.all_visited)
         by_mode = None if is_settled else by_mode
-    elif by_mode is None and context.kind == "guide" and context.num_moves != 0:
+    elif by_mode is None and fit.kind == "guide" and fit.num_moves != 0:
         fine = all(row.ok is not False for row in others)
-        by_mode = searched(context) if fine and has_moves(context) else None
+        by_mode = searched(fit) if fine and has_moves(fit) else None
     return [] if by_mode is None else [by_mode.row]
 
 
-def rows_of(context: FitContext, answered: Callable[[], Any]) -> list[Row]:
+def rows_of(fit: Fit, answered: Callable[[], Any]) -> list[Row]:
     """The lines of all checks."""
     rows: list[Row] = []
-    for check in CHECKS[context.kind]:
-        rows += check(context)
+    for check in CHECKS[fit.kind]:
+        rows += check(fit)
         answered()
-    rows += missing_modes(context, rows)
-    if context.kind == "guide":
-        rows = [*losses(context, rows), *rows]
+    rows += missing_modes(fit, rows)
+    if fit.kind == "guide":
+        rows = [*losses(fit, rows), *rows]
     rows = merge_rows(rows)
     # That the weights may not be used matters only where nothing else compares the draws, or where
     # a declaration would give them.
     compared = any(row.quantity in OF_DRAWS and row.ok is not None for row in rows)
-    if not compared or (context.kind == "guide" and context.proto.undeclared):
+    if not compared or (fit.kind == "guide" and fit.proto.undeclared):
         return rows
     return [row for row in rows if row.quantity != KHAT or row.ok is not None]
 
@@ -150,17 +151,14 @@ def diagnose(
     >>> diagnosis.to_frame().loc["sd ratio, worst", "ok"]
     False
     """
-    num_samples = check_count("num_samples", num_samples)
+    fit = fit_of(obj, result, model_args, model_kwargs, num_samples, rng_key)
     if num_moves is not None:
-        num_moves = check_count("num_moves", num_moves, 0)
-    rng_key = check_key(rng_key)
-    fit = fit_of(obj, result, model_args, model_kwargs)
-    labels = labels_of(fit.model, fit.args, fit.kwargs, coords, dims)
-    fit, problems = target_of(fit, obj, proxy, rng_key)
-    context = FitContext(obj, fit, result, rng_key, num_samples, num_moves, problems)
-    drawn = set(scaled_latents(context.proto.trace)) & set(context.proto.latents)
-    refuse_scaled(drawn, "diagnose")
-    with progress_bar(len(CHECKS[context.kind]), "diagnosing") as answered:
-        rows = rows_of(context, answered)
+        fit = replace(fit, num_moves=check_count("num_moves", num_moves, 0))
+    labels = Labels.of_trace(fit.proto.trace)
+    labels = labels.named(coords, dims) if coords or dims else labels
+    fit = judged_by(fit, proxy)
+    refuse_scaled(set(scaled_latents(fit.proto.trace)) & set(fit.proto.latents), "diagnose")
+    with progress_bar(len(CHECKS[fit.kind]), "diagnosing") as answered:
+        rows = rows_of(fit, answered)
     rows = [row._replace(verdict=labels(row.verdict)) for row in rows]
-    return Diagnosis(context.title, shorten(rows), plot_data_of(context, labels))
+    return Diagnosis(fit.title, shorten(rows), plot_data_of(fit, labels))

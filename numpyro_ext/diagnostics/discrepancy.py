@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from jax import Array, lax, random
+from jax import Array, lax
 import jax.numpy as jnp
 import numpy as np
 
@@ -12,9 +12,8 @@ from numpyro_ext._model.circles import cut_by_draws
 from numpyro_ext._model.operations import jit_on_data
 from numpyro_ext._model.read import model_info
 from numpyro_ext._typing import Model, Sites
-from numpyro_ext.diagnostics._evaluate import default_block_size, prototype
-from numpyro_ext.diagnostics._fit import Fit, check_arguments, sites_of
-from numpyro_ext.diagnostics.context import potential_of
+from numpyro_ext.diagnostics._fit import Fit
+from numpyro_ext.diagnostics._fit_of import check_arguments
 from numpyro_ext.diagnostics.full_data import full_data
 from numpyro_ext.scores.discrepancy import squared_ksd, squared_mmd
 
@@ -27,8 +26,9 @@ def _draws_of(name: str, x: Any) -> dict[str, np.ndarray] | None:
     from xarray import DataTree
 
     if isinstance(x, DataTree):
-        sites = sites_of(x["posterior"] if "posterior" in x.children else x)
-        draws = {site: value.reshape(-1, *value.shape[2:]) for site, value in sites.items()}
+        group: Any = x["posterior"] if "posterior" in x.children else x
+        arrays = {str(n): x.transpose("chain", "draw", ...) for n, x in group.data_vars.items()}
+        draws = {n: x.to_numpy().reshape(-1, *x.shape[2:]) for n, x in arrays.items()}
     elif isinstance(x, dict):
         draws = {site: np.asarray(value) for site, value in x.items()}
     else:
@@ -41,19 +41,15 @@ def _draws_of(name: str, x: Any) -> dict[str, np.ndarray] | None:
 
 def _points_and_score(fit: Fit) -> tuple[Array, Array]:
     """The draws of a fit in unconstrained space, and there minus the gradient of the potential."""
-    trace = prototype(fit, random.key(0)).trace
-    info = model_info(trace, sums=True)
-    info = cut_by_draws(info, fit.draws[0])
-
-    potential = potential_of(fit, info, fit.params[0])
+    info = cut_by_draws(model_info(fit.proto.trace, sums=True), fit.existing[0])
+    potential = fit.potential(fit.params[0], info)
 
     def at_draw(draw: Sites) -> tuple[Array, Array]:
         x = info.ravel(potential.unconstrain("x", draw))
         return x, -potential.value_and_grad_flat(x, {})[1]
 
-    drawn = {name: jnp.asarray(fit.draws[0][name]) for name in info.latents}
-    block = default_block_size(trace)
-    return jit_on_data(lambda draws: lax.map(at_draw, draws, batch_size=block))(drawn)
+    drawn = {name: jnp.asarray(fit.existing[0][name]) for name in info.latents}
+    return jit_on_data(lambda draws: lax.map(at_draw, draws, batch_size=fit.block))(drawn)
 
 
 def _every(num_rows: int, num_samples: int | None) -> np.ndarray:
@@ -137,7 +133,7 @@ def kernel_stein_discrepancy(
         rows = _every(len(next(iter(draws.values()))), num_samples)
         chosen: Any = {site: value[rows] for site, value in draws.items()}
         args, kwargs = check_arguments(model_args, model_kwargs or {})
-        fit = Fit(full_data(model, *args, **kwargs), args, kwargs, {}, [{}], draws=[chosen])
+        fit = Fit(full_data(model, *args, **kwargs), args, kwargs, [{}], existing=[chosen])
         x, score = _points_and_score(fit)
     return squared_ksd(x, score, kernel, statistic=statistic, block_size=block_size)
 

@@ -8,7 +8,6 @@ import numpy as np
 from scipy.special import logsumexp, softmax
 
 from numpyro_ext._model.taylor import TaylorProxy
-from numpyro_ext.diagnostics._fit import FitRequest
 from numpyro_ext.diagnostics.psis import log_weights_of
 
 
@@ -100,8 +99,8 @@ def evidence_bounds(
      0.0 -0.1594
     -1.0 0.1908
     """
-    asked = FitRequest(obj, result, model_args, model_kwargs, num_samples, rng_key)
-    lw = log_weights_of(asked, proxy).astype(np.float64)
+    of_a_fit = (result, model_args, model_kwargs, num_samples, rng_key)
+    lw = log_weights_of(obj, *of_a_fit, proxy=proxy).astype(np.float64)
     if lw.ndim == 0 or lw.shape[0] < 2:
         raise ValueError(f"log_weights has shape {lw.shape}, not (S, *units) of 2 draws or more.")
     if np.any(np.isnan(lw) | np.isposinf(lw)):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 import math
 from typing import Any
@@ -14,22 +15,14 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro.ops.provenance import eval_provenance
 from scipy.special import logsumexp
 
-from numpyro_ext._checks import check_count
 from numpyro_ext._model.exact import exact_log_prob
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.read import base_distribution, is_delta, latent_sites, sample_sites
 from numpyro_ext._model.units import Layout, find_layout
 from numpyro_ext._typing import Params, Sites, Trace
 from numpyro_ext.diagnostics._density import declare, density_of
-from numpyro_ext.diagnostics._evaluate import (
-    BLOCK,
-    concatenate,
-    guide_trace_of,
-    model_trace_of,
-    over_draws,
-    prototype,
-)
-from numpyro_ext.diagnostics._fit import Fit, FitRequest, check_key, predicting_fit
+from numpyro_ext.diagnostics._fit import BLOCK, Fit, concatenate, over_draws
+from numpyro_ext.diagnostics._fit_of import predicting_fit
 from numpyro_ext.diagnostics._predicted import CLASSES, num_classes, refuse_large
 from numpyro_ext.diagnostics.full_data import shapes_of
 
@@ -97,36 +90,33 @@ def held_out_log_likelihood(
     >>> print([f"{value:.3f}" for value in found])  # log N(y | 0, 2)
     ['-1.266', '-3.516']
     """
-    asked = FitRequest(obj, result, model_args, model_kwargs, num_samples, rng_key)
-    return log_mean_exp(log_weights_of(asked))
+    of_a_fit = {"model_args": model_args, "model_kwargs": model_kwargs}
+    fit = predicting_fit(obj, result, **of_a_fit, num_samples=num_samples, rng_key=rng_key)
+    return log_mean_exp(log_weights_of(fit))
 
 
-def log_weights_of(asked: FitRequest) -> np.ndarray:
+def log_weights_of(fit: Fit) -> np.ndarray:
     """``(S, *rows)`` logs of the weights that :func:`held_out_log_likelihood` takes the mean of."""
-    num_samples = check_count("num_samples", asked.num_samples)
-    key_prototype, key_draws = random.split(check_key(asked.rng_key))
-    fit = predicting_fit(asked)
     trace = shapes_of(fit.model, fit.args, fit.kwargs)
     layout = find_layout(trace, {}, per_datum=True)
-    size = len(next(iter(fit.draws[0].values()))) if fit.draws else num_samples
-    refuse_large(math.prod(layout.shape), size * len(fit.params), layout.shape)
-    _refuse_fixed_rows(asked.obj, fit, trace, layout, key_prototype)
-    pieces = _compile(fit, key_prototype)(key_draws, num_samples)
+    refuse_large(math.prod(layout.shape), fit.num_draws * len(fit.params), layout.shape)
+    _refuse_fixed_rows(fit, trace, layout)
+    pieces = _compile(fit)(fit.keys[1], fit.num_samples)
     log_weights = concatenate([part for part, _ in pieces]).astype(np.float64)
     if np.any(np.isnan(log_weights) | np.isposinf(log_weights)):
         raise ValueError("the log likelihood of a row is NaN or +inf in some draws.")
     return log_weights
 
 
-def _refuse_fixed_rows(obj: Any, fit: Fit, trace: Trace, layout: Layout, rng_key: Array) -> None:
+def _refuse_fixed_rows(fit: Fit, trace: Trace, layout: Layout) -> None:
     """An error if a latent variable is known for the training rows alone, or has no rows."""
-    inferred = _sites_reading_data(fit, rng_key)
+    obj, inferred = fit.obj, _sites_reading_data(fit)
     by_row = _sites_along_data(fit, layout, trace)
     for site in latent_sites(trace):
         name = site["name"]
-        fixed = fit.draws or (isinstance(obj.guide, AutoGuide) and name not in inferred)
+        fixed = fit.existing or (isinstance(obj.guide, AutoGuide) and name not in inferred)
         if fixed and (layout.is_local(site) or name in by_row):
-            source = type(obj if fit.draws else obj.guide).__name__
+            source = type(obj if fit.existing else obj.guide).__name__
             raise ValueError(
                 f"latent site '{name}' belongs to one row, and {source} has it for its training"
                 " data alone; use a guide that infers it from the data, such as a FlowGuide."
@@ -138,17 +128,17 @@ def _refuse_fixed_rows(obj: Any, fit: Fit, trace: Trace, layout: Layout, rng_key
             )
 
 
-def _sites_reading_data(fit: Fit, rng_key: Array) -> set[str]:
+def _sites_reading_data(fit: Fit) -> set[str]:
     """The latent sites that the guide draws depending on arrays among the arguments."""
-    if fit.draws:
+    if fit.existing:
         return set()
     leaves, structure = jax.tree.flatten((fit.args, fit.kwargs))
     arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, np.ndarray | Array)}
 
     def drawn(data: dict[int, Array]) -> Sites:
         args, kwargs = structure.unflatten([data.get(i, x) for i, x in enumerate(leaves)])
-        there = fit._replace(args=args, kwargs=kwargs)
-        return _values(guide_trace_of(there, fit.params[0], rng_key))
+        there = replace(fit, args=args, kwargs=kwargs)
+        return _values(there.guide_trace(fit.params[0], random.key(0)))
 
     try:
         sources = eval_provenance(drawn, data=arrays)
@@ -175,25 +165,25 @@ def _sites_along_data(fit: Fit, layout: Layout, trace: Trace) -> set[str]:
     return {n for n in names if jnp.shape(trace[n]["value"]) != jnp.shape(other[n]["value"])}
 
 
-def _compile(fit: Fit, rng_key: Array) -> Callable[..., Iterator[Any]]:
+def _compile(fit: Fit) -> Callable[..., Iterator[Any]]:
     """The compiled log weights ``(S, *rows)`` of draws."""
-    trace = prototype(fit, rng_key, needs_latents=False).trace
-    layout, category = _look(fit, trace, rng_key)
+    trace = fit.proto.trace
+    layout, category = _look(fit, trace)
     numbers = sum(math.prod(jnp.shape(site["value"])) for site in sample_sites(trace))
     block = max(1, BLOCK // max(1, numbers * (1 if category is None else len(category[1]))))
 
     def log_weight(params: Params, draw: Sites | None, keys: Array) -> Array:
         key_guide, key_model = keys
         if draw is not None:
-            trace = model_trace_of(fit, params, draw, key_model)
+            trace = fit.model_trace(params, draw, key_model)
             return layout.sum_sites(sample_sites(trace), local=True, log_prob=exact_log_prob)
-        guide_trace = guide_trace_of(fit, params, key_guide)
+        guide_trace = fit.guide_trace(params, key_guide)
         drawn = _values(guide_trace)
         # A Delta is computed from these, and its rounding may differ from run to run.
         random_values = {n: value for n, value in drawn.items() if not is_delta(guide_trace[n])}
 
         def log_densities(values: Sites, trace: Trace) -> tuple[Array, Array]:
-            traces = model_trace_of(fit, params, values, key_model), trace
+            traces = fit.model_trace(params, values, key_model), trace
             log_p, log_q = (
                 layout.sum_sites(sample_sites(t), local=True, log_prob=exact_log_prob)
                 for t in traces
@@ -201,7 +191,7 @@ def _compile(fit: Fit, rng_key: Array) -> Callable[..., Iterator[Any]]:
             return log_p, log_q
 
         def densities_at(z: Any) -> tuple[Array, Array]:
-            replaced = guide_trace_of(fit, params, key_guide, {**random_values, name: z})
+            replaced = fit.guide_trace(params, key_guide, {**random_values, name: z})
             return log_densities({**drawn, name: z}, replaced)
 
         if category is None:
@@ -216,13 +206,12 @@ def _compile(fit: Fit, rng_key: Array) -> Callable[..., Iterator[Any]]:
     return over_draws(fit, lambda params, *_: (partial(log_weight, params), None), block, 2)
 
 
-def _look(
-    fit: Fit, model_trace: Trace, rng_key: Array
-) -> tuple[Layout, tuple[str, np.ndarray] | None]:
+def _look(fit: Fit, model_trace: Trace) -> tuple[Layout, tuple[str, np.ndarray] | None]:
     """The plates of the data; and the category to sum out, with its values, if there is one."""
     guide_trace: Trace = {}
-    if not fit.draws:
-        jax.eval_shape(lambda: guide_trace.update(guide_trace_of(fit, fit.params[0], rng_key)))
+    if not fit.existing:
+        params, key = fit.params[0], random.key(0)
+        jax.eval_shape(lambda: guide_trace.update(fit.guide_trace(params, key)))
     layout = find_layout(model_trace, guide_trace, per_datum=True)
     locals_of = {
         "model": [site for site in latent_sites(model_trace) if layout.is_local(site)],

@@ -1,22 +1,19 @@
-"""Pictures that ArviZ does not have: a diagnosis, calibration and reliability."""
+"""A picture of a diagnosis, which ArviZ does not have."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from numpyro_ext._checks import check_count
 from numpyro_ext._model.labels import Coords, Labels, Names
-from numpyro_ext.diagnostics.calibration import Calibration
+from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics.checks.chains import AGREEMENT, Agreement, compare_chains
 from numpyro_ext.diagnostics.checks.losses import losses_of
 from numpyro_ext.diagnostics.checks.moves import moved_draws
 from numpyro_ext.diagnostics.checks.weights import KHAT, WeightSummary, weigh_draws
-from numpyro_ext.diagnostics.classification import bins_of, error_of, probs_and_labels
 from numpyro_ext.diagnostics.comparison import MEAN, SD, Comparison
-from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.limits import RHAT
 from numpyro_ext.diagnostics.table import Diagnosis
 
@@ -56,20 +53,14 @@ def _pyplot() -> Any:
     return plt
 
 
-def _axes(ax: Any) -> Any:
-    if ax is not None:
-        return ax
-    return _pyplot().subplots(figsize=(4.5, 4.5), layout="constrained")[1]
-
-
-def plot_data_of(context: FitContext, labels: Labels) -> DiagnosisPlotData:
-    """The arrays of a picture, which the checks of a context have computed."""
-    moved = moved_draws(context)
-    weights = weigh_draws(context) if context.kind == "guide" else None
-    weights = None if weights is None or weights.fit is None else weights
-    losses = losses_of(context) if context.kind == "guide" else []
-    several = context.kind == "chains" or (context.kind == "guide" and len(context.fit.params) > 1)
-    chains = compare_chains(context) if several else None
+def plot_data_of(fit: Fit, labels: Labels) -> DiagnosisPlotData:
+    """The arrays of a picture, which the checks of a fit have computed."""
+    moved = moved_draws(fit)
+    weights = weigh_draws(fit) if fit.kind == "guide" else None
+    weights = None if weights is None or weights.tail is None else weights
+    losses = losses_of(fit) if fit.kind == "guide" else []
+    several = fit.kind == "chains" or (fit.kind == "guide" and len(fit.params) > 1)
+    chains = compare_chains(fit) if several else None
     chains = chains if chains is not None and chains.names else None
     worst, draws = _worst_numbers([] if isinstance(moved, str) else moved)
     return DiagnosisPlotData(worst, draws, weights, losses, chains, labels)
@@ -206,7 +197,7 @@ def _dots(
 def _tail(weights: Any, ax: Any) -> None:
     """The largest fifth of the weights."""
     log_w = np.sort(weights.log_w.astype(np.float64))[::-1]
-    smoothed = np.sort(weights.fit.log_weights)[::-1]
+    smoothed = np.sort(weights.tail.log_weights)[::-1]
     size, last = len(log_w), np.sum(log_w > -np.inf) - 1
     smoothed += log_w[last] - smoothed[last]  # only the tail differs
     mean, largest = np.logaddexp.reduce(log_w) - np.log(size), slice(0, max(25, size // 5))
@@ -256,98 +247,3 @@ def _posterior(name: str, before: np.ndarray, after: np.ndarray, ax: Any) -> Non
     ax.hist(after, bins, density=True, color="C1", histtype="step", lw=1.5, label="moved")
     ax.set(xlabel=name, yticks=[])
     ax.legend(frameon=False, fontsize=8)
-
-
-def plot_calibration(
-    calibration: Calibration | Mapping[str, Calibration] | Sequence[Calibration],
-    ax: Any = None,
-) -> "Axes":
-    """Share of the observations against the stated probability, one line per model.
-
-    On the diagonal a prediction is calibrated. For central intervals a line above it means that the
-    prediction is too wide, and a line below it that it is too narrow. The band holds 95 % of the
-    points of a perfect model on as many observations as the first has.
-
-    :param calibration: a result of :func:`regression_calibration`, a list of them, or a dict with
-        the labels as keys.
-    :param ax: matplotlib axes to draw on; default: new ones.
-    :return: the axes; nothing is shown or saved.
-    :raises ImportError: matplotlib is not installed.
-
-    >>> import numpy as np
-    >>> from numpyro_ext.diagnostics import plot_calibration, regression_calibration
-    >>> y = np.random.default_rng(0).normal(size=200)
-    >>> found = {c: regression_calibration(y, loc=0.0, scale=s)
-    ...          for c, s in (("right", 1.0), ("narrow", 0.5))}
-    >>> ax = plot_calibration(found)
-    >>> ax.get_xlabel()
-    'stated probability'
-    """
-    models: Mapping[str, Calibration]
-    if isinstance(calibration, Calibration):
-        models = {"": calibration}
-    elif isinstance(calibration, Mapping):
-        models = calibration
-    else:
-        models = {f"model {i}": each for i, each in enumerate(calibration)}
-    ax = _axes(ax)
-    first = next(iter(models.values()))
-    p = np.linspace(0, 1, 101)
-    half = 1.96 * np.sqrt(p * (1 - p) / first.count)
-    band = np.clip([p - half, p + half], 0, 1)
-    ax.fill_between(p, *band, color="0.88", linewidth=0, label="95 % of a perfect model")
-    ax.plot([0, 1], [0, 1], color="0.4", linewidth=1)
-    for label, each in models.items():
-        order = np.argsort(each.levels)
-        name = f"{label}, " if label else ""
-        levels, shares = each.levels[order], each.empirical[order]
-        ax.plot(levels, shares, marker="o", markersize=4, label=f"{name}error {each.error:.2g}")
-    ax.set(xlabel="stated probability", ylabel="share of the observations")
-    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
-    ax.legend(loc="best", fontsize=8)
-    return ax
-
-
-def plot_reliability(
-    probs: Any, labels: Any = None, num_bins: int = 15, ax: Any = None, **of_a_fit: Any
-) -> "Axes":
-    """Accuracy of the most probable class against its probability, in bins, with their counts.
-
-    Where a bar is below the diagonal the model is too confident. The marks on the diagonal are the
-    stated probabilities with two standard errors; the number of rows stands in the bar.
-
-    :param probs: ``(N, C)``; or ``(S, N, C)`` of S draws, of which the mean is taken; or a fit.
-    :param labels: ``(N,)`` integers in ``0 .. C - 1``; of an ``SVI`` or engine, its result.
-    :param int num_bins: bins of equal width.
-    :param ax: matplotlib axes to draw on; default: new ones.
-    :param of_a_fit: the arguments of :func:`predictive_scores`, for a fit.
-    :return: the axes; nothing is shown or saved.
-    :raises ImportError: matplotlib is not installed.
-
-    >>> import numpy as np
-    >>> from numpyro_ext.diagnostics import plot_reliability
-    >>> rng = np.random.default_rng(0)
-    >>> p = rng.uniform(size=500)
-    >>> ax = plot_reliability(np.stack([1 - p, p], -1), rng.uniform(size=500) < p, num_bins=10)
-    >>> ax.get_ylabel()
-    'share that is right'
-    """
-    p, y = probs_and_labels(probs, labels, **of_a_fit)
-    bins = bins_of(p, y, check_count("num_bins", num_bins))
-    ax = _axes(ax)
-    some = bins.count > 0
-    width = 1 / num_bins
-    left = np.arange(num_bins)[some] * width
-    confidence, accuracy, count = (x[some] for x in bins)
-    ax.plot([0, 1], [0, 1], color="0.4", linewidth=1)
-    ax.bar(left, accuracy, width, align="edge", color="C0", edgecolor="white", alpha=0.75)
-    error = 2 * np.sqrt(confidence * (1 - confidence) / count)
-    stated = {"fmt": "none", "ecolor": "0.25", "capsize": 2, "linewidth": 1}
-    ax.errorbar(confidence, confidence, error, label="stated, with 2 standard errors", **stated)
-    for x, rows in zip(left, count, strict=True):
-        ax.text(x + width / 2, 0.01, f"{rows:,}", ha="center", va="bottom", fontsize=7, rotation=90)
-    ax.set(xlabel="probability of the most probable class", ylabel="share that is right")
-    ax.set_title(f"{len(y):,} rows, calibration error {error_of(bins):.3f}")
-    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False)  # below the bars
-    return ax

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_ext._checks import check_choice, check_nonnegative
-from numpyro_ext.diagnostics._fit import FitRequest, is_fit, refuse_arguments
+from numpyro_ext.diagnostics._fit_of import is_fit, predicting_fit, refuse_arguments
 from numpyro_ext.diagnostics.held_out import log_mean_exp, log_weights_of
 
 
@@ -61,8 +61,9 @@ def log_predictive_density(
     """
     check_choice("kind", kind, ("pointwise", "joint"))
     if is_fit(log_lik):
-        asked = FitRequest(log_lik, result, model_args, model_kwargs, num_samples, rng_key)
-        matrix = log_weights_of(asked)
+        of_a_fit = {"model_args": model_args, "model_kwargs": model_kwargs, "rng_key": rng_key}
+        fit = predicting_fit(log_lik, result, num_samples=num_samples, **of_a_fit)
+        matrix = log_weights_of(fit)
         matrix = matrix.reshape(len(matrix), -1)
     else:
         of_a_fit = {"result": result, "model_args": model_args, "model_kwargs": model_kwargs}

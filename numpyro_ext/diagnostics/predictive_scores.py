@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpyro.distributions import Distribution
 
-from numpyro_ext.diagnostics._fit import FitRequest, is_fit
+from numpyro_ext.diagnostics._fit_of import is_fit
 from numpyro_ext.diagnostics._predicted import (
     Predicted,
     predictions_of_distribution,
@@ -221,8 +221,15 @@ def predictive_scores(
     if is_fit(obj):
         if y is not None:
             raise TypeError("y is for a distribution; pass model_args=(X_test, y_test).")
-        asked = FitRequest(obj, result, model_args, model_kwargs, num_samples, rng_key, site)
-        predicted = predictions_of_fit(asked)
+        predicted = predictions_of_fit(
+            obj,
+            result,
+            site=site,
+            model_args=model_args,
+            model_kwargs=model_kwargs,
+            num_samples=num_samples,
+            rng_key=rng_key,
+        )
     elif isinstance(obj, Distribution):
         predicted = predictions_of_distribution(obj, y, rng_key)
     else:

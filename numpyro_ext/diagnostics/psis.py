@@ -8,14 +8,13 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_ext._checks import InferenceWarning, check_count
+from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.implicit import IntractableDensityError
 from numpyro_ext._model.taylor import TaylorProxy
 from numpyro_ext.diagnostics._density import declare
-from numpyro_ext.diagnostics._evaluate import Prototype
-from numpyro_ext.diagnostics._fit import Fit, FitRequest, check_key
+from numpyro_ext.diagnostics._fit import Fit
+from numpyro_ext.diagnostics._fit_of import fit_of
 from numpyro_ext.diagnostics._target import by_proxy, proxy_of
-from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.limits import NO_DENSITY
 
 INSTEAD = (
@@ -102,8 +101,8 @@ def pareto_khat(
     >>> narrow.khat > narrow.threshold, wide.khat < 0
     (True, True)
     """
-    asked = FitRequest(obj, result, model_args, model_kwargs, num_samples, rng_key)
-    log_w = log_weights_of(asked, proxy_of(obj, proxy))
+    of_a_fit = (result, model_args, model_kwargs, num_samples, rng_key)
+    log_w = log_weights_of(obj, *of_a_fit, proxy=proxy_of(obj, proxy))
     size = log_w.shape[0] if log_w.ndim else 1
     if size < FEWEST:
         raise ValueError(f"there are {size} log weights; the tail fit needs at least {FEWEST}.")
@@ -171,9 +170,8 @@ def _fit_tail(log_w: np.ndarray, precision: float) -> tuple[float, np.ndarray]:
     return (-np.inf if raw.max() <= -0.5 * np.log(log_w.size) else np.inf), raw
 
 
-def log_weights_of(asked: FitRequest, proxy: TaylorProxy | None = None) -> np.ndarray:
+def log_weights_of(obj: Any, *of_a_fit: Any, proxy: TaylorProxy | None = None) -> np.ndarray:
     """``(S, *units)`` log weights of arrays, a ``DataTree`` or its part, or a fit."""
-    obj = asked.obj
     if isinstance(obj, np.ndarray | jax.Array | list | float):
         return np.asarray(obj)
     if isinstance(obj, MCMC):
@@ -190,27 +188,24 @@ def log_weights_of(asked: FitRequest, proxy: TaylorProxy | None = None) -> np.nd
     if isinstance(obj, DataArray):
         weight = obj.transpose("chain", "draw", ...).to_numpy()
     else:
-        num_samples = check_count("num_samples", asked.num_samples)
-        rng_key = check_key(asked.rng_key)
-        fit, problems = by_proxy(asked.fit(), obj, proxy, rng_key)
-        for problem in problems:
+        fit = by_proxy(fit_of(obj, *of_a_fit), proxy)
+        for problem in fit.problems:
             warnings.warn(InferenceWarning(problem), stacklevel=4)
-        context = FitContext(obj, fit, asked.result, rng_key, num_samples)
-        _refuse_without_density(fit, context.proto)
-        weight = context.stats["log_weight"]
+        _refuse_without_density(fit)
+        weight = fit.stats["log_weight"]
     return weight.reshape(-1, *weight.shape[2:])
 
 
-def _refuse_without_density(fit: Fit, proto: Prototype) -> None:
+def _refuse_without_density(fit: Fit) -> None:
     """An error if the draws of a fit have no density."""
-    if proto.marginalized:
+    if fit.proto.marginalized:
         raise IntractableDensityError(
-            f"latent site '{proto.marginalized[0]}' was summed out, so there is no density of the"
-            f" draws; {INSTEAD}."
+            f"latent site '{fit.proto.marginalized[0]}' was summed out, so there is no density of"
+            f" the draws; {INSTEAD}."
         )
-    if proto.density == "none":
+    if fit.proto.density == "none":
         what = fit.attributes.get("guide", "this fit")
         raise IntractableDensityError(
             f"{what} gives draws without a density, so they have no importance weights; {INSTEAD}"
-            f"{declare(proto.undeclared)}."
+            f"{declare(fit.proto.undeclared)}."
         )

@@ -12,7 +12,7 @@ from numpyro.infer.svi import SVIRunResult
 from tqdm.auto import trange
 
 from numpyro_ext._checks import check_count
-from numpyro_ext.diagnostics._fit import check_key
+from numpyro_ext.diagnostics._fit_of import check_key
 from numpyro_ext.diagnostics._workers import of_each
 
 

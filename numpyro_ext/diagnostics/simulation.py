@@ -26,7 +26,7 @@ from numpyro_ext._model.read import (
     trace_of,
 )
 from numpyro_ext._typing import Model, Sites, Trace
-from numpyro_ext.diagnostics._fit import check_arguments, check_key
+from numpyro_ext.diagnostics._fit_of import check_arguments, check_key
 from numpyro_ext.diagnostics._workers import of_each
 from numpyro_ext.diagnostics.simulation_fits import Fit
 from numpyro_ext.diagnostics.table import in_table

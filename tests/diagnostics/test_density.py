@@ -1,6 +1,5 @@
 """What the densities of a guide's sites add up to is decided by what it declares and draws."""
 
-from jax import random
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
@@ -18,8 +17,7 @@ import pytest
 
 from numpyro_ext._model.implicit import Implicit, IntractableDensityError
 from numpyro_ext.diagnostics import diagnose, pareto_khat
-from numpyro_ext.diagnostics._evaluate import prototype
-from numpyro_ext.diagnostics._fit import fit_of
+from numpyro_ext.diagnostics._fit_of import fit_of
 from numpyro_ext.guides import AutoAuxiliary, AutoHVI, AutoSemiImplicit
 
 
@@ -41,7 +39,7 @@ def look(model, guide):
     svi = SVI(model, guide, numpyro.optim.Adam(0.1), Trace_ELBO())
     sites = numpyro.handlers.trace(numpyro.handlers.seed(guide, 0)).get_trace()
     params = {n: x["value"] for n, x in sites.items() if x["type"] == "param"}
-    return prototype(fit_of(svi, params, (), None), random.key(0))
+    return fit_of(svi, params, ()).proto
 
 
 def noise(shape=()):

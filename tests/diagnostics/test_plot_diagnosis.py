@@ -96,7 +96,7 @@ def test_weights_and_their_tail_losses_and_chains():
     raw, fitted = axes["weights"].get_lines()
     w = np.sort(np.exp(log_w))[::-1]
     np.testing.assert_allclose(raw.get_ydata(), (w / w.mean())[:100])
-    smoothed = np.sort(np.exp(tail.fit.log_weights))[::-1]
+    smoothed = np.sort(np.exp(tail.tail.log_weights))[::-1]
     smoothed *= w[-1] / smoothed[-1]  # below the tail they are the weights
     np.testing.assert_allclose(fitted.get_ydata(), (smoothed / w.mean())[:100])
     np.testing.assert_allclose(fitted.get_ydata()[-1], raw.get_ydata()[-1])

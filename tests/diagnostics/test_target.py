@@ -18,7 +18,7 @@ from numpyro_ext._checks import InferenceWarning
 from numpyro_ext._model.potential import Program
 from numpyro_ext.data import HostArray
 from numpyro_ext.diagnostics import _target, diagnose, evidence_bounds, pareto_khat
-from numpyro_ext.diagnostics._fit import FitRequest, fit_of
+from numpyro_ext.diagnostics._fit_of import fit_of
 from numpyro_ext.diagnostics.checks import moves
 from numpyro_ext.diagnostics.comparison import MEAN, SD
 from numpyro_ext.diagnostics.psis import log_weights_of
@@ -61,8 +61,8 @@ def test_weights_are_those_of_all_rows():
     farthest have the largest errors."""
     svi, params, data, proxy = fitted()
     params = {**params, "auto_scale_tril": 1.5 * params["auto_scale_tril"]}
-    asked = FitRequest(svi, params, data, {}, 500, random.key(0))
-    by_all, by_some = (log_weights_of(asked, p) for p in (None, proxy))
+    asked = (svi, params, data, {}, 500, random.key(0))
+    by_all, by_some = (log_weights_of(*asked, proxy=p) for p in (None, proxy))
     difference = by_some - by_all
     assert np.std(by_all) > 0.3
     assert np.std(difference) < 0.05
@@ -84,8 +84,8 @@ def test_rows_on_the_host_are_judged_by_an_expansion_at_the_draws(monkeypatch):
     monkeypatch.setattr(Program, "piece_size", 5000)
     plain = SVI(model, svi.guide, optax.adam(0.01), Trace_ELBO())
     host = tuple(HostArray(np.asarray(x), transform=noted) for x in data)
-    by_proxy = log_weights_of(FitRequest(plain, params, data, {}, 500, random.key(0)), proxy)
-    by_draws = log_weights_of(FitRequest(plain, params, host, {}, 500, random.key(0)))
+    by_proxy = log_weights_of(plain, params, data, {}, 500, random.key(0), proxy=proxy)
+    by_draws = log_weights_of(plain, params, host, {}, 500, random.key(0))
     assert np.std(by_draws - by_proxy) < 0.05
     assert max(read) == 10_000  # at which the noise of an expansion is measured
     bounds = [
@@ -171,9 +171,9 @@ def test_the_model_that_is_judged_has_the_slopes_of_the_training(base):
     """U(z) + h'(E f) f(z), of each restart at its own mean; 20,000 draws know E f to 0.01."""
     svi, first = penalised(1.625, base)
     _, second = penalised(0.5)
-    fit = fit_of(svi, [first, second], (1.0,), None)
-    tilted, problems = _target.by_penalties(fit, svi.loss, random.key(0))
-    assert problems == ()
+    fit = fit_of(svi, [first, second], (1.0,))
+    tilted = _target.by_penalties(fit, svi.loss)
+    assert tilted.problems == ()
     for loc, params in zip((1.625, 0.5), tilted.params, strict=True):
         slope = float(params["_slope of f"])
         np.testing.assert_allclose(slope, 1.5 * (2 * loc - 1 - 3), atol=5 * 1.5 * 2**0.5 / 141)

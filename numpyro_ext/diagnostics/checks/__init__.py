@@ -1,1 +1,1 @@
-"""Judges of :func:`diagnose`: each reads a context and yields lines."""
+"""Judges of :func:`diagnose`: each reads a fit and yields lines."""

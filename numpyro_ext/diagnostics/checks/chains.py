@@ -9,9 +9,8 @@ from scipy.special import chdtri
 from numpyro_ext._model.labels import coordinate_name
 from numpyro_ext._model.modes import of_kind
 from numpyro_ext._model.spheres import without_signs
-from numpyro_ext.diagnostics._fit import Numbers, chains_of, flatten
+from numpyro_ext.diagnostics._fit import Fit, Numbers, cached
 from numpyro_ext.diagnostics.checks.modes import draws_at_modes
-from numpyro_ext.diagnostics.context import FitContext, cached
 from numpyro_ext.diagnostics.limits import (
     DIVERGING,
     ESS,
@@ -38,16 +37,16 @@ _LONGEST = 10.0
 """Times as long: from here on another start is the better advice than a longer run."""
 
 
-def divergences(context: FitContext) -> list[Row]:
+def divergences(fit: Fit) -> list[Row]:
     """The line of trajectories that diverged, or of refused transitions of a biased kernel."""
-    diverging = context.stats.get("diverging")
+    diverging = fit.stats.get("diverging")
     if diverging is None:
         return []
-    if context.is_biased and context.sampling is not None and context.sampling.any():
-        diverging = diverging[:, context.sampling.all(0)]
+    if fit.is_biased and fit.sampling is not None and fit.sampling.any():
+        diverging = diverging[:, fit.sampling.all(0)]
     number, limit = float(np.sum(diverging)), 0.0
     advice = "raise target_accept_prob, or reparametrise the model"
-    if context.is_biased:
+    if fit.is_biased:
         limit = math.floor(DIVERGING * np.size(diverging))
         advice = "take a smaller step, or start from find_modes or an SVI fit"
     verdict = f"the chains left the region that they should explore; {advice}."
@@ -55,27 +54,27 @@ def divergences(context: FitContext) -> list[Row]:
     return [row] if number > limit else []
 
 
-def agreement(context: FitContext) -> list[Row]:
+def agreement(fit: Fit) -> list[Row]:
     """The lines of R-hat and effective sample size of chains."""
-    if are_at_modes(context):
+    if are_at_modes(fit):
         return []
-    compared = compare_chains(context)
+    compared = compare_chains(fit)
     enough = min(ESS, ESS_EACH * compared.chains)
     return [_rhat(compared, compared.by_chance(RHAT, enough)), _ess(compared, enough)]
 
 
-def agreement_of_restarts(context: FitContext) -> list[Row]:
+def agreement_of_restarts(fit: Fit) -> list[Row]:
     """The line of R-hat of several restarts."""
     # The same restart twice says nothing about other optima, and points have no spread.
-    is_repeated = "distinct_restarts" in context.fit.attributes or len(context.fit.params) == 1
-    if is_repeated or all(np.all(x == x[:, :1]) for x in context.draws.values()):
+    is_repeated = "distinct_restarts" in fit.attributes or len(fit.params) == 1
+    if is_repeated or all(np.all(x == x[:, :1]) for x in fit.draws.values()):
         return []
-    return [_rhat(compare_chains(context), RHAT, of_restarts=True)]
+    return [_rhat(compare_chains(fit), RHAT, of_restarts=True)]
 
 
-def agreement_of_ensemble(context: FitContext) -> list[Row]:
+def agreement_of_ensemble(fit: Fit) -> list[Row]:
     """The lines of an ensemble, unless it is at several modes."""
-    return [] if are_at_modes(context) else rows_of_ensemble(compare_chains(context))
+    return [] if are_at_modes(fit) else rows_of_ensemble(compare_chains(fit))
 
 
 def rows_of_ensemble(compared: "Agreement") -> list[Row]:
@@ -87,20 +86,20 @@ def rows_of_ensemble(compared: "Agreement") -> list[Row]:
 
 
 @cached
-def compare_chains(context: FitContext) -> "Agreement":
+def compare_chains(fit: Fit) -> "Agreement":
     """All numbers of chains, or of restarts."""
-    of_ensemble = context.kind == "ensemble"
-    draws = chains_of(context.fit) if of_ensemble else context.draws
-    supports = {name: latent.support for name, latent in context.info.latents.items()}
+    of_ensemble = fit.kind == "ensemble"
+    draws = fit.by_chain() if of_ensemble else fit.draws
+    supports = {name: latent.support for name, latent in fit.info.latents.items()}
     return Agreement(without_signs(draws, supports), independent=of_ensemble)
 
 
-def are_at_modes(context: FitContext) -> bool:
+def are_at_modes(fit: Fit) -> bool:
     """Whether particles, or chains that do not agree, are at several modes with known shares."""
-    by_mode = draws_at_modes(context)
-    if by_mode is None or by_mode.row.ok is None or context.kind == "guide":
+    by_mode = draws_at_modes(fit)
+    if by_mode is None or by_mode.row.ok is None or fit.kind == "guide":
         return False
-    return context.kind != "chains" or not _rhat(compare_chains(context), RHAT).ok
+    return fit.kind != "chains" or not _rhat(compare_chains(fit), RHAT).ok
 
 
 class Agreement:
@@ -111,7 +110,7 @@ class Agreement:
         from arviz_stats.base.array import array_stats
 
         shapes = tuple((name, x.shape[2:]) for name, x in draws.items())
-        x = flatten(draws)
+        x = np.concatenate([x.reshape(*x.shape[:2], -1) for x in draws.values()], -1)
         chosen = equally_spaced(x.shape[-1], _NUMBERS)
         # Entries such as the zeros of a triangular factor never move.
         chosen = chosen[np.any(x[..., chosen] != x[:1, :1, chosen], (0, 1))]
@@ -208,15 +207,15 @@ def _run_longer(times: float) -> str:
     return "start at the modes, find_modes(model, *args), or reparametrise the model"
 
 
-def temperature(context: FitContext) -> list[Row]:
+def temperature(fit: Fit) -> list[Row]:
     """The line of the kinetic temperature, or of the implied variances, of biased kernels."""
-    stats, T = context.stats, context.temperature
-    if not context.is_biased or T is None or context.kernel is None:
+    stats, T = fit.stats, fit.temperature
+    if not fit.is_biased or T is None or fit.kernel is None:
         return []
     kept: Any = slice(None)
-    if context.sampling is not None and context.sampling.any():
-        kept = context.sampling.all(0)
-    rows, settings, remedy = [], context.kernel.settings, context.kernel.if_hot
+    if fit.sampling is not None and fit.sampling.any():
+        kept = fit.sampling.all(0)
+    rows, settings, remedy = [], fit.kernel.settings, fit.kernel.if_hot
     if "kinetic_temperature" in stats:
         rows.append(_kinetic(stats["kinetic_temperature"][:, kept], T, settings, remedy))
     if "implied_variance_ratio" in stats:
@@ -279,20 +278,20 @@ def row_of_mean(
     return Row(quantity, value, error, limit, ok, right if ok else wrong, True)
 
 
-def problems_of_chains(context: FitContext) -> list[str]:
+def problems_of_chains(fit: Fit) -> list[str]:
     """Sentences on what did not hold where the kernel found its settings."""
-    settings = context.kernel.settings if context.kernel and context.is_biased else None
+    settings = fit.kernel.settings if fit.kernel and fit.is_biased else None
     sentences: list[str] = list(settings.problems) if settings else []
-    by_mode = draws_at_modes(context)
+    by_mode = draws_at_modes(fit)
     if by_mode is not None and by_mode.row.ok:
         # Several modes are no problem where each has its share of the draws.
         sentences = [x for x in sentences if x not in of_kind(sentences, "several modes")]
     return sentences
 
 
-def problems_of_ensemble(context: FitContext) -> list[str]:
+def problems_of_ensemble(fit: Fit) -> list[str]:
     """A sentence if many gradients were too long for the step of an ensemble."""
-    state = context.obj.last_state.optim_state
+    state = fit.obj.last_state.optim_state
     if state is None or not (num_steps := int(np.max(state.num_steps))):
         return []
     share = float(np.mean(state.shortened)) / num_steps

@@ -19,17 +19,16 @@ from numpyro_ext._model.operations import jit_on_data
 from numpyro_ext._model.read import Site, is_delta
 from numpyro_ext._typing import Sites
 from numpyro_ext.diagnostics._density import coordinates
-from numpyro_ext.diagnostics._evaluate import guide_trace_of, model_trace_of
+from numpyro_ext.diagnostics._fit import Fit, cached
 from numpyro_ext.diagnostics.comparison import least_spread
-from numpyro_ext.diagnostics.context import FitContext, cached
 from numpyro_ext.diagnostics.table import Row
 
 STILL = "sites that do not vary"
 
 
-def finite(context: FitContext) -> list[Row]:
+def finite(fit: Fit) -> list[Row]:
     """The line of draws with a number that is NaN or infinite; none if all are finite."""
-    each = [np.isfinite(x.reshape(*x.shape[:2], -1)).all(-1) for x in context.draws.values()]
+    each = [np.isfinite(x.reshape(*x.shape[:2], -1)).all(-1) for x in fit.draws.values()]
     lost = float(np.mean(~np.all(each, 0)))
     if not lost:
         return []
@@ -41,19 +40,19 @@ def finite(context: FitContext) -> list[Row]:
 
 
 @cached
-def varying(context: FitContext) -> list[Row]:
+def varying(fit: Fit) -> list[Row]:
     """The line of latent sites of which all draws are the same; none if all vary."""
-    if context.kind == "chains":
-        z = getattr(context.obj.last_state, "z", None)
-        names = z if isinstance(z, dict) else context.draws  # deterministic sites need not move
-        moving = {name: x for name, x in context.draws.items() if name in names}
+    if fit.kind == "chains":
+        z = getattr(fit.obj.last_state, "z", None)
+        names = z if isinstance(z, dict) else fit.draws  # deterministic sites need not move
+        moving = {name: x for name, x in fit.draws.items() if name in names}
         still = [name for name, x in moving.items() if x.size and np.all(x == x[:1, :1])]
         verdict = (
             f"no chain ever moved {_named(still)}: the transform of its support may be saturated;"
             " take another start or a smaller step."
         )
         return [Row(STILL, len(still), None, "0", False, verdict)] if still else []
-    proto, draws = context.proto, context.latent
+    proto, draws = fit.proto, fit.latent
     sites = [name for name in proto.latents if draws[name].size]
     if not sites or draws[sites[0]].shape[1] < 2:
         return []
@@ -72,31 +71,31 @@ def varying(context: FitContext) -> list[Row]:
     return [Row(STILL, len(still), None, "0", False, verdict, of_draws=True)] if still else []
 
 
-def imprecise_sites(context: FitContext) -> list[str]:
+def imprecise_sites(fit: Fit) -> list[str]:
     """Sentences on sites of the model with a log density that is wrong in single precision at one
     of three draws, and on sites of the guide with draws that have lost their gradient."""
-    fit, params = context.fit, context.fit.params[0]
-    key_guide, key_model = random.split(random.fold_in(context.rng_key, 2))
-    trace, sentences = context.proto.trace, []
+    params = fit.params[0]
+    key_guide, key_model = random.split(random.fold_in(fit.rng_key, 2))
+    trace, sentences = fit.proto.trace, []
     if may_be_imprecise(trace):
 
         def numbers(draw: Sites) -> dict[str, Any]:
-            return numbers_of(model_trace_of(fit, params, draw, key_model))
+            return numbers_of(fit.model_trace(params, draw, key_model))
 
-        draws = {name: context.first[name] for name in context.proto.latents}
+        draws = {name: fit.first[name] for name in fit.proto.latents}
         size, run = len(next(iter(draws.values()))), jit_on_data(numbers)
         for i in {0, size // 2, size - 1}:
             draw = {name: jnp.asarray(x[i]) for name, x in draws.items()}
             sentences = sentences or imprecise(trace, jax.device_get(run(draw)))
-    if context.kind == "guide":
-        least = jax.jit(lambda: least_concentrations(guide_trace_of(fit, params, key_guide)))
+    if fit.kind == "guide":
+        least = jax.jit(lambda: least_concentrations(fit.guide_trace(params, key_guide)))
         sentences = sentences + lost_gradients(jax.device_get(least()))
     return sentences
 
 
-def enough_particles(context: FitContext) -> list[Row]:
+def enough_particles(fit: Fit) -> list[Row]:
     """The line of too few particles; none if they are enough."""
-    m, d = next(iter(context.draws.values())).shape[1], context.info.size
+    m, d = next(iter(fit.draws.values())).shape[1], fit.info.size
     if m >= 2 * d:
         return []
     verdict = (
@@ -106,10 +105,10 @@ def enough_particles(context: FitContext) -> list[Row]:
     return [Row("number of particles", m, None, f"{2 * d}", False, verdict)]
 
 
-def has_moves(context: FitContext) -> bool:
+def has_moves(fit: Fit) -> bool:
     """Whether draws of a guide have a gradient, and are no point estimate without a density."""
-    is_estimate = any(row.ok is None for row in varying(context))
-    return context.has_gradient and not (context.proto.density == "none" and is_estimate)
+    is_estimate = any(row.ok is None for row in varying(fit))
+    return fit.has_gradient and not (fit.proto.density == "none" and is_estimate)
 
 
 def _named(sites: list[str]) -> str:

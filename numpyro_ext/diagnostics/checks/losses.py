@@ -14,9 +14,9 @@ from numpyro.infer.autoguide import (
     AutoNormal,
 )
 
-from numpyro_ext.diagnostics._fit import restarts_of
+from numpyro_ext.diagnostics._fit import Fit
+from numpyro_ext.diagnostics._fit_of import restarts_of
 from numpyro_ext.diagnostics.comparison import SD
-from numpyro_ext.diagnostics.context import FitContext
 from numpyro_ext.diagnostics.limits import FALL, LOST, NARROW, STEP_NOISE
 from numpyro_ext.diagnostics.table import Row, judged
 
@@ -25,22 +25,22 @@ _FAR = 10.0
 """Nats: a loss that falls by more in a fifth of the steps began far from the posterior."""
 
 
-def losses(context: FitContext, others: Sequence[Row]) -> list[Row]:
+def losses(fit: Fit, others: Sequence[Row]) -> list[Row]:
     """The line of the losses, or the lines of the equations that an engine solves. A loss that has
     not come to rest, or equations that are not solved, have no line where the draws were found
     right."""
     of_draws = [other.ok for other in others if other.of_draws]
     is_right = True in of_draws and False not in of_draws
-    if hasattr(context.obj, "convergence"):
-        rows = convergence_rows(context.obj, restarts_of(context.result))
+    if hasattr(fit.obj, "convergence"):
+        rows = convergence_rows(fit.obj, restarts_of(fit.result))
         return [row for row in rows if row.ok or row.quantity != RESIDUAL or not is_right]
-    row = loss_row(losses_of(context), nearer(context.obj.guide))
+    row = loss_row(losses_of(fit), nearer(fit.obj.guide))
     return [] if row is None or (row.ok is False and is_right and row.error) else [row]
 
 
-def losses_of(context: FitContext) -> list[np.ndarray]:
+def losses_of(fit: Fit) -> list[np.ndarray]:
     """The losses of each restart."""
-    every = [np.asarray(getattr(result, "losses", ())) for result in restarts_of(context.result)]
+    every = [np.asarray(getattr(result, "losses", ())) for result in restarts_of(fit.result)]
     return [losses for losses in every if losses.ndim == 1 and len(losses) > 1]
 
 
@@ -130,12 +130,12 @@ def convergence_rows(engine: Any, results: list[Any]) -> list[Row]:
     return [*rows, judged("factors skipped", skipped, "0", skipped == 0, right, wrong)]
 
 
-def local_inference(context: FitContext) -> list[Row]:
+def local_inference(fit: Fit) -> list[Row]:
     """The lines of a guide with ``judge_local`` and ``narrowest_global``, not of another guide."""
-    fit, guide, draws = context.fit, context.obj.guide, context.draws
+    guide, draws = fit.obj.guide, fit.draws
     if not hasattr(guide, "judge_local"):
         return []
-    key_prior, key_step = random.split(random.fold_in(context.rng_key, 1))
+    key_prior, key_step = random.split(random.fold_in(fit.rng_key, 1))
     fitted = fit.model, fit.params, draws, fit.args, fit.kwargs
     judgements = guide.judge_local(key_prior, *fitted)
     rows = [Row(x.quantity, x.value, None, x.limit, x.ok, x.verdict) for x in judgements]

@@ -16,7 +16,7 @@ from numpyro_ext._model.circles import with_circles
 from numpyro_ext._model.mode_search import places_of, search_modes
 from numpyro_ext._model.modes import Mode, Modes, of_kind
 from numpyro_ext._model.operations import jit_on_data, quick_options
-from numpyro_ext.diagnostics.context import FitContext, cached, flat_draws, potential_of
+from numpyro_ext.diagnostics._fit import Fit, cached, flat_draws
 from numpyro_ext.diagnostics.limits import DEPARTURE, ELSEWHERE, SHARES, farthest
 from numpyro_ext.diagnostics.table import Row
 
@@ -66,44 +66,43 @@ def place_in(modes: list[Mode]) -> Callable[[Array], tuple[Array, Array]]:
 
 
 @cached
-def _modes_of_start(context: FitContext) -> Modes | None:
+def _modes_of_start(fit: Fit) -> Modes | None:
     """The modes that the start of a fit has found; None where its guide or kernel has begun another
     fit since, on other data, for which one of them has a gradient."""
-    source = getattr(context.obj, "guide", None) or context.obj.sampler
+    source = getattr(fit.obj, "guide", None) or fit.obj.sampler
     modes = getattr(source, "start_modes", None)
-    if not isinstance(modes, Modes) or len(modes.modes) == 1 or not context.has_gradient:
+    if not isinstance(modes, Modes) or len(modes.modes) == 1 or not fit.has_gradient:
         return modes
     mode = next((mode for mode in modes.modes if mode.at_mode), None)
-    if rows_on_host((context.fit.args, context.fit.kwargs)):
+    if rows_on_host((fit.args, fit.kwargs)):
         return modes
-    if mode is None or modes.size != context.info.size or of_kind(modes.problems, "few rows"):
+    if mode is None or modes.size != fit.info.size or of_kind(modes.problems, "few rows"):
         return modes
-    info = with_circles(context.info, modes.circles)
-    target = potential_of(context.fit, info, context.fit.params[0])
+    target = fit.potential(fit.params[0], with_circles(fit.info, modes.circles))
     run = jit_on_data(lambda x: target.value_and_grad_flat(x, {})[1], quick_options())
     off = np.linalg.norm(mode.on_host.pull(np.asarray(run(mode.center), float)))
     return modes if off < _ANOTHER else None
 
 
 @cached
-def draws_at_modes(context: FitContext) -> AtModes | None:
+def draws_at_modes(fit: Fit) -> AtModes | None:
     """Where the draws are among the modes of the start; None where it has not found several."""
-    if context.kind == "chains":
-        modes = getattr(context.obj.sampler, "modes", None)
-        if context.temperature not in (None, 1):
+    if fit.kind == "chains":
+        modes = getattr(fit.obj.sampler, "modes", None)
+        if fit.temperature not in (None, 1):
             return None
     else:
-        modes = _modes_of_start(context)
-    return None if modes is None else compare_with(context, modes)
+        modes = _modes_of_start(fit)
+    return None if modes is None else compare_with(fit, modes)
 
 
-def searched(context: FitContext) -> AtModes | None:
+def searched(fit: Fit) -> AtModes | None:
     """The same of a cheap search, for a guide that began without a search for modes."""
-    info, fit = context.info, context.fit
-    is_dear = info.size > MOST_LATENTS or context.gradient_cost > MOST_COST
-    if is_dear or _modes_of_start(context) is not None:
+    info = fit.info
+    is_dear = info.size > MOST_LATENTS or fit.gradient_cost > MOST_COST
+    if is_dear or _modes_of_start(fit) is not None:
         return None
-    potential, modes = potential_of(fit, info, fit.params[0]), None
+    potential, modes = fit.potential(fit.params[0], info), None
     # From near 0 alone a mode far away is missed, and from draws of the prior a search may be lost.
     for strategy, starts in ((init_to_sample, 6), (init_to_uniform, 4)):
         with warnings.catch_warnings(), suppress(Exception):  # the other lines stay
@@ -111,30 +110,30 @@ def searched(context: FitContext) -> AtModes | None:
             modes = search_modes(random.key(0), fit.model, potential, None, strategy, starts=starts)
             if modes.heaviest.at_mode:
                 break
-    return compare_with(context, modes)
+    return compare_with(fit, modes)
 
 
-def compare_with(context: FitContext, modes: Any) -> AtModes | None:
+def compare_with(fit: Fit, modes: Any) -> AtModes | None:
     """The draws at these modes, if they are several that lie apart."""
     if not isinstance(modes, Modes) or not of_kind(modes.problems, "several modes"):
         return None
-    if not context.has_gradient or modes.size != context.info.size:
+    if not fit.has_gradient or modes.size != fit.info.size:
         return None
     if of_kind(modes.problems, "few rows"):  # the masses are not known by some rows
         return None
-    kept = np.ones(next(iter(context.draws.values())).shape[:2], bool)
-    if context.kind == "chains" and context.sampling is not None:
-        kept = context.sampling
-    draws = {name: context.draws[name] for name in context.info.latents}
+    kept = np.ones(next(iter(fit.draws.values())).shape[:2], bool)
+    if fit.kind == "chains" and fit.sampling is not None:
+        kept = fit.sampling
+    draws = {name: fit.draws[name] for name in fit.info.latents}
     x = {name: jnp.asarray(y.reshape(-1, *y.shape[2:])) for name, y in draws.items()}
-    info = with_circles(context.info, modes.circles)
-    target = potential_of(context.fit, info, context.fit.params[0])
-    points = jax.jit(lambda x: flat_draws(target, x, context.block))(x)
+    info = with_circles(fit.info, modes.circles)
+    target = fit.potential(fit.params[0], info)
+    points = jax.jit(lambda x: flat_draws(target, x, fit.block))(x)
     place = jax.jit(jax.vmap(place_in(list(modes.modes))))
     which, away = (np.asarray(y).reshape(kept.shape) for y in place(points))
     which = np.where(kept & np.isfinite(away), which, -1)
     places = places_of(target, modes.modes)
-    row = _row(context, list(modes.modes), which, away, places)
+    row = _row(fit, list(modes.modes), which, away, places)
     return AtModes(row, list(modes.modes), which, places)
 
 
@@ -149,7 +148,7 @@ def _off(q: np.ndarray, p: np.ndarray) -> float:
 
 
 def _row(
-    context: FitContext, modes: list[Mode], which: np.ndarray, away: np.ndarray, places: list[str]
+    fit: Fit, modes: list[Mode], which: np.ndarray, away: np.ndarray, places: list[str]
 ) -> Row:
     """The shares q of the draws at each mode against the shares p of the evidence: the mean of a
     number may be off by the root of the sum of (q - p)^2 / p, in standard deviations."""
@@ -192,5 +191,5 @@ def _row(
             return Row(SHARES_OF_MODES, value, None, f"{SHARES}", None, verdict)
         value, listed = least, f"{listed}, which is wrong although {why}"
     ok = value <= SHARES
-    verdict = f"each mode has its share: {listed}." if ok else f"{listed}; {_MORE[context.kind]}."
+    verdict = f"each mode has its share: {listed}." if ok else f"{listed}; {_MORE[fit.kind]}."
     return Row(SHARES_OF_MODES, value, None, f"{SHARES}", ok, verdict)

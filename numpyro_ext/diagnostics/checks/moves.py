@@ -14,15 +14,13 @@ from numpyro_ext._model.operations import FEW, jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.spheres import is_sphere, without_signs
 from numpyro_ext._typing import Params, Sites
-from numpyro_ext.diagnostics._evaluate import concatenate
-from numpyro_ext.diagnostics._fit import chains_of
+from numpyro_ext.diagnostics._fit import Fit, cached, concatenate, flat_draws
 from numpyro_ext.diagnostics._moves import LEAPS, Moved, move_points, worst_combinations
 from numpyro_ext.diagnostics.checks.chains import Agreement, are_at_modes, rows_of_ensemble
 from numpyro_ext.diagnostics.checks.draws import has_moves
 from numpyro_ext.diagnostics.checks.modes import AtModes, draws_at_modes, place_in
 from numpyro_ext.diagnostics.checks.weights import weights
 from numpyro_ext.diagnostics.comparison import SD, Comparison, between
-from numpyro_ext.diagnostics.context import FitContext, cached, flat_draws, potential_of
 from numpyro_ext.diagnostics.limits import (
     FEWEST_EFFECTIVE,
     FREE,
@@ -111,9 +109,9 @@ def _doubt(moved: Moved, name: Callable[[int], str], shares_known: bool) -> str 
     return None
 
 
-def moves(context: FitContext) -> list[Row]:
+def moves(fit: Fit) -> list[Row]:
     """The lines of the worst numbers after moves, or why the draws were not moved."""
-    moved = moved_draws(context)
+    moved = moved_draws(fit)
     if isinstance(moved, str):
         verdict = f"not judged: {moved}."
         return [Row(SD, math.nan, None, between(MOVED_RATIO), None, verdict, True)]
@@ -122,55 +120,55 @@ def moves(context: FitContext) -> list[Row]:
 
 
 @cached
-def moved_draws(context: FitContext) -> list[Comparison] | str:
+def moved_draws(fit: Fit) -> list[Comparison] | str:
     """The draws before and after moves, mode by mode; or why they were not moved."""
-    of_chains = context.kind == "chains"
-    if context.num_moves == 0:
+    of_chains = fit.kind == "chains"
+    if fit.num_moves == 0:
         return []
-    if context.kind == "guide":
-        return _of_guide(context) if has_moves(context) else []
-    if of_chains and not context.is_biased:
+    if fit.kind == "guide":
+        return _of_guide(fit) if has_moves(fit) else []
+    if of_chains and not fit.is_biased:
         return []
-    if of_chains and context.temperature is None:
+    if of_chains and fit.temperature is None:
         return "the draws have no temperature, or several of them"
-    if not context.has_gradient:
+    if not fit.has_gradient:
         return "a site was summed out, or has no gradient"
     if not of_chains:
-        return _of_particles(context)
-    if are_at_modes(context):
+        return _of_particles(fit)
+    if are_at_modes(fit):
         return "the chains are at several modes, between which they do not move"
-    return _of_chains(context)
+    return _of_chains(fit)
 
 
-def _of_particles(context: FitContext) -> list[Comparison] | str:
+def _of_particles(fit: Fit) -> list[Comparison] | str:
     """All particles, or those at each of several modes."""
-    m, d = len(next(iter(context.first.values()))), context.info.size
+    m, d = len(next(iter(fit.first.values()))), fit.info.size
     if m <= d:
         return []
-    if isinstance(plan := _plan(context, m if context.kind == "particles" else None), str):
+    if isinstance(plan := _plan(fit, m if fit.kind == "particles" else None), str):
         return plan
     groups: list[tuple[Group | None, np.ndarray]] = [(None, np.arange(m))]
-    if are_at_modes(context) and (by_mode := draws_at_modes(context)) is not None:
+    if are_at_modes(fit) and (by_mode := draws_at_modes(fit)) is not None:
         each = [np.flatnonzero(by_mode.which[0] == k) for k in range(len(by_mode.modes))]
         groups = [((by_mode, k), x) for k, x in enumerate(each) if len(x) > max(d, _FEW)]
         if sum(len(here) for _, here in groups) < 0.9 * m:
             return "at a mode there are too few particles"
     result = []
     for group, here in groups:
-        draws = {name: x[here] for name, x in context.first.items()}
+        draws = {name: x[here] for name, x in fit.first.items()}
         # Particles of a field follow each other, so that they are no independent draws.
-        draws_each, mixes = (0.0, False) if context.kind == "particles" else _mixing(context, here)
+        draws_each, mixes = (0.0, False) if fit.kind == "particles" else _mixing(fit, here)
         combines = len(here) >= _TO_COMBINE * d * draws_each
         within = {"limits": PARTICLES_RATIO, "farthest": particles_shift(len(here))}
         options = {"combines": combines, "shares_known": mixes, **within}
-        result.append(_moved(context, plan, draws, context.rng_key, draws_each, group, **options))
+        result.append(_moved(fit, plan, draws, fit.rng_key, draws_each, group, **options))
     return result
 
 
-def _mixing(context: FitContext, here: np.ndarray) -> tuple[float, bool]:
+def _mixing(fit: Fit, here: np.ndarray) -> tuple[float, bool]:
     """How many draws of an ensemble are worth an independent one, and whether its chains go
     everywhere; both of the chains that are always among the draws that ``here`` names."""
-    chains = chains_of(context.fit)
+    chains = fit.by_chain()
     num, length = next(iter(chains.values())).shape[:2]
     # The draws of the last time come first.
     stays = np.bincount(here % num, minlength=num) == length
@@ -182,35 +180,35 @@ def _mixing(context: FitContext, here: np.ndarray) -> tuple[float, bool]:
     return max(draws_each, 1.0), all(row.ok for row in rows)
 
 
-def _of_guide(context: FitContext) -> list[Comparison] | str:
+def _of_guide(fit: Fit) -> list[Comparison] | str:
     """The draws of the first restart, and more draws of its guide."""
-    if isinstance(plan := _plan(context), str):
+    if isinstance(plan := _plan(fit), str):
         return plan
-    key_draws, key_moves = context.keys
-    draws = _more_draws(context, key_draws)
+    key_draws, key_moves = fit.keys
+    draws = _more_draws(fit, key_draws)
     # Where the weights may be used, they have judged the shares of modes.
-    shares_known = weights(context)[0].ok is True
-    return [_moved(context, plan, draws, key_moves, shares_known=shares_known)]
+    shares_known = weights(fit)[0].ok is True
+    return [_moved(fit, plan, draws, key_moves, shares_known=shares_known)]
 
 
-def _more_draws(context: FitContext, rng_key: Array) -> Sites:
+def _more_draws(fit: Fit, rng_key: Array) -> Sites:
     """The draws of latent sites, and more of them."""
-    names, size = context.info.latents, context.num_samples
+    names, size = fit.info.latents, fit.num_samples
     # Some numbers have so heavy a tail that 1,000 draws do not tell their spread.
-    times = min(_DRAWS, 10**7 // context.info.size) // size - 1
-    pieces = [{name: context.first[name] for name in names}]
+    times = min(_DRAWS, 10**7 // fit.info.size) // size - 1
+    pieces = [{name: fit.first[name] for name in names}]
     for key in random.split(rng_key, max(0, min(times, 9))):
-        latent = context.evaluate(key, size, [context.fit.params[0]])["latent"]
+        latent = fit.evaluate(key, size, [fit.params[0]])["latent"]
         pieces.append({name: latent[name][0] for name in names})
     return concatenate(pieces)
 
 
-def _of_chains(context: FitContext) -> list[Comparison] | str:
+def _of_chains(fit: Fit) -> list[Comparison] | str:
     """Draws, in a random order, of kernels with another stationary law than the posterior."""
-    draws = {name: context.draws[name] for name in context.info.latents}
+    draws = {name: fit.draws[name] for name in fit.info.latents}
     kept = np.all([np.isfinite(y).all((0, *range(2, y.ndim))) for y in draws.values()], 0)
-    if context.sampling is not None:
-        kept &= context.sampling.all(0)
+    if fit.sampling is not None:
+        kept &= fit.sampling.all(0)
     numbers = sum(math.prod(y.shape[2:]) for y in draws.values())
     most = min(_DRAWS, 10**7 // max(numbers, 1)) // next(iter(draws.values())).shape[0]
     chosen = np.flatnonzero(kept)[equally_spaced(int(np.sum(kept)), max(most, 1))]
@@ -219,25 +217,25 @@ def _of_chains(context: FitContext) -> list[Comparison] | str:
     total = compared.chains * compared.draws
     if not (least := np.min(compared.ess, initial=total)) >= FEWEST_EFFECTIVE:
         return f"the effective sample size of the draws is below {FEWEST_EFFECTIVE}"
-    if isinstance(plan := _plan(context), str):
+    if isinstance(plan := _plan(fit), str):
         return plan
     order = np.random.default_rng(0).permutation(total)
     mixed = {n: jnp.asarray(y.reshape(total, *y.shape[2:])[order]) for n, y in draws.items()}
     # What has no effective size of its own gets the least of all.
-    sizes = np.full(numbers + sum(map(math.prod, _watched_shapes(context).values())), least)
+    sizes = np.full(numbers + sum(map(math.prod, _watched_shapes(fit).values())), least)
     sizes[compared.which] = compared.ess
     independent = jnp.asarray(np.maximum(total / sizes, 1.0), float)
-    return [_moved(context, plan, mixed, context.keys[1], independent)]
+    return [_moved(fit, plan, mixed, fit.keys[1], independent)]
 
 
 _Plan = tuple[int, int, dict[str, int] | None]
 """The number of draws that are moved, and of moves, and options of the compiler."""
 
 
-def _plan(context: FitContext, starts: int | None = None) -> _Plan | str:
+def _plan(fit: Fit, starts: int | None = None) -> _Plan | str:
     """The moves of all particles, or of as many draws as is cheap; or why there are none."""
-    num_moves = MOVES if context.num_moves is None else context.num_moves
-    each, asked = num_moves * LEAPS * context.gradient_cost, context.num_moves is not None
+    num_moves = MOVES if fit.num_moves is None else fit.num_moves
+    each, asked = num_moves * LEAPS * fit.gradient_cost, fit.num_moves is not None
     if starts is None:
         starts = int(np.clip(FEW / each, _FEWEST_STARTS, _STARTS))
         if not asked:
@@ -251,7 +249,7 @@ def _plan(context: FitContext, starts: int | None = None) -> _Plan | str:
 
 
 def _moved(
-    context: FitContext,
+    fit: Fit,
     plan: _Plan,
     draws: Sites,
     rng_key: Array,
@@ -262,12 +260,12 @@ def _moved(
 ) -> Comparison:
     """Constrained draws ``(m, *site)`` beside moves with the density p^(1/T), within a mode; and
     linear combinations of them, if there are enough."""
-    info, watched = context.info, _watched_shapes(context)
+    info, watched = fit.info, _watched_shapes(fit)
     most, num_moves, compiler_options = plan
-    T = (context.temperature or 1.0) if context.kind == "chains" else 1.0
+    T = (fit.temperature or 1.0) if fit.kind == "chains" else 1.0
 
     def run(params: Params, x: Sites, independent: Array | float, rng_key: Array) -> Moved:
-        target = potential_of(context.fit, info, params, tuple(watched))
+        target = fit.potential(params, info, tuple(watched))
 
         def energy(x: Array) -> tuple[Array, Array]:
             U, gradient = target.value_and_grad_flat(x, {})
@@ -279,15 +277,15 @@ def _moved(
                 U = jnp.where(place_in(by_mode.modes)(there)[0] == k, U, jnp.inf)
             return U, gradient
 
-        points = _replace_nonfinite(flat_draws(target, x, context.block))
+        points = _replace_nonfinite(flat_draws(target, x, fit.block))
         starts, numbers = min(most, len(points)), _numbers_of(target)
         return move_points(
-            energy, numbers, points, rng_key, num_moves, context.block, starts, independent
+            energy, numbers, points, rng_key, num_moves, fit.block, starts, independent
         )
 
     compiled = jit_on_data(run, compiler_options)
     chosen = {name: draws[name] for name in info.latents}
-    moved = compiled(context.fit.params[0], chosen, independent, rng_key)
+    moved = compiled(fit.params[0], chosen, independent, rng_key)
     # The draws have no length that belongs to a point of a sphere, and the moved ones have.
     on_sphere = any(is_sphere(latent.support) for latent in info.latents.values())
     combined, n = None, len(moved.between)
@@ -304,7 +302,7 @@ def _moved(
         first, second = (coordinate_name_of(info, i) for i in both)
         return f"a linear combination of {first} and {second} most of all{where}"
 
-    remedy = context.noise_problem or _REMEDIES[context.kind]
+    remedy = fit.noise_problem or _REMEDIES[fit.kind]
     return compare_moved(moved, name, remedy, combined[:1] if combined else (), **options)
 
 
@@ -328,13 +326,13 @@ def _numbers_of(target: Potential) -> Callable[[Array], Array]:
     return numbers
 
 
-def _watched_shapes(context: FitContext) -> dict[str, tuple[int, ...]]:
+def _watched_shapes(fit: Fit) -> dict[str, tuple[int, ...]]:
     """The shapes of the deterministic sites that are compared too."""
     return {
         name: jnp.shape(site["value"])
-        for name, site in context.proto.trace.items()
+        for name, site in fit.proto.trace.items()
         if site["type"] == "deterministic"
-        and name not in context.proto.left_out
+        and name not in fit.proto.left_out
         and jnp.issubdtype(jnp.result_type(site["value"]), jnp.floating)
         and jnp.size(site["value"]) <= _MOST_WATCHED
     }

@@ -8,6 +8,7 @@ import numpy as np
 from numpyro_ext._model.labels import number_name
 from numpyro_ext._model.normal import mean_and_sd
 from numpyro_ext.diagnostics._density import declare
+from numpyro_ext.diagnostics._fit import Fit, cached
 from numpyro_ext.diagnostics.comparison import (
     Comparison,
     decide,
@@ -15,7 +16,6 @@ from numpyro_ext.diagnostics.comparison import (
     least_spread,
     void_if_any_unjudged,
 )
-from numpyro_ext.diagnostics.context import FitContext, cached
 from numpyro_ext.diagnostics.limits import GAP, GAP_EACH, NO_DENSITY, WEIGHTED_RATIO
 from numpyro_ext.diagnostics.psis import FEWEST, ParetoKhat, fit_tails, khat_error
 from numpyro_ext.diagnostics.table import Row
@@ -33,32 +33,32 @@ class WeightSummary(NamedTuple):
 
     row: Row
     log_w: np.ndarray
-    fit: ParetoKhat | None = None
+    tail: ParetoKhat | None = None
     auxiliary: bool = False
     """True if the weights belong to auxiliary variables too."""
 
 
 @cached
-def weigh_draws(context: FitContext) -> WeightSummary | None:
+def weigh_draws(fit: Fit) -> WeightSummary | None:
     """The weights of a guide, if it has a density."""
-    if (log_weight := context.stats.get("log_weight")) is None:
+    if (log_weight := fit.stats.get("log_weight")) is None:
         return None
     chains, size = log_weight.shape[:2]
     log_w = log_weight.reshape(chains * size, -1).astype(np.float64).sum(1)
-    return summarise_weights(log_w, auxiliary=context.proto.density == "bound")
+    return summarise_weights(log_w, auxiliary=fit.proto.density == "bound")
 
 
 @cached
-def weights(context: FitContext) -> list[Row]:
+def weights(fit: Fit) -> list[Row]:
     """The lines of the weights of a guide; the first one is k-hat."""
-    if (summary := weigh_draws(context)) is None:
+    if (summary := weigh_draws(fit)) is None:
         verdict = (
             "not judged: the guide has no density, so its draws have no importance weights"
-            f"{declare(context.proto.undeclared)}."
+            f"{declare(fit.proto.undeclared)}."
         )
         return [Row(KHAT, np.nan, None, "0.7", None, verdict, of_draws=True)]
-    draws = {name: x.reshape(-1, *x.shape[2:]) for name, x in context.latent.items()}
-    remedy = context.noise_problem or _REMEDY
+    draws = {name: x.reshape(-1, *x.shape[2:]) for name, x in fit.latent.items()}
+    remedy = fit.noise_problem or _REMEDY
     return [summary.row, *(compare_with_weights(draws, summary, remedy) if summary.row.ok else [])]
 
 
@@ -66,10 +66,10 @@ def summarise_weights(log_w: np.ndarray, *, auxiliary: bool) -> WeightSummary:
     """The Pareto shape of ``(S,)`` log weights; a large one is no verdict on the draws."""
     if (why := _broken(log_w)) is not None:
         return WeightSummary(Row(KHAT, np.nan, None, "0.7", False, f"{why}."), log_w)
-    fit = fit_tails(log_w)
-    error, limit = float(khat_error(fit.khat, len(log_w))), f"{fit.threshold:.2f}"
-    row = Row(KHAT, fit.khat, error or None, limit, True, "the importance weights may be used.")
-    if fit.khat > fit.threshold:
+    tail = fit_tails(log_w)
+    error, limit = float(khat_error(tail.khat, len(log_w))), f"{tail.threshold:.2f}"
+    row = Row(KHAT, tail.khat, error or None, limit, True, "the importance weights may be used.")
+    if tail.khat > tail.threshold:
         verdict = (
             "not judged: the importance weights may not be used, neither for the evidence nor to"
             " correct the draws. The draws may be right all the same."
@@ -77,7 +77,7 @@ def summarise_weights(log_w: np.ndarray, *, auxiliary: bool) -> WeightSummary:
         verdict += " Large weights may come from the auxiliary variables." if auxiliary else ""
         # Where the weights may be used, the next lines are the verdict on the draws.
         row = row._replace(ok=None, verdict=verdict, of_draws=True)
-    return WeightSummary(row, log_w, fit, auxiliary)
+    return WeightSummary(row, log_w, tail, auxiliary)
 
 
 def _broken(log_w: np.ndarray) -> str | None:
@@ -103,8 +103,8 @@ def compare_with_weights(
     draws: dict[str, np.ndarray], summary: WeightSummary, remedy: str = _REMEDY
 ) -> list[Row]:
     """Mean and sd of every number of ``{site: (S, *site)}``, with the weights and without."""
-    assert summary.fit is not None
-    w = np.exp(summary.fit.log_weights)[:, None]
+    assert summary.tail is not None
+    w = np.exp(summary.tail.log_weights)[:, None]
     names: list[str] = []
     pieces = []
     for site, x in draws.items():
