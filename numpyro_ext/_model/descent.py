@@ -49,7 +49,7 @@ def make_search(rng_key: Array, potential: Potential) -> Callable[[Any], Iterato
     descent = _Descent(surface)
     by_adam = None
     if _ADAM_STEPS * surface.cost < _MOST_OF_ADAM:
-        by_adam = jit_on_data(partial(_adam, potential), surface.options)
+        by_adam = jit_on_data(partial(_adam, surface.potential), surface.options)
     size = max((size for size, _ in potential.plates.values()), default=0)
     stages = [10**k for k in range(4, 12) if 10 ** (k + 1) <= size]
 

@@ -269,7 +269,7 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
         return scale if below is None else scale[:, None] * (jnp.tril(below, -1) + jnp.eye(n))
 
     def gradient(z: Array, key: Array) -> Array:
-        return potential.value_and_grad_flat(z, draw_batch(key, potential))[1]
+        return surface.potential.value_and_grad_flat(z, draw_batch(key, potential))[1]
 
     def step(normal: Normal, carry: Any, at: tuple[Array, Array]) -> tuple[Any, None]:
         (loc, shape), state = carry

@@ -121,6 +121,25 @@ def hessian(fn: Callable[[Array], Any]) -> Callable[[Array], Any]:
     return jax.jacfwd(jacobian(fn))
 
 
+def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function for several programs of JAX, of which Python runs ``fn`` in the first one alone,
+    for each set of shapes; it must not close over what one of them computes."""
+    programs: dict[tuple, tuple] = {}
+
+    def call(*args: Any) -> Any:
+        leaves, tree = jax.tree.flatten(args)
+        shapes = tree, *((jnp.shape(x), jnp.result_type(x)) for x in leaves)
+        if shapes not in programs:
+            like = [jax.ShapeDtypeStruct(*shape) for shape in shapes[1:]]
+            of_args = jax.tree.unflatten(tree, like)
+            closed, of_result = jax.make_jaxpr(fn, return_shape=True)(*of_args)
+            programs[shapes] = jaxpr_as_fun(closed), jax.tree.structure(of_result)
+        program, structure = programs[shapes]
+        return jax.tree.unflatten(structure, program(*leaves))
+
+    return call
+
+
 def jit_on_data(
     fn: Callable[..., Any], options: dict[str, int] | None = None
 ) -> Callable[..., Any]:

@@ -30,7 +30,12 @@ from numpyro_ext._model.handlers import (
 )
 from numpyro_ext._model.masked import masks_filled
 from numpyro_ext._model.minibatch import plate_indices, replace_indices
-from numpyro_ext._model.operations import has_forward_mode, in_either_mode, linearized
+from numpyro_ext._model.operations import (
+    has_forward_mode,
+    in_either_mode,
+    linearized,
+    traced_once,
+)
 from numpyro_ext._model.read import (
     ModelInfo,
     check_all_rows,
@@ -116,7 +121,7 @@ class Program:
     def changed(self, **parts: Any) -> Self:
         """The same but for these parts, without the programs of :func:`surface_of`."""
         other = copy.copy(self)
-        vars(other).update({"surface": None, **parts})
+        vars(other).update({"surface": None, "flat": None, **parts})
         return other
 
     @property
@@ -193,6 +198,8 @@ class Potential(Program):
 
     surface: Any = None
     """The programs of :func:`surface_of`, once they are made."""
+    flat: Any = None
+    """:meth:`value_and_grad_flat` as a program that is put into others, of :meth:`read_once`."""
 
     def __init__(
         self,
@@ -233,8 +240,15 @@ class Potential(Program):
 
     def value_and_grad_flat(self, x: Array, idx: dict[str, Array]) -> tuple[Array, Array]:
         """:meth:`value_and_grad` of the ``(n,)`` flat vector: U, and its ``(n,)`` gradient."""
+        if self.flat is not None:
+            return self.flat(x, idx)
         value, grad = self.value_and_grad(self.info.unravel(x), idx)
         return value, self.info.ravel(grad)
+
+    def read_once(self) -> Self:
+        """The same for several programs with :meth:`value_and_grad_flat` in them: the model is run
+        once for each number of rows, and not for each program."""
+        return self.changed(flat=traced_once(self.value_and_grad_flat))
 
     @cached_property
     def has_curvature(self) -> bool:

@@ -57,7 +57,8 @@ class Surface:
     double precision, and all who ask share a few programs."""
 
     def __init__(self, potential: Potential) -> None:
-        self.potential, self.size = potential, potential.info.size
+        potential = self.potential = potential.read_once()
+        self.size = potential.info.size
         self.dense, self.dtype = self.size <= DENSE_UP_TO, jnp.result_type(float)
         self.all_rows = sum(size for size, _ in potential.plates.values()) or batch_rows(potential)
         x = np.zeros(self.size, self.dtype)

@@ -6,8 +6,9 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
+import numpy as np
 
-from numpyro_ext._model.operations import count_operations, on_numbers
+from numpyro_ext._model.operations import count_operations, on_numbers, traced_once
 
 
 def test_counts_of_known_programs():
@@ -59,3 +60,20 @@ def test_on_numbers_computes_in_a_trace_and_leaves_programs_whole():
     with on_numbers():
         names = [eqn.primitive.name for eqn in jax.make_jaxpr(of_data)(1.0).eqns]
     assert "lt" in names  # not taken out of the program and compiled by itself
+
+
+def test_a_function_that_is_traced_once_is_run_once_for_each_shape():
+    calls = []
+
+    def cube(x, rows):
+        calls.append(x.shape)
+        return {"cube": x**3, "rows": rows["plate"] + 1}
+
+    once = traced_once(cube)
+    for _ in range(2):
+        slope = jax.jit(jax.grad(lambda x: once(x, {"plate": 1})["cube"]))(2.0)
+        assert slope == 12.0
+        many = jax.vmap(lambda x: once(x, {"plate": 1})["cube"])(jnp.arange(3.0))
+        np.testing.assert_array_equal(many, [0.0, 1.0, 8.0])
+        assert once(jnp.ones(2), {"plate": 4})["rows"] == 5
+    assert calls == [(), (2,)]
