@@ -570,7 +570,8 @@ STATS = {
 def mcmc_stats(fit: Fit) -> Numbers:
     """The extra fields of an ``MCMC`` that are arrays, under ArviZ's names."""
     stats: Numbers = {}
-    for field_name, value in jax.device_get(fit.obj.get_extra_fields(group_by_chain=True)).items():
+    extra: dict[str, Any] = jax.device_get(fit.obj.get_extra_fields(group_by_chain=True))
+    for field_name, value in extra.items():
         if not isinstance(value, np.ndarray):
             continue
         name = STATS.get(field_name, field_name)
