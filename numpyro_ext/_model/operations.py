@@ -3,6 +3,7 @@ by blocks, and progress bars."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 import math
 from typing import Any
 
@@ -124,20 +125,13 @@ def hessian(fn: Callable[[Array], Any]) -> Callable[[Array], Any]:
 def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A function for several programs of JAX, of which Python runs ``fn`` in the first one alone,
     for each set of shapes; it must not close over what one of them computes."""
-    programs: dict[tuple, tuple] = {}
 
-    def call(*args: Any) -> Any:
-        leaves, tree = jax.tree.flatten(args)
-        shapes = tree, *((jnp.shape(x), jnp.result_type(x)) for x in leaves)
-        if shapes not in programs:
-            like = [jax.ShapeDtypeStruct(*shape) for shape in shapes[1:]]
-            of_args = jax.tree.unflatten(tree, like)
-            closed, of_result = jax.make_jaxpr(fn, return_shape=True)(*of_args)
-            programs[shapes] = jaxpr_as_fun(closed), jax.tree.structure(of_result)
-        program, structure = programs[shapes]
-        return jax.tree.unflatten(structure, program(*leaves))
+    def trace(args: tuple) -> tuple[Callable[[list[Array]], list[Array]], Any]:
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), args)
+        closed, of_result = jax.make_jaxpr(fn, return_shape=True)(*like)
+        return lambda leaves: jaxpr_as_fun(closed)(*leaves), of_result
 
-    return call
+    return _kept_by_shapes(trace)
 
 
 def jit_on_data(
@@ -145,21 +139,33 @@ def jit_on_data(
 ) -> Callable[..., Any]:
     """``jax.jit`` of a function that is called with few sets of shapes. The arrays that it closes
     over, such as a model's data, are arguments of the program, which would hold copies of them."""
+
+    def trace(args: tuple) -> tuple[Callable[[list[Array]], list[Array]], Any]:
+        closed, of_result = jax.make_jaxpr(fn, return_shape=True)(*args)
+
+        def run(consts: list[Array], leaves: list[Array]) -> list[Array]:
+            return jaxpr_as_fun(closed.replace(consts=consts))(*leaves)
+
+        return partial(jax.jit(run, compiler_options=options), closed.consts), of_result
+
+    return _kept_by_shapes(trace)
+
+
+def _kept_by_shapes(
+    trace: Callable[[tuple], tuple[Callable[[list[Array]], list[Array]], Any]],
+) -> Callable[..., Any]:
+    """A function that is traced once for each set of shapes: ``trace(args)`` gives a program of the
+    leaves of its arguments, and a tree of the structure of its result."""
     programs: dict[tuple, tuple] = {}
 
     def call(*args: Any) -> Any:
         leaves, tree = jax.tree.flatten(args)
         shapes = tree, *((jnp.shape(x), jnp.result_type(x)) for x in leaves)
         if shapes not in programs:
-            closed, of_result = jax.make_jaxpr(fn, return_shape=True)(*args)
-
-            def run(consts: list[Array], leaves: list[Array]) -> list[Array]:
-                return jaxpr_as_fun(closed.replace(consts=consts))(*leaves)
-
-            program = jax.jit(run, compiler_options=options)
-            programs[shapes] = program, closed.consts, jax.tree.structure(of_result)
-        program, consts, structure = programs[shapes]
-        return jax.tree.unflatten(structure, program(consts, leaves))
+            program, of_result = trace(args)
+            programs[shapes] = program, jax.tree.structure(of_result)
+        program, structure = programs[shapes]
+        return jax.tree.unflatten(structure, program(leaves))
 
     return call
 
@@ -228,11 +234,15 @@ def _count(program: Any, vary: list[bool]) -> float:
     return total
 
 
+def programs_in(equation: Any) -> list[Any]:
+    """The programs inside of an operation, as the body of a loop or what ``jax.jit`` has made."""
+    leaves = jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns"))
+    return [x for x in leaves if hasattr(x, "eqns")]
+
+
 def _count_equation(equation: Any) -> float:
     name, params = equation.primitive.name, equation.params
-    leaves = jax.tree.leaves(params, is_leaf=lambda x: hasattr(x, "eqns"))
-    programs = [x for x in leaves if hasattr(x, "eqns")]
-    if programs:
+    if programs := programs_in(equation):
         inner = [_count(x, [True] * len(getattr(x, "jaxpr", x).invars)) for x in programs]
         length = params.get("length", 1) if name == "scan" else 1
         return max(inner) if name == "cond" else length * sum(inner)

@@ -29,6 +29,7 @@ from numpyro_ext._model.arguments import Arguments, is_traced
 from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.density import log_prob, scaled
 from numpyro_ext._model.handlers import every_row
+from numpyro_ext._model.operations import programs_in
 from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import plate_sizes, sample_sites
 from numpyro_ext._numpyro import default_key, handlers_around
@@ -202,8 +203,7 @@ def _held(program: Any) -> Iterator[Any]:
     """The arrays that a program holds, and the programs inside it, as one of ``jax.jit``."""
     yield from getattr(program, "consts", ())
     for equation in program.eqns:
-        leaves = jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns"))
-        for inner in (x for x in leaves if hasattr(x, "eqns")):
+        for inner in programs_in(equation):
             yield from _held(inner)
 
 

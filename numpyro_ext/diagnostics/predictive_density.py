@@ -60,13 +60,12 @@ def log_predictive_density(
     -1.3418
     """
     check_choice("kind", kind, ("pointwise", "joint"))
+    of_a_fit: Any = {"result": result, "model_args": model_args, "model_kwargs": model_kwargs}
     if is_fit(log_lik):
-        of_a_fit = {"model_args": model_args, "model_kwargs": model_kwargs, "rng_key": rng_key}
-        fit = predicting_fit(log_lik, result, num_samples=num_samples, **of_a_fit)
+        fit = predicting_fit(log_lik, **of_a_fit, num_samples=num_samples, rng_key=rng_key)
         matrix = log_weights_of(fit)
         matrix = matrix.reshape(len(matrix), -1)
     else:
-        of_a_fit = {"result": result, "model_args": model_args, "model_kwargs": model_kwargs}
         refuse_arguments("log_lik", **of_a_fit)
         matrix = _matrix(log_lik)
     if kind == "pointwise":

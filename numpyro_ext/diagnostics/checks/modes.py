@@ -74,9 +74,8 @@ def _modes_of_start(fit: Fit) -> Modes | None:
     if not isinstance(modes, Modes) or len(modes.modes) == 1 or not fit.has_gradient:
         return modes
     mode = next((mode for mode in modes.modes if mode.at_mode), None)
-    if rows_on_host((fit.args, fit.kwargs)):
-        return modes
-    if mode is None or modes.size != fit.info.size or of_kind(modes.problems, "few rows"):
+    by_few_rows = of_kind(modes.problems, "few rows") or rows_on_host((fit.args, fit.kwargs))
+    if mode is None or modes.size != fit.info.size or by_few_rows:
         return modes
     target = fit.potential(fit.params[0], with_circles(fit.info, modes.circles))
     run = jit_on_data(lambda x: target.value_and_grad_flat(x, {})[1], quick_options())
