@@ -1,5 +1,5 @@
 # Every target sets up .venv by itself. PYTHON=... chooses another interpreter.
-.PHONY: quickstart test test-all nightly mutations keys leaks upstream versions lint docs bench bench-all wheel clean
+.PHONY: quickstart test test-all costly nightly mutations keys leaks upstream versions lint docs bench bench-all wheel clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,9 +26,15 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist workst
 
 DOUBLE := JAX_ENABLE_X64=1 $(PYTEST)
 
-# The cheap tests, in single precision, and the example of every public class and function.
+# The cheap tests, in single precision, and the cheap examples of public classes and functions.
 test: $(VENV)/installed-test
 	$(PYTEST) -m "not slow and not nightly and not needs_x64"
+
+# Which tests are not cheap: those that take more than a second where nothing is compiled, on two cores
+# that do nothing else. It writes tests/costly.txt, and takes ten minutes.
+costly: $(VENV)/installed-test
+	rm -rf .jax_cache
+	$(PYTEST) --costly 1 -m "not slow and not nightly and not needs_x64"
 
 # All that a merge needs: in double precision what single precision cannot resolve.
 test-all: $(VENV)/installed-test

@@ -2,6 +2,7 @@
 suite at other random keys (``--shift-keys``), and no more programs than a process can hold.
 """
 
+import collections
 import gc
 import os
 from pathlib import Path
@@ -31,6 +32,8 @@ import pytest
 
 from tests.keys import without_keys
 
+# Tests that are slow by measurement, beside those with the mark: `make costly` writes it.
+COSTLY = Path(__file__).with_name("costly.txt")
 TESTS = str(Path(__file__).resolve().parent) + os.sep
 MAPPINGS = Path("/proc/self/maps")
 # Of Linux's 65,530. Each compiled program takes some, and without another the compiler dies.
@@ -40,14 +43,35 @@ MOST_MAPPINGS = 25_000
 def pytest_addoption(parser):
     help = "add 1000 times this to every integer that a test makes a random key or generator of"
     parser.addoption("--shift-keys", type=int, default=0, metavar="N", help=help)
+    help = "write the names of tests that take longer to tests/costly.txt (make costly)"
+    parser.addoption("--costly", type=float, metavar="SECONDS", help=help)
 
 
 def pytest_configure(config):
     config.pluginmanager.register(FewPrograms())
+    if seconds := config.getoption("--costly"):
+        config.pluginmanager.register(Costly(seconds, worker=hasattr(config, "workerinput")))
     if shift := 1000 * config.getoption("--shift-keys"):
         for module, names in ((jax.random, ("key", "PRNGKey")), (np.random, ("default_rng",))):
             for name in names:
                 setattr(module, name, shifted(getattr(module, name), shift))
+
+
+class Costly:
+    """Writes down which tests take more than these seconds, all their phases together."""
+
+    def __init__(self, seconds: float, worker: bool):
+        self.seconds, self.worker = seconds, worker
+        self.took = collections.defaultdict(float)
+
+    def pytest_runtest_logreport(self, report):
+        self.took[report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self):
+        # The reports of all workers come together in the process that started them.
+        if not self.worker:
+            names = sorted(name for name, took in self.took.items() if took > self.seconds)
+            COSTLY.write_text("\n".join(names) + "\n")
 
 
 class FewPrograms:
@@ -91,7 +115,13 @@ def pytest_itemcollected(item):
         item.add_marker("needs_x64")
 
 
+@pytest.hookimpl(tryfirst=True)  # so that -m sees the marks
 def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--costly"):
+        costly = frozenset(COSTLY.read_text().splitlines())
+        for item in items:
+            if item.nodeid in costly:
+                item.add_marker("slow")
     if config.getoption("--shift-keys"):
         left_out = pytest.mark.skip(reason="golden values belong to their keys")
         for item in items:
