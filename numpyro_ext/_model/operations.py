@@ -4,13 +4,14 @@ by blocks, and progress bars."""
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+import hashlib
 import math
 from typing import Any
 
 import jax
 from jax import Array
 from jax.core import Tracer
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
@@ -138,17 +139,44 @@ def jit_on_data(
     fn: Callable[..., Any], options: dict[str, int] | None = None
 ) -> Callable[..., Any]:
     """``jax.jit`` of a function that is called with few sets of shapes. The arrays that it closes
-    over, such as a model's data, are arguments of the program, which would hold copies of them."""
+    over, such as a model's data, are arguments of the program, which would hold copies of them; so
+    the same function of other data, of another fit for example, is not compiled again."""
 
     def trace(args: tuple) -> tuple[Callable[[list[Array]], list[Array]], Any]:
         closed, of_result = jax.make_jaxpr(fn, return_shape=True)(*args)
+        jaxpr = closed.jaxpr  # alone, so that a program which is kept holds no data
 
         def run(consts: list[Array], leaves: list[Array]) -> list[Array]:
-            return jaxpr_as_fun(closed.replace(consts=consts))(*leaves)
+            return jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*leaves)
 
-        return partial(jax.jit(run, compiler_options=options), closed.consts), of_result
+        program = jax.jit(run, compiler_options=options)
+        program = _compiled_before(program, options, closed.consts, jax.tree.leaves(args))
+        return partial(program, closed.consts), of_result
 
     return _kept_by_shapes(trace)
+
+
+_PROGRAMS: dict[tuple, Any] = {}
+"""Programs by their text and by options of the compiler, the last :data:`_MOST_PROGRAMS`."""
+
+_MOST_PROGRAMS = 256
+
+
+def _compiled_before(program: Any, options: dict[str, int] | None, *args: list[Array]) -> Any:
+    """A jitted program, or the one with the same text that an earlier call has compiled.
+
+    What calls a function of Python is not kept, because the text does not say which.
+    """
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves(args)):
+        return program
+    text = program.lower(*args).as_text()  # the call does not trace and lower it again
+    if "callback" in text:
+        return program
+    key = hashlib.sha256(text.encode()).digest(), *(options or {}).items()
+    _PROGRAMS[key] = program = _PROGRAMS.pop(key, program)
+    if len(_PROGRAMS) > _MOST_PROGRAMS:
+        del _PROGRAMS[next(iter(_PROGRAMS))]
+    return program
 
 
 def _kept_by_shapes(

@@ -8,7 +8,14 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 import numpy as np
 
-from numpyro_ext._model.operations import count_operations, on_numbers, traced_once
+from numpyro_ext._model import operations
+from numpyro_ext._model.operations import (
+    count_operations,
+    jit_on_data,
+    on_numbers,
+    quick_options,
+    traced_once,
+)
 
 
 def test_counts_of_known_programs():
@@ -77,3 +84,48 @@ def test_a_function_that_is_traced_once_is_run_once_for_each_shape():
         np.testing.assert_array_equal(many, [0.0, 1.0, 8.0])
         assert once(jnp.ones(2), {"plate": 4})["rows"] == 5
     assert calls == [(), (2,)]
+
+
+def of_data(data, by=jnp.sin):
+    return lambda x: (by(data * x), data.sum())
+
+
+def test_a_function_of_other_data_is_compiled_once(monkeypatch):
+    """Its text is the same; other shapes, another function, numbers in the text and other options
+    of the compiler make another program."""
+    monkeypatch.setattr(operations, "_PROGRAMS", kept := {})
+    data, x = jnp.arange(1.0, 4.0), jnp.arange(3.0)
+    for k in range(3):
+        for got, exact in zip(jit_on_data(of_data(data + k))(x), of_data(data + k)(x), strict=True):
+            np.testing.assert_allclose(got, exact, rtol=1e-6)
+    (program,) = kept.values()
+    assert program._cache_size() == 1
+    jit_on_data(of_data(data), quick_options())(x)
+    jit_on_data(of_data(jnp.ones(4)))(jnp.ones(4))
+    np.testing.assert_allclose(
+        jit_on_data(of_data(data, jnp.cos))(x)[0], jnp.cos(data * x), rtol=1e-6
+    )
+    for scale in (2.0, 3.0):
+        times = jit_on_data(lambda x, scale=scale: scale * x)
+        np.testing.assert_array_equal(times(x), scale * x)
+    assert len(kept) == 6
+
+
+def test_functions_of_the_host_are_not_taken_for_one_another():
+    x = jnp.arange(3.0)
+
+    def by_host(shift):
+        return jit_on_data(lambda x: jax.pure_callback(lambda x: x + shift, x, x))
+
+    np.testing.assert_array_equal(by_host(np.float32(1.0))(x), x + 1)
+    np.testing.assert_array_equal(by_host(np.float32(5.0))(x), x + 5)
+
+
+def test_few_programs_are_kept(monkeypatch):
+    """The ones that were called last."""
+    monkeypatch.setattr(operations, "_PROGRAMS", kept := {})
+    monkeypatch.setattr(operations, "_MOST_PROGRAMS", 2)
+    for scale in (2.0, 3.0, 2.0, 4.0):
+        jit_on_data(lambda x, scale=scale: scale * x)(1.0)
+    first, last = (program(list(), [1.0])[0] for program in kept.values())
+    assert (float(first), float(last)) == (2.0, 4.0)

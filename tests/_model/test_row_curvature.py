@@ -52,7 +52,7 @@ def test_curvature_is_the_hessian():
     assert {color.site for color in curvature.colors} == {"own", "firm"}  # a row sees all steps
     precision = curvature.precision((x[None], x[None]))
     z = jnp.asarray(x, jnp.result_type(float))
-    H = np.asarray(jax.hessian(lambda z: potential(potential.info.unravel(z), {}))(z))
+    H = np.asarray(jax.jit(jax.hessian(lambda z: potential(potential.info.unravel(z), {})))(z))
     core, leaves = curvature.core, curvature.leaves
     close = {"rtol": 2e-4, "atol": 2e-4}
     np.testing.assert_allclose(precision.between, H[np.ix_(core, core)], **close)
@@ -60,7 +60,7 @@ def test_curvature_is_the_hessian():
     within = H[leaves[:, :, None], leaves[:, None, :]]
     np.testing.assert_allclose(precision.within, within, **close)
     value, grad = curvature.value_and_grad((x[None], x[None]))
-    exact = potential.value_and_grad_flat(z, {})
+    exact = jax.jit(lambda z: potential.value_and_grad_flat(z, {}))(z)
     np.testing.assert_allclose(value, exact[0], rtol=1e-5)
     np.testing.assert_allclose(grad, exact[1], rtol=1e-4, atol=1e-4)
 
