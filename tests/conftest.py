@@ -12,6 +12,9 @@ import time
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of a test's time is the compiler's.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Two workers on two cores leave no core to a second thread of a small matrix, which then waits for
+# it a hundred times as long as it computes.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # The workers share what they compile, and the next run finds it: `make clean` throws it away.
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".jax_cache")

@@ -36,6 +36,8 @@ most."""
 _QUANTILE, _STIFFEST = 0.95, 1e4
 _ROUNDINGS = 64  # of the potential, in a difference of two
 _STAGES, _STAGE_STEPS, _PARTICLES = 8, 500, 8
+_OF_ADAM = 20
+"""Operations on each number of a factor, in a step."""
 _RATE = 0.02
 """The rate of Adam at the beginning of a stage, in which it falls to a twentieth; at most
 ``_FASTEST`` where the posterior is far away."""
@@ -304,7 +306,7 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
         return normal.to_z(loc), root, jnp.max(jnp.abs(loc))
 
     # Most fits take no more than half of the stages.
-    numbers = surface.cost * _PARTICLES * (_STAGES // 2) * _STAGE_STEPS
+    numbers = (surface.cost * _PARTICLES + _OF_ADAM * n**2 * dense) * (_STAGES // 2) * _STAGE_STEPS
     options = quick_options(numbers, WORTH_OPTIMISING)
     run = jit_on_data(stage, options)
     spent = _PARTICLES * _STAGE_STEPS * batch_rows(potential)
