@@ -149,7 +149,8 @@ def jit_on_data(
         def run(consts: list[Array], leaves: list[Array]) -> list[Array]:
             return jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*leaves)
 
-        program = jax.jit(run, compiler_options=options)
+        # Its text says the place of each argument only where all are kept.
+        program = jax.jit(run, keep_unused=True, compiler_options=options)
         program = _compiled_before(program, options, closed.consts, jax.tree.leaves(args))
         return partial(program, closed.consts), of_result
 

@@ -111,6 +111,23 @@ def test_a_function_of_other_data_is_compiled_once(monkeypatch):
     assert len(kept) == 6
 
 
+def test_programs_that_do_not_use_an_array_are_not_taken_for_one_another():
+    """Of two arrays one uses the first and the other the second."""
+    arrays, x = (jnp.arange(3.0), 10 + jnp.arange(3.0)), jnp.ones(3)
+
+    def of(used):
+        def fn(x):
+            first, second = (x + array for array in arrays)
+            return (first, second)[used]
+
+        return jit_on_data(fn)
+
+    for used in (0, 1):
+        np.testing.assert_array_equal(of(used)(x), x + arrays[used])
+        of_one = jit_on_data(lambda x, used=used: x + arrays[used])
+        np.testing.assert_array_equal(of_one(x), x + arrays[used])
+
+
 def test_functions_of_the_host_are_not_taken_for_one_another():
     x = jnp.arange(3.0)
 
