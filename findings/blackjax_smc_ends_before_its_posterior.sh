@@ -7,9 +7,9 @@
 #   weighs last. Where `tempering_param` reaches 1 the particles have not been moved there; what makes them
 #   the posterior is `state.weights`. pymc-extras keeps `state.particles` alone as the posterior, with equal
 #   weights, and puts the weights into an attribute. The page of the book of BlackJAX plots them without
-#   weights too. Each step may sharpen one parameter 2.7 times, at the usual target of half the ESS,
-#   so that sds are too large by up to that factor, by another one for each data set, and more particles or more
-#   moves change nothing. With a schedule of many short steps it is not seen. The evidence is right.
+#   weights too. Sds are too large by what the last step sharpens, by a third or more of a single parameter at
+#   the usual target of half the ESS, by another factor for each data set; more particles or more moves change
+#   nothing. R-hat and ESS have nothing to see. With a schedule of many short steps it is small.
 # Versions: blackjax 1.7.1 (smc/base.py: `step`), pymc-extras 0.15.1 (inference/smc/sampling.py: `return n_iter,
 #   final_state.particles, diagnosis`), pymc 6.3.2, jax and jaxlib 0.12.0.1, numpy 2.5.5.
 # Seen: TODO
@@ -29,7 +29,7 @@ from pymc_extras.inference.smc.sampling import sample_smc_blackjax
 logging.disable(logging.WARNING)
 
 ratios = []
-for rows in (3, 10, 30):
+for rows in (5, 10, 30):
     y = np.random.default_rng(0).normal(1.0, 1.0, rows)
     with pm.Model():
         mu = pm.Normal("mu", 0.0, 10.0)
@@ -53,5 +53,5 @@ for rows in (3, 10, 30):
     ratios.append(draws.std() / exact)
     assert abs(draws.std() / before - 1) < 0.1 and abs(weighted / exact - 1) < 0.1 and path[-1] == 1
 print("sd over the exact one", np.round(ratios, 2))
-assert max(ratios) > 1.4 and min(ratios) > 1.05
+assert max(ratios) > 1.3 and min(ratios) > 1.15
 PY
