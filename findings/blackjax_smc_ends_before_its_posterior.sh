@@ -7,12 +7,13 @@
 #   weighs last. Where `tempering_param` reaches 1 the particles have not been moved there; what makes them
 #   the posterior is `state.weights`. pymc-extras keeps `state.particles` alone as the posterior, with equal
 #   weights, and puts the weights into an attribute. The page of the book of BlackJAX plots them without
-#   weights too. Sds are too large by what the last step sharpens, by a third or more of a single parameter at
-#   the usual target of half the ESS, by another factor for each data set; more particles or more moves change
-#   nothing. R-hat and ESS have nothing to see. With a schedule of many short steps it is small.
+#   weights too. Sds are too large by what the last step sharpens, here by 1.3 to 1.8 of a single
+#   parameter at the usual target of half the ESS, by another factor for each data set; as it is not noise, more
+#   particles or moves do not mend it. With a schedule of many short steps it is small.
 # Versions: blackjax 1.7.1 (smc/base.py: `step`), pymc-extras 0.15.1 (inference/smc/sampling.py: `return n_iter,
 #   final_state.particles, diagnosis`), pymc 6.3.2, jax and jaxlib 0.12.0.1, numpy 2.5.5.
-# Seen: TODO
+# Seen (mean of 5, 10 and 30 rows with known noise; sd of the draws, exact sd at the temperature before, exact sd of the
+#   posterior, sd by the weights): .790 .786 .447 .443; .408 .409 .316 .314; .247 .245 .183 .185.
 # Known: for BlackJAX alone some users resample at the end (nuclear-multimessenger-astronomy/jester, pull request 155).
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
