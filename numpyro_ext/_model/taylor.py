@@ -8,7 +8,7 @@ with the value, gradient and Hessian of a row at c, and L, G and H their sums ov
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -49,19 +49,7 @@ _VALUES = 0.5
 """The part of v by which values are compared, where there is no forward mode."""
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "center",
-        "normal",
-        "value",
-        "rows",
-        "grad",
-        "hessian",
-        "noise",
-    ],
-    meta_fields=["plate", "size", "batch", "shapes", "forward"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class TaylorProxy:
     """The expansion of the rows of one plate. It is a pytree of its arrays, and pickles.
@@ -88,11 +76,11 @@ class TaylorProxy:
     grad: Array
     hessian: Array | ArrowPrecision | None
     noise: Any
-    plate: str
-    size: int
-    batch: int
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    forward: bool = True
+    plate: str = field(metadata={"static": True})
+    size: int = field(metadata={"static": True})
+    batch: int = field(metadata={"static": True})
+    shapes: Shapes = field(metadata={"static": True})
+    forward: bool = field(default=True, metadata={"static": True})
 
     compared: ClassVar[Any] = None
     """A mark of the model and the arguments that :meth:`check_data` has compared last."""
@@ -122,26 +110,15 @@ class TaylorProxy:
         """A ``(d,)`` vector as unconstrained sites."""
         return unravel(x, self.shapes)
 
-    def log_joint(
+    def log_lik(
         self, trace: Trace, run: Callable[[Sites], Trace], *, compare: bool = False
     ) -> tuple[Array, Array]:
-        """``(log p - L, residuals)``: the log joint of all rows at the values of a model's trace,
-        estimated on its M rows, less L; and the brackets of the formula, ``(M,)``.
+        """The log likelihood of all rows at the values of a model's trace, estimated on its M rows,
+        less L; and the brackets of the formula, ``(M,)``.
 
         :param run: the trace of the model at other unconstrained sites, on the same rows.
         :param compare: whether the result is NaN where the proxy was made from other rows.
         """
-        others = jnp.zeros(())
-        for site in sample_sites(trace):
-            if self.plate not in frames(site):
-                others = others + jnp.sum(scaled(site, log_prob(site)))
-        change, residuals = self.log_lik(trace, run, compare=compare)
-        return others + change, residuals
-
-    def log_lik(
-        self, trace: Trace, run: Callable[[Sites], Trace], *, compare: bool = False
-    ) -> tuple[Array, Array]:
-        """:meth:`log_joint` of the sites in the plate alone."""
         sites = [trace[name] for name, _ in self.shapes]
         t = [jnp.ravel(biject_to(site["fn"].support).inv(site["value"])) for site in sites]
         t = recut(jnp.concatenate(t), None, self.normal.circles)
@@ -304,9 +281,13 @@ class ProxyOfRun(NamedTuple):
     num: int
 
     def log_joint(self, trace: Trace, run: Callable[[Sites], Trace]) -> Array:
-        """The log joint of all rows by :meth:`TaylorProxy.log_joint`, :meth:`without_noise`."""
-        change = self.without_noise(*self.proxy.log_joint(trace, run, compare=self.compare))
-        return self.proxy.value + change
+        """The log joint of all rows, by :meth:`TaylorProxy.log_lik` and :meth:`without_noise`."""
+        proxy, others = self.proxy, jnp.zeros(())
+        for site in sample_sites(trace):
+            if proxy.plate not in frames(site):
+                others = others + jnp.sum(scaled(site, log_prob(site)))
+        change, residuals = proxy.log_lik(trace, run, compare=self.compare)
+        return proxy.value + self.without_noise(others + change, residuals)
 
     def without_noise(self, log_p: Array, residuals: Array) -> Array:
         r"""A log joint less what its noise adds to the power mean, to second order: :math:`\tfrac12

@@ -121,13 +121,10 @@ class Layout:
 
     def along(self, site: Site, x: Array) -> Array:
         """``x`` of shape ``shape``, its axes where the value of ``site`` has the unit plates."""
-        ndim = jnp.ndim(site["value"])
-        dims = frames(site)
+        ndim, dims = jnp.ndim(site["value"]), frames(site)
         axes = [ndim - site["fn"].event_dim + dims[name] for name in self.plates]
-        shape = [1] * ndim
-        for axis, size in zip(axes, self.shape, strict=True):
-            shape[axis] = size
-        return jnp.reshape(jnp.transpose(x, tuple(np.argsort(axes))), shape)
+        others = [axis for axis in range(ndim) if axis not in axes]
+        return jnp.expand_dims(jnp.transpose(x, tuple(np.argsort(axes))), others)
 
 
 def with_copies(name: str, layout: Layout, model_trace: Trace, guide_trace: Trace) -> Layout:

@@ -59,6 +59,7 @@ from numpyro_ext._model.read import (
     trace_of,
     transforms_of,
     value_before,
+    values_of,
 )
 from numpyro_ext._model.same import mark_of
 from numpyro_ext._model.taylor import ProxyOfRun, TaylorProxy, check_proxy
@@ -176,19 +177,12 @@ class Objective(ELBO, ABC):
         return 0.0
 
     def loss_with_mutable_state(
-        self,
-        rng_key: Array,
-        param_map: Params,
-        model: Model,
-        guide: Model,
-        *args: Any,
-        **kwargs: Any,
+        self, rng_key: Array, param_map: Params, model: Model, guide: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """The loss, and the mutable state that the first particle leaves, one step further."""
 
         def step(params: Params) -> tuple[Any, State]:
-            draws = Draws(self, rng_key, params, model, guide, args, kwargs)
-            loss, state = self.estimate(draws)
+            loss, state = self.estimate(Draws(self, rng_key, params, model, guide, args, kwargs))
             return loss, jax.tree.map(lambda x: x[0], state)
 
         loss, first = finite_step(step, param_map)
@@ -254,8 +248,8 @@ class Draws:
         return self.layout.copies({**guide_trace, **self.model_trace(self.keys[0], guide_trace)})
 
     def _mark(self, model: Model) -> Any:
-        options = {name: x for name, x in vars(self.objective).items() if name != "_reading"}
-        return mark_of(self.params, model, self.guide, self.args, self.kwargs, options)
+        objective = self.objective.__getstate__()
+        return mark_of(self.params, model, self.guide, self.args, self.kwargs, objective)
 
     def each(self, fn: Callable[["Particle"], Any], **options: Any) -> tuple[Any, State]:
         """``fn`` of all particles, stacked, and their state; ``options`` go to :meth:`particle`."""
@@ -290,7 +284,6 @@ class Draws:
     ) -> "Particle":
         """The particle of one key; ``params`` are ``self.params`` unless given, ``guide_params``
         other ones for the guide, and ``values`` the sites of the guide that are not drawn."""
-        params = self.params if params is None else params
         guide_params = params if guide_params is None else guide_params
         return Particle(self, key, params, self.guide_trace(key, guide_params, values))
 
@@ -317,7 +310,7 @@ class Draws:
         guide_trace = self.guide_trace(key, self.stopped, values)
         for name, x in before.items():
             guide_trace[name] = {**guide_trace[name], "intermediates": [[x, None]]}
-        return Particle(self, key, self.params if params is None else params, guide_trace)
+        return Particle(self, key, params, guide_trace)
 
     def values(self, key: Array, params: Params | None = None) -> Sites:
         """The draws of the guide with one key, without the Delta sites computed from them."""
@@ -341,7 +334,7 @@ class Draws:
     def model_trace(self, key: Array, guide_trace: Trace, params: Params | None = None) -> Trace:
         """One run of the model at the values of ``guide_trace``, on its minibatch."""
         model_key, _ = random.split(key)
-        data = {**(self.params if params is None else params), **_mutable(guide_trace)}
+        data = {**(self.params if params is None else params), **values_of(guide_trace, "mutable")}
         model = replay(seed(self._model, model_key), cast(Any, guide_trace))
         model = substitute(model, data=data)
         model = model if self._is_read else same_plates(model, guide_trace)
@@ -452,7 +445,7 @@ class Particle:
         self,
         draws: Draws,
         key: Array,
-        params: Params,
+        params: Params | None,
         guide_trace: Trace,
         replayed: Trace | None = None,
     ) -> None:
@@ -478,7 +471,7 @@ class Particle:
 
     @property
     def state(self) -> State:
-        return {**_mutable(self.guide_trace), **_mutable(self.model_trace)}
+        return values_of(self.guide_trace, "mutable") | values_of(self.model_trace, "mutable")
 
     log_prior = property(lambda self: self._log_p(local=False))
     log_lik = property(lambda self: self._log_p(local=True))
@@ -504,7 +497,7 @@ class Particle:
 
     def _by_proxy(self, proxy: ProxyOfRun) -> Array:
         trace = self.model_trace
-        rows = {n: site["value"] for n, site in trace.items() if site["type"] == "plate"}
+        rows = values_of(trace, "plate")
         with valid_plates():
             return proxy.log_joint(trace, self._draws.program(self._key, rows).trace)
 
@@ -572,10 +565,6 @@ def _path_scaled(x: Array, weight: Array) -> Array:
     """``x`` itself, with its gradient times ``weight``."""
     stopped = stop_gradient(x)
     return stopped + weight * (x - stopped)
-
-
-def _mutable(trace: Trace) -> State:
-    return {name: site["value"] for name, site in trace.items() if site["type"] == "mutable"}
 
 
 def _refuse(objective: Objective, layout: Layout, model_trace: Trace, guide_trace: Trace) -> None:
