@@ -246,9 +246,7 @@ class ParticleField(ELBO, ABC):
         return units.velocities(v), _length(kernel, x)
 
     def _units(self, x: Array, groups: Array | None) -> CovarianceWhitening | PerModeWhitening:
-        check_several(
-            "num_particles", x.shape[0], "one particle has no covariance; use precondition=None"
-        )
+        check_several(x.shape[0], "one particle has no covariance; use precondition=None")
         # A linear kernel grows with the distance of the groups.
         if groups is None or groups.shape[1] < 2 or isinstance(self.kernel, Linear):
             return CovarianceWhitening.from_particles(x)
