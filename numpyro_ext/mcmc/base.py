@@ -820,8 +820,14 @@ class SGMCMCKernel(ModelKernel):
         return 1.0 if C is None else C
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
-        """The kernel's own fields at the start of one chain, at the flat ``z``."""
-        return {}
+        """The kernel's own fields at the start of one chain, at the flat ``z``: here its momentum,
+        and the ratios that :func:`diagnose` judges, of which no transition has told yet."""
+        unit = jnp.ones((), z.dtype)
+        first = {"kinetic_temperature": 0 * unit, "implied_variance_ratio": unit}
+        if self.momentum is not None:
+            T = self.temperature_at(0, z.dtype)
+            first[self.momentum] = self.draw_momentum(rng_key, z, T)
+        return {name: x for name, x in first.items() if name in self.state_class._fields}
 
     def momentum_scale(self, T: Array) -> Array:
         """Standard deviation of the momentum at temperature T."""
