@@ -15,7 +15,7 @@ from numpyro_ext._model.mode_search import search_modes
 from numpyro_ext._model.modes import Mode, Modes
 from numpyro_ext._model.normal import Normal, Whitening
 from numpyro_ext._model.normal_fit import Moves, NormalMeasure
-from numpyro_ext._model.operations import jit_on_data, on_numbers, quick_options
+from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.same import agree
 from numpyro_ext._model.surface import batch_rows, draw_batch, surface_of
@@ -168,36 +168,7 @@ def _gradients(potential: Potential, normal: Normal) -> np.ndarray:
     return moves.pull(np.stack([surface.sums(center + x)[1] for x in away]))
 
 
-def settings_for(
-    kernel: Any,
-    before: Found | None,
-    potential: Potential,
-    start: Sites | None,
-    resumes: bool,
-    num_chains: int,
-) -> Found:
-    """The result of an earlier search, if a chain resumes, or if it is of these data and of the
-    modes at which so many chains start; else of a new one."""
-    with on_numbers():  # a chain may start where a program is traced
-        modes = kernel.given_modes
-        if before is not None:
-            same = before.is_of(potential)
-            if resumes:
-                if not same and not potential.info.given:  # of a loader each batch is another
-                    raise ValueError(
-                        "a chain goes on with other data than those for which its settings were"
-                        " found; set mcmc.post_warmup_state = None, so that the run finds settings"
-                        " again."
-                    )
-                return before
-            # Of more chains some may start at a mode for which the step was not found.
-            if same and before.modes.num_taken(num_chains) <= before.num_modes:
-                return before
-            modes = before.modes if same else modes
-        return _find(kernel, potential, start, modes, num_chains)
-
-
-def _find(
+def find_settings(
     kernel: Any, potential: Potential, start: Sites | None, modes: Modes | None, num_chains: int
 ) -> Found:
     """Settings of a kernel with ``step_size=None``, from a search from ``start``, or from modes."""
