@@ -18,6 +18,7 @@ import math
 import numbers
 from typing import Any, cast
 import warnings
+from weakref import WeakKeyDictionary
 
 import jax
 from jax import Array, random
@@ -130,8 +131,6 @@ class Objective(ELBO, ABC):
     per_datum: bool = False
     takes_powers: bool = False
     without_log_q: str = 'gradient="standard"'
-    _reading: tuple[Any, Any, Any] = (None, None, None)
-    """The mark of the last programs and data, their layout, and what else was looked at."""
 
     def __init__(
         self,
@@ -146,9 +145,6 @@ class Objective(ELBO, ABC):
 
     def __repr__(self) -> str:
         return summary(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: x for name, x in vars(self).items() if name != "_reading"}
 
     @abstractmethod
     def estimate(self, draws: "Draws") -> tuple[Array, State]:
@@ -191,6 +187,10 @@ class Objective(ELBO, ABC):
         return {"loss": loss, "mutable_state": first or None}
 
 
+_READINGS: WeakKeyDictionary[Objective, tuple[Any, Any, Any]] = WeakKeyDictionary()
+"""The mark of the last programs and data of each, their layout, and what else was looked at."""
+
+
 class Draws:
     """The K particles of one evaluation, the argument of :meth:`Objective.estimate`.
 
@@ -220,7 +220,7 @@ class Draws:
         self._model = seed_plates(model, plate_key)
         self._guide = seed_plates(guide, plate_key)
         self.guide, self.args, self.kwargs = guide, args, kwargs
-        mark, layout, _ = objective._reading
+        mark, layout, _ = _READINGS.get(objective, (None, None, None))
         self._is_read = mark is not None and mark == self._mark(model)
         self.layout: Layout = layout if self._is_read else self._read(model)
         if self.layout.masked:
@@ -248,8 +248,7 @@ class Draws:
         return self.layout.copies({**guide_trace, **self.model_trace(self.keys[0], guide_trace)})
 
     def _mark(self, model: Model) -> Any:
-        objective = self.objective.__getstate__()
-        return mark_of(self.params, model, self.guide, self.args, self.kwargs, objective)
+        return mark_of(self.params, model, self.guide, self.args, self.kwargs, vars(self.objective))
 
     def each(self, fn: Callable[["Particle"], Any], **options: Any) -> tuple[Any, State]:
         """``fn`` of all particles, stacked, and their state; ``options`` go to :meth:`particle`."""
@@ -376,12 +375,12 @@ class Draws:
         set_up(self.guide, self.args, self.kwargs)
         layout = cast(Layout, shapes_on_plates(self._find_layout))
         self._check_data(model, layout)
-        self.objective._reading = self._mark(model), layout, set()
+        _READINGS[self.objective] = self._mark(model), layout, set()
         return layout
 
     def once(self, check: Callable[..., None], *args: Any) -> None:
         """``check(self, *args)``, unless it has passed for these programs and data."""
-        passed = self.objective._reading[2]
+        passed = _READINGS[self.objective][2]
         if check.__name__ not in passed:
             check(self, *args)
             passed.add(check.__name__)
@@ -452,8 +451,8 @@ class Particle:
         self._draws, self._key, self._params = draws, key, params
         self.guide_trace = guide_trace
         # What the model sees of the guide, and zeros to be added to its log densities.
-        replayed = guide_trace if replayed is None else replayed
-        self._replayed, self._zero, self._zeros = weightless_dropped(replayed, draws.layout)
+        seen = replayed or guide_trace
+        self._replayed, self._zero, self._zeros = weightless_dropped(seen, draws.layout)
 
     @cached_property
     def model_trace(self) -> Trace:
