@@ -10,7 +10,8 @@ with the value, gradient and Hessian of a row at c, and L, G and H their sums ov
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import jax
 from jax import Array, random
@@ -81,12 +82,6 @@ class TaylorProxy:
     batch: int = field(metadata={"static": True})
     shapes: Shapes = field(metadata={"static": True})
     forward: bool = field(default=True, metadata={"static": True})
-
-    compared: ClassVar[Any] = None
-    """A mark of the model and the arguments that :meth:`check_data` has compared last."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: x for name, x in vars(self).items() if name != "compared"}
 
     def __repr__(self) -> str:
         degree, dim = 1 if self.hessian is None else 2, self.normal.center.shape[0]
@@ -229,7 +224,7 @@ class TaylorProxy:
         # Rows on the host, which a mark has not, are the same where their source is.
         rows, others = ([x for x in leaves if is_rows(x) is kind] for kind in (True, False))
         now = mark_of((), model, others), rows
-        if once and now[0] is not None and self.compared == now:
+        if once and now[0] is not None and _COMPARED.get(self) == now:
             return True
         fn = seed(on_first_rows(model), random.key(0))
         with block():
@@ -253,7 +248,7 @@ class TaylorProxy:
                 f" at its center the log likelihood of {off:,} of {self.size:,} rows is another;"
                 f" {_MAKE_ANOTHER}."
             )
-        object.__setattr__(self, "compared", now)
+        _COMPARED[self] = now
         return True
 
     def of_potential(self, name: str, potential: Potential, *, compare: bool) -> "ProxyPotential":
@@ -269,6 +264,10 @@ class TaylorProxy:
     ) -> "ProxyOfRun":
         """The proxy in a loss, a power mean of ``num`` weights, on arguments that are checked."""
         return ProxyOfRun(self, not self.check_data(model, args, kwargs, once=once), power, num)
+
+
+_COMPARED: WeakKeyDictionary[TaylorProxy, Any] = WeakKeyDictionary()
+"""A mark of the model and the arguments that :meth:`TaylorProxy.check_data` has compared last."""
 
 
 class ProxyOfRun(NamedTuple):
