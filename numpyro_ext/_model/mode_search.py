@@ -196,6 +196,12 @@ def place_cuts(
     differs between both sides of pi, as where an angle is used as a number."""
     if not circular_sites(info) or is_traced((args, kwargs)):
         return info
+    return _cut_by_search(model, info, params, args, kwargs)
+
+
+def _cut_by_search(
+    model: Model, info: ModelInfo, params: Params | None, args: tuple, kwargs: dict[str, Any]
+) -> ModelInfo:
     at_pi, rng_key = with_circles(info, np.zeros(info.size)), random.key(0)
     with block(), on_numbers():
         if params is None:

@@ -665,11 +665,14 @@ class ModelKernel(ResumableKernel):
         kwargs = model_kwargs or {}
         if self.has_read(model_args, kwargs):
             return self.potential(model_args, kwargs).postprocess()
-        here = self._read_sites(model_args, kwargs)
+        return self._postprocess_elsewhere(model_args, kwargs)
+
+    def _postprocess_elsewhere(self, args: tuple, kwargs: Kwargs) -> Any:
+        here = self._read_sites(args, kwargs)
         # NumPyro's Gibbs leaves out the sites on which a block is conditioned.
         same = list(here.latents) == list(self.info.latents)
         info = replace(self.info, latents=here.latents) if same else self.info
-        return self._potential_on(info, self._params, model_args, kwargs).postprocess()
+        return self._potential_on(info, self._params, args, kwargs).postprocess()
 
     def potential(self, model_args: tuple, model_kwargs: Kwargs | None) -> Potential:
         """The potential on these arguments of the model that :meth:`init` has read."""

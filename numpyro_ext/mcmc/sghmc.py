@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -239,8 +238,7 @@ class SGHMC(SGMCMCKernel):
         if self._from_warmup or self.resample_every is not None:
             key_noise, key_momentum, key_pair = random.split(rng_key, 3)
         if self.resample_every is not None:
-            redraw = partial(self.draw_momentum, key_momentum, r, T)
-            r = lax.cond(state.i % self.resample_every == 0, redraw, lambda: state.r)
+            r = self._resampled(key_momentum, state.i % self.resample_every == 0, r, T)
         zeta = random.normal(key_noise, z.shape, z.dtype)
 
         def gradient(z: Array) -> tuple[Estimate, Array]:
@@ -253,6 +251,9 @@ class SGHMC(SGMCMCKernel):
         z, r, estimate, V = move(z, r, M, C, T, eps, zeta, gradient)
         fields = {"r": r, "kinetic_temperature": jnp.mean(r**2 / M), "noise_variance": V}
         return Transition(z, estimate, fields)
+
+    def _resampled(self, rng_key: Array, now: Array, r: Array, T: Array) -> Array:
+        return lax.cond(now, lambda: self.draw_momentum(rng_key, r, T), lambda: r)
 
     def _variance(self, rng_key: Array, state: Any, grad_fn: GradFn, z: Array, g: Array) -> Array:
         """Mean of (g1 - g2)^2 / 2 over the second half of warmup so far; frozen afterwards."""
