@@ -324,17 +324,15 @@ class Draws:
         arguments: Arguments | None = None,
     ) -> Trace:
         """One run of the guide; ``values`` replace its draws, ``arguments`` its arguments."""
-        guide_key = random.split(key)[1]
         data = {**(self.params if params is None else params), **(values or {})}
-        guide = substitute(seed(self._guide, guide_key), data=data)
+        guide = substitute(seed(self._guide, random.split(key)[1]), data=data)
         with drawn_once(), without_rsample_stop_gradient():
             return self._run(guide, *(arguments or (self.args, self.kwargs)))
 
     def model_trace(self, key: Array, guide_trace: Trace, params: Params | None = None) -> Trace:
         """One run of the model at the values of ``guide_trace``, on its minibatch."""
-        model_key, _ = random.split(key)
         data = {**(self.params if params is None else params), **values_of(guide_trace, "mutable")}
-        model = replay(seed(self._model, model_key), cast(Any, guide_trace))
+        model = replay(seed(self._model, random.split(key)[0]), cast(Any, guide_trace))
         model = substitute(model, data=data)
         model = model if self._is_read else same_plates(model, guide_trace)
         return self._run(model, self.args, self.kwargs)

@@ -193,7 +193,7 @@ class ParticleField(ELBO, ABC):
 
     def velocity(self, x: ArrayLike, grad_log_p: ArrayLike) -> Float[Array, "m d"]:
         """The velocities of all particles, without temperature and annealing."""
-        return self.velocity_and_bandwidth(x, grad_log_p)[0]
+        return self.velocity_and_bandwidth(*self.check_arrays(x, grad_log_p))[0]
 
     def tempered(self, grad_log_p: Array, step: ArrayLike) -> Array:
         """Gradients, or Hessians, times ``annealing(step) / temperature``."""
@@ -214,20 +214,19 @@ class ParticleField(ELBO, ABC):
 
     def velocity_and_bandwidth(
         self,
-        x: ArrayLike,
-        grad_log_p: ArrayLike,
+        x: Array,
+        g: Array,
         *,
         bandwidth: ArrayLike | None = None,
         groups: Array | None = None,
     ) -> tuple[Float[Array, "m d"], Float[Array, ""]]:
-        """:meth:`velocity`, and its bandwidth, NaN for a kernel that has none.
+        """:meth:`velocity` of arrays, and its bandwidth, NaN for a kernel that has none.
 
         :param bandwidth: the last step's, from which the rule ``"he"`` continues its search.
         :param groups: ``(m, K)``, 1 for the one of K modes at which a particle began; a
             preconditioned field moves the particles of each by themselves, in their part of the
             posterior.
         """
-        x, g = self.check_arrays(x, grad_log_p)
         if self.precondition is not None:
             return self._in_units(x, g, bandwidth, groups)
         kernel = self.kernel.resolve(x, bandwidth)
