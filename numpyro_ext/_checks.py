@@ -25,10 +25,10 @@ def if_given[T](check: Callable[[str, Any], T], name: str, value: Any) -> T | No
     return None if value is None else check(name, value)
 
 
-def check_several(name: str, value: Any, why: str) -> None:
+def check_several(num_particles: Any, why: str) -> None:
     """An integer of at least 2; ``why`` says why 1 is too few, and what to use instead."""
-    if check_count(name, value) < 2:
-        raise ValueError(f"{name} is {value}; it must be at least 2, because {why}.")
+    if check_count("num_particles", num_particles) < 2:
+        raise ValueError(f"num_particles is {num_particles}; it must be at least 2, because {why}.")
 
 
 def _check_scalar(name: str, value: Any, kind: str, low: float, strict: bool) -> None:

@@ -63,14 +63,12 @@ def _frame_of(x: Any) -> Any:
 
 def indexed(x: Any) -> Any:
     """The arguments of a model; arrays of NumPy, frames and Series take traced indices."""
-    if _frame_of(x) is x is not None:
-        numbers = np.asarray(x.to_numpy())
-        if numbers.dtype.kind in _NUMBERS:
-            view = numbers.view(_Indexed)
-            view.frame = x
-            return view
-    if type(x) in (np.ndarray, np.memmap) and x.dtype.kind in _NUMBERS:
-        return x.view(_Indexed)
+    frame = x if _frame_of(x) is x else None
+    numbers = x if frame is None else np.asarray(frame.to_numpy())
+    if type(numbers) in (np.ndarray, np.memmap) and numbers.dtype.kind in _NUMBERS:
+        view = numbers.view(_Indexed)
+        view.frame = frame
+        return view
     if type(x) in (list, tuple):
         return type(x)(indexed(item) for item in x)
     if type(x) is dict:  # not by jax.tree, which sorts the keys

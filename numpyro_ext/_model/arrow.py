@@ -43,11 +43,7 @@ def in_order(parts: Sequence[Array], places: Sequence[Any]) -> Array:
     return take(x, np.argsort(np.concatenate(flat)))
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["core", "leaves", "common", "columns", "root", "slope", "block"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Arrow:
     r"""
@@ -171,11 +167,7 @@ class Arrow:
 _NUMBERS = "root", "slope", "block"
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["core", "leaves", "between", "across", "within"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class ArrowPrecision:
     """A curvature of this structure: ``between`` coordinates of the core ``(k, k)``, ``across``

@@ -1,7 +1,6 @@
 """The map between a hierarchy and coordinates in which the scales of effects do not move."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,21 +15,7 @@ _FAR = 60.0
 """The logarithm of what a precision may change by, which single precision holds."""
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "of",
-        "of_effects",
-        "of_parts",
-        "slopes",
-        "rows",
-        "columns",
-        "shears",
-        "turned",
-        "turns",
-    ],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Bend:
     r"""

@@ -221,12 +221,11 @@ def check_rows(
                 " these rows, or mask them."
             )
     here = _values_of(at_start(_count_beyond), arguments) if bounded else {}
-    beyond = any(number for number, *_ in here.values())
-    elsewhere = on_rows(init_to_uniform, _count_beyond)
-    there = _values_of(elsewhere, arguments, 1) if beyond else {}
-    for name, (number, size, example, *bounds) in here.items() if beyond else ():
+    beyond = {name: looked for name, looked in here.items() if looked[0]}
+    there = _values_of(on_rows(init_to_uniform, _count_beyond), arguments, 1) if beyond else {}
+    for name, (number, size, example, *bounds) in beyond.items():
         # Bounds that differ between two points depend on latent sites.
-        if number and all(map(np.array_equal, bounds, there[name][3:])):
+        if all(map(np.array_equal, bounds, there[name][3:])):
             raise ValueError(
                 f"the observed site '{name}' has no density at {number} of its {size} values, such"
                 f" as {example}, which is outside of its support; drop these rows, or mask them."

@@ -78,7 +78,6 @@ def change_cotangents[T](tree: T, change: Callable[[T], T]) -> T:
 
 def _tied[T](tree: T) -> T:
     """``tree``, in which each array depends on all: the solve needs a cotangent of each."""
-    tree = jax.tree.map(jnp.asarray, tree)
     tie = jnp.sum(jnp.stack([jnp.sum(x).astype(float) for x in jax.tree.leaves(tree)]))
     return jax.tree.map(lambda x: jnp.where(True, x, tie.astype(x.dtype)), tree)
 

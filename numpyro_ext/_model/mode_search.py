@@ -244,17 +244,11 @@ def _closed_sites(potential: Potential) -> list[str]:
 
 def recut_sites(z: Sites, before: ModelInfo, after: ModelInfo) -> Sites:
     """Unconstrained sites ``{site: (*batch, *site)}`` in the coordinates of other cuts."""
-    if circles_of(before) is None and circles_of(after) is None:
-        return z
-    middles = [
-        None if circles is None else after.unravel(circles)
+    old, new = (
+        {} if circles is None else after.unravel(circles)
         for circles in (circles_of(before), circles_of(after))
-    ]
-    moved = {}
-    for name in circular_sites(after):
-        a, b = (None if m is None else m[name] for m in middles)
-        x = jnp.asarray(z[name])
-        moved[name] = recut(x, a, b)
+    )
+    moved = {n: recut(z[n], old.get(n), new.get(n)) for n in circular_sites(after)}
     return {**z, **moved}
 
 
@@ -368,7 +362,7 @@ def search_modes(
         if is_far and len(modes) == 1 and not has_start:
             median, sds = prior_center(key_start, model, potential)
             begins.append((median, np.asarray(sds) / 10))
-        fit = measure(fit_normal(key_svi, potential, measure)(begins))
+        fit = measure(fit_normal(key_svi, potential, measure, begins))
         spent += fit.row_gradients
         fit_problems = (*mode.problems, *fit.problems)
         if mode.at_mode and mode.elbo >= fit.elbo:
@@ -377,11 +371,9 @@ def search_modes(
         modes[0] = replace(fit, share=mode.share, problems=fit_problems)
     problems = (*(problem for mode in modes for problem in mode.problems), *problems)
     problems += few_rows_problem(info)
-    if wrong := precision_problem(
-        potential, (mode.center, modes[0].center)
-    ):  # which makes a density jump, too
-        jumps = of_kind(problems, "density jumps")
-        problems = (*wrong, *(problem for problem in problems if problem not in jumps))
+    centers = mode.center, modes[0].center
+    if wrong := precision_problem(potential, centers):  # which makes a density jump, too
+        problems = (*wrong, *(x for x in problems if x.kind != "density jumps"))
     modes = [replace(mode, circles=circles_of(info)) for mode in modes]
     return Modes(tuple(modes), info.shapes, spent, tuple(dict.fromkeys(problems)))
 

@@ -1,7 +1,6 @@
 """A normal in flat coordinates: a center, and a root of the covariance of one of several kinds."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -88,13 +87,7 @@ def as_factor(factor: Any) -> Any:
     return Plain(factor) if isinstance(factor, np.ndarray | Array) else factor
 
 
-of_arrays = partial(
-    jax.tree_util.register_dataclass, data_fields=["center", "factor", "circles"], meta_fields=[]
-)
-"""Makes a class of normals a pytree."""
-
-
-@of_arrays
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Normal:
     r"""The normal :math:`z = c + A \xi` with :math:`\xi \sim N(0, I)`; see :class:`Whitening`."""
@@ -217,7 +210,7 @@ class Normal:
         return float(np.sum(each + np.log(2 * np.pi) / 2) - value)
 
 
-@of_arrays
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Whitening(Normal):
     r"""

@@ -248,9 +248,14 @@ def _slope(xi: np.ndarray, b: np.ndarray, dense: bool) -> tuple[float, float]:
     return float(length), float(error / max(2 * length, error**0.5, 1e-30))
 
 
-def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> Any:
+def fit_normal(
+    rng_key: Array,
+    potential: Potential,
+    measure: NormalMeasure,
+    starts: Iterable[tuple[Any, Any]],
+) -> Mode:
     r"""
-    ``fit(starts)``, the normal of greatest ELBO from the best of several normals.
+    The normal of greatest ELBO from the best of several normals, each a center and a factor.
 
     Adam on minibatches moves :math:`q = N(c + A m, A L L^\top A^\top)` from m = 0, in stages of 500
     steps, after each of which c and A are taken from q. The gradient is called *sticking the
@@ -318,24 +323,21 @@ def fit_normal(rng_key: Array, potential: Potential, measure: NormalMeasure) -> 
         end = measure(Mode(center, root, row_gradients=spent, variational=True), shape=False)
         return end, float(way) > rate * falling.sum() / 2
 
-    def fit(starts: Iterable[tuple[Any, Any]]) -> Mode:
-        begun = []
-        for center, root in starts:
-            root = np.diag(root) if dense and np.ndim(root) == 1 else root
-            center, root = jax.device_put([np.asarray(x, dtype) for x in (center, root)])
-            begun.append(after_stage(0, Mode(center, root), _RATE))
-        best, far = max(begun, key=lambda end: (end[0].elbo, -end[0].departure))
-        rows, gain, rate = sum(end.row_gradients for end, _ in begun), math.inf, _RATE
-        for k in range(1, 2 * _STAGES):
-            if best.slope < _CONVERGED or (k >= _STAGES and gain < _WORTH_A_STAGE):
-                break
-            rate = min(2 * rate, _FASTEST) if far else min(rate, _RATE)
-            new, far = after_stage(k, best, rate)
-            rows, gain = rows + new.row_gradients, new.elbo - best.elbo
-            if gain > 0:
-                best = new
-            else:
-                rate, far = rate / 2, False
-        return replace(best, row_gradients=rows)
-
-    return fit
+    begun = []
+    for center, root in starts:
+        root = np.diag(root) if dense and np.ndim(root) == 1 else root
+        center, root = jax.device_put([np.asarray(x, dtype) for x in (center, root)])
+        begun.append(after_stage(0, Mode(center, root), _RATE))
+    best, far = max(begun, key=lambda end: (end[0].elbo, -end[0].departure))
+    rows, gain, rate = sum(end.row_gradients for end, _ in begun), math.inf, _RATE
+    for k in range(1, 2 * _STAGES):
+        if best.slope < _CONVERGED or (k >= _STAGES and gain < _WORTH_A_STAGE):
+            break
+        rate = min(2 * rate, _FASTEST) if far else min(rate, _RATE)
+        new, far = after_stage(k, best, rate)
+        rows, gain = rows + new.row_gradients, new.elbo - best.elbo
+        if gain > 0:
+            best = new
+        else:
+            rate, far = rate / 2, False
+    return replace(best, row_gradients=rows)

@@ -63,6 +63,11 @@ def latent_sites(trace: Trace) -> Iterator[Site]:
     return (site for site in sample_sites(trace) if not site["is_observed"])
 
 
+def values_of(trace: Trace, *kinds: str) -> dict[str, Any]:
+    """The values of the sites of these kinds, such as ``"param"`` and ``"mutable"``."""
+    return {name: site["value"] for name, site in trace.items() if site["type"] in kinds}
+
+
 def layers(fn: Any) -> Iterator[Any]:
     """A distribution, and the ones under its ``expand``, ``mask``, ``to_event`` and transforms."""
     while fn is not None:
@@ -429,9 +434,9 @@ def model_info(trace: Trace, *, sums: bool = False) -> ModelInfo:
         plates=subsampled_plates(trace),
         data=tuple(name for name, site in trace.items() if is_data(site)),
         data_plates=frozenset(n for x in observed for n in frames(x)),
-        deterministic=tuple(n for n, site in trace.items() if site["type"] == "deterministic"),
-        params=tuple(n for n, site in trace.items() if site["type"] == "param"),
-        mutable=tuple(n for n, site in trace.items() if site["type"] == "mutable"),
+        deterministic=tuple(values_of(trace, "deterministic")),
+        params=tuple(values_of(trace, "param")),
+        mutable=tuple(values_of(trace, "mutable")),
         summed=summed,
         nesting=max(axes, default=0),
         masked=any(has_array_mask(site["fn"]) for site in latent_sites(trace)),
@@ -483,8 +488,7 @@ type SiteTable = list[tuple[str, Shape, str]]
 
 def sites_in_trace(trace: Trace) -> SiteTable:
     """The table of the sites in a trace of a model."""
-    sites = {n: x for n, x in trace.items() if x["type"] == "sample" and not x["is_observed"]}
-    sites = {n: x for n, x in sites.items() if not x["fn"].support.is_discrete}
+    sites = {x["name"]: x for x in latent_sites(trace) if not x["fn"].support.is_discrete}
     return _table((n, shape, sites[n]["fn"].support) for n, shape in latent_shapes(sites))
 
 

@@ -44,6 +44,7 @@ a whitened gradient near a mode: 2e-4 of ten million rows in single precision.""
 _VALUES = type(None), bool, int, float, complex, str, bytes, np.generic, np.dtype
 _LIBRARIES = {"jax", "jaxlib", "numpy", "numpyro", "numpyro_ext", "optax", "scipy"}
 """Packages with functions and classes that stay as they are."""
+_KNOWN = _LIBRARIES | sys.stdlib_module_names
 _BYTES, _MOST = 2**16, 2000
 """The most bytes of an array on the host, and the most objects, that are compared."""
 _ROWS = 256
@@ -129,9 +130,7 @@ def is_of_libraries(x: Any, seen: tuple[int, ...] = ()) -> bool:
     if isinstance(x, list | tuple):
         return all(is_of_libraries(part, seen) for part in x)
     root, seen = _root(x), (*seen, id(x))
-    if isinstance(x, MethodType | partial):
-        return False
-    if not (root in _LIBRARIES or root in sys.stdlib_module_names):
+    if isinstance(x, MethodType | partial) or root not in _KNOWN:
         return False
     held = [cell.cell_contents for cell in getattr(x, "__closure__", None) or ()]
     held += [x.__wrapped__] if hasattr(x, "__wrapped__") else []  # as by custom_jvp, or jit
@@ -142,7 +141,7 @@ def _is_fixed(x: Any) -> bool:
     """Whether what a program does with an object is the same as long as it is that object."""
     root = _root(x)
     if isinstance(x, ModuleType | BuiltinFunctionType | type):
-        return root in _LIBRARIES or root in sys.stdlib_module_names
+        return root in _KNOWN
     if isinstance(x, FunctionType):
         return root in _LIBRARIES and is_of_libraries(x)
     if isinstance(x, Distribution | Transform) or not callable(x):

@@ -22,7 +22,7 @@ from numpyro_ext._model.enumeration import parallel
 from numpyro_ext._model.handlers import given_rows, on_first_rows
 from numpyro_ext._model.operations import in_either_mode, run_once
 from numpyro_ext._model.potential import Potential
-from numpyro_ext._model.read import ModelInfo, trace_of
+from numpyro_ext._model.read import ModelInfo, trace_of, values_of
 from numpyro_ext._typing import Model, Params, Sites, Trace
 
 _HALF_WIDTHS, _TRIES = 2.0 / 4.0 ** np.arange(8), 4
@@ -44,7 +44,7 @@ def draw_params(
 
     def draw(rng_key: Array) -> Params:
         fn = substitute(seed(on_first_rows(model), rng_key), substitute_fn=init_strategy)
-        return _params_of(trace_of(fn, args, kwargs))
+        return values_of(trace_of(fn, args, kwargs), "param", "mutable")
 
     return run_once(draw, rng_key)
 
@@ -56,7 +56,7 @@ def params_in_scope(model: Model, args: tuple, kwargs: dict[str, Any]) -> Params
     with block(hide_fn=lambda site: site["type"] != "param"):
         fn = seed(on_first_rows(model), random.key(0) if key is None else key)
         trace = trace_of(fn, args, kwargs)
-    return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
+    return values_of(trace, "param")
 
 
 def draw_start(
@@ -96,7 +96,7 @@ def draw_start(
         for grad in start.z_grad.values() if validate_grad else ():
             finite = jnp.isfinite(grad).reshape(*potential.shape, -1).all(-1)
             potential = jnp.where(finite, potential, jnp.nan)
-        return z, potential, _params_of(initialised.model_trace)
+        return z, potential, values_of(initialised.model_trace, "param", "mutable")
 
     z, potential, params = in_either_mode(
         lambda forward: run_once(partial(draw, forward), rng_key), forward_mode
@@ -210,7 +210,3 @@ def guide_start(
         f"no point that init_loc_fn of the {type(guide).__name__} draws has a finite density and"
         f" gradient; give {by_modes}=find_modes(model, *args), of numpyro_ext.optim."
     )
-
-
-def _params_of(trace: dict[str, Any]) -> Params:
-    return {n: site["value"] for n, site in trace.items() if site["type"] in ("param", "mutable")}

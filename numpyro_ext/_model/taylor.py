@@ -8,9 +8,10 @@ with the value, gradient and Hessian of a row at c, and L, G and H their sums ov
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import jax
 from jax import Array, random
@@ -49,19 +50,7 @@ _VALUES = 0.5
 """The part of v by which values are compared, where there is no forward mode."""
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "center",
-        "normal",
-        "value",
-        "rows",
-        "grad",
-        "hessian",
-        "noise",
-    ],
-    meta_fields=["plate", "size", "batch", "shapes", "forward"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class TaylorProxy:
     """The expansion of the rows of one plate. It is a pytree of its arrays, and pickles.
@@ -88,17 +77,11 @@ class TaylorProxy:
     grad: Array
     hessian: Array | ArrowPrecision | None
     noise: Any
-    plate: str
-    size: int
-    batch: int
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    forward: bool = True
-
-    compared: ClassVar[Any] = None
-    """A mark of the model and the arguments that :meth:`check_data` has compared last."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: x for name, x in vars(self).items() if name != "compared"}
+    plate: str = field(metadata={"static": True})
+    size: int = field(metadata={"static": True})
+    batch: int = field(metadata={"static": True})
+    shapes: Shapes = field(metadata={"static": True})
+    forward: bool = field(default=True, metadata={"static": True})
 
     def __repr__(self) -> str:
         degree, dim = 1 if self.hessian is None else 2, self.normal.center.shape[0]
@@ -122,26 +105,15 @@ class TaylorProxy:
         """A ``(d,)`` vector as unconstrained sites."""
         return unravel(x, self.shapes)
 
-    def log_joint(
+    def log_lik(
         self, trace: Trace, run: Callable[[Sites], Trace], *, compare: bool = False
     ) -> tuple[Array, Array]:
-        """``(log p - L, residuals)``: the log joint of all rows at the values of a model's trace,
-        estimated on its M rows, less L; and the brackets of the formula, ``(M,)``.
+        """The log likelihood of all rows at the values of a model's trace, estimated on its M rows,
+        less L; and the brackets of the formula, ``(M,)``.
 
         :param run: the trace of the model at other unconstrained sites, on the same rows.
         :param compare: whether the result is NaN where the proxy was made from other rows.
         """
-        others = jnp.zeros(())
-        for site in sample_sites(trace):
-            if self.plate not in frames(site):
-                others = others + jnp.sum(scaled(site, log_prob(site)))
-        change, residuals = self.log_lik(trace, run, compare=compare)
-        return others + change, residuals
-
-    def log_lik(
-        self, trace: Trace, run: Callable[[Sites], Trace], *, compare: bool = False
-    ) -> tuple[Array, Array]:
-        """:meth:`log_joint` of the sites in the plate alone."""
         sites = [trace[name] for name, _ in self.shapes]
         t = [jnp.ravel(biject_to(site["fn"].support).inv(site["value"])) for site in sites]
         t = recut(jnp.concatenate(t), None, self.normal.circles)
@@ -252,7 +224,7 @@ class TaylorProxy:
         # Rows on the host, which a mark has not, are the same where their source is.
         rows, others = ([x for x in leaves if is_rows(x) is kind] for kind in (True, False))
         now = mark_of((), model, others), rows
-        if once and now[0] is not None and self.compared == now:
+        if once and now[0] is not None and _COMPARED.get(self) == now:
             return True
         fn = seed(on_first_rows(model), random.key(0))
         with block():
@@ -276,7 +248,7 @@ class TaylorProxy:
                 f" at its center the log likelihood of {off:,} of {self.size:,} rows is another;"
                 f" {_MAKE_ANOTHER}."
             )
-        object.__setattr__(self, "compared", now)
+        _COMPARED[self] = now
         return True
 
     def of_potential(self, name: str, potential: Potential, *, compare: bool) -> "ProxyPotential":
@@ -294,6 +266,10 @@ class TaylorProxy:
         return ProxyOfRun(self, not self.check_data(model, args, kwargs, once=once), power, num)
 
 
+_COMPARED: WeakKeyDictionary[TaylorProxy, Any] = WeakKeyDictionary()
+"""A mark of the model and the arguments that :meth:`TaylorProxy.check_data` has compared last."""
+
+
 class ProxyOfRun(NamedTuple):
     """A proxy in a loss that is a power mean of order a of K weights."""
 
@@ -304,9 +280,13 @@ class ProxyOfRun(NamedTuple):
     num: int
 
     def log_joint(self, trace: Trace, run: Callable[[Sites], Trace]) -> Array:
-        """The log joint of all rows by :meth:`TaylorProxy.log_joint`, :meth:`without_noise`."""
-        change = self.without_noise(*self.proxy.log_joint(trace, run, compare=self.compare))
-        return self.proxy.value + change
+        """The log joint of all rows, by :meth:`TaylorProxy.log_lik` and :meth:`without_noise`."""
+        proxy, others = self.proxy, jnp.zeros(())
+        for site in sample_sites(trace):
+            if proxy.plate not in frames(site):
+                others = others + jnp.sum(scaled(site, log_prob(site)))
+        change, residuals = proxy.log_lik(trace, run, compare=self.compare)
+        return proxy.value + self.without_noise(others + change, residuals)
 
     def without_noise(self, log_p: Array, residuals: Array) -> Array:
         r"""A log joint less what its noise adds to the power mean, to second order: :math:`\tfrac12

@@ -34,6 +34,7 @@ from numpyro_ext._model.read import (
     plate_sizes,
     sample_sites,
     scaled_latents,
+    values_of,
 )
 from numpyro_ext._numpyro import validate_model
 from numpyro_ext._typing import Sites, Trace
@@ -121,13 +122,10 @@ class Layout:
 
     def along(self, site: Site, x: Array) -> Array:
         """``x`` of shape ``shape``, its axes where the value of ``site`` has the unit plates."""
-        ndim = jnp.ndim(site["value"])
-        dims = frames(site)
+        ndim, dims = jnp.ndim(site["value"]), frames(site)
         axes = [ndim - site["fn"].event_dim + dims[name] for name in self.plates]
-        shape = [1] * ndim
-        for axis, size in zip(axes, self.shape, strict=True):
-            shape[axis] = size
-        return jnp.reshape(jnp.transpose(x, tuple(np.argsort(axes))), shape)
+        others = [axis for axis in range(ndim) if axis not in axes]
+        return jnp.expand_dims(jnp.transpose(x, tuple(np.argsort(axes))), others)
 
 
 def with_copies(name: str, layout: Layout, model_trace: Trace, guide_trace: Trace) -> Layout:
@@ -217,9 +215,9 @@ def find_layout(
         not_reparameterized=not_reparameterized(guide_trace),
         drawn_global=tuple(n for n, site in drawn.items() if not around <= set(frames(site))),
         drawn_local=tuple(n for n, site in drawn.items() if around <= set(frames(site))),
-        guide_params=_names(guide_trace, "param"),
-        model_params=_names(model_trace, "param"),
-        mutable=_names(guide_trace, "mutable") + _names(model_trace, "mutable"),
+        guide_params=tuple(values_of(guide_trace, "param")),
+        model_params=tuple(values_of(model_trace, "param")),
+        mutable=(*values_of(guide_trace, "mutable"), *values_of(model_trace, "mutable")),
         subsampled=tuple((name, *size) for name, size in subsampled.items()),
         subsampled_latents=tuple(
             (site["name"], name)
@@ -230,10 +228,6 @@ def find_layout(
         masked=any(has_array_mask(site["fn"]) for site in latent_sites(model_trace)),
         bounded=any(is_bounded(site) for site in model_trace.values() if is_data(site)),
     )
-
-
-def _names(trace: Trace, kind: str) -> tuple[str, ...]:
-    return tuple(name for name, site in trace.items() if site["type"] == kind)
 
 
 def _data_plates(model_trace: Trace, guide_trace: Trace, instead: str) -> set[str]:

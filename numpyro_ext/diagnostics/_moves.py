@@ -146,17 +146,8 @@ def _chain_from(
         log_h = log_h + jnp.where((i >= 0) & (i < tuned), chance - _ACCEPTED, 0.0)
         now = numbers(here.x)
         y = (now - scale.centre) / scale.unit
-        counts = i >= half
-
-        def add(total: Array, value: Array) -> Array:
-            return total + jnp.where(counts, value, 0.0)
-
-        tally = _Tally(
-            add(tally.first, y),
-            add(tally.second, y**2),
-            add(tally.shares, inside(now, scale.levels)),
-            add(tally.accepted, chance),
-        )
+        new = _Tally(y, y**2, inside(now, scale.levels), chance)
+        tally = jax.tree.map(lambda total, x: total + jnp.where(i >= half, x, 0.0), tally, new)
         kept = (here.x, now) if root.ndim == 2 else (here.x[:0], now[:0])
         return (here, log_h, tally), kept
 

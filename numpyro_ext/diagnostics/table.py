@@ -52,19 +52,6 @@ class Row(NamedTuple):
         return f"{shown(self.value, digits)} +- {shown(self.error, 2)}"
 
 
-def judged(
-    quantity: str,
-    value: float,
-    limit: str,
-    ok: bool,
-    right: str,
-    wrong: str,
-    error: float | None = None,
-) -> Row:
-    """A line with one of two verdicts."""
-    return Row(quantity, value, error, limit, ok, right if ok else wrong)
-
-
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
     """The result of :func:`diagnose`; it prints as a table of at most eight lines."""

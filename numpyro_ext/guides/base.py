@@ -48,6 +48,7 @@ from numpyro_ext._model.read import (
     is_only_recorded,
     steps_of_draw,
     transforms_of,
+    values_of,
     without_expand,
 )
 from numpyro_ext._model.same import is_of_libraries
@@ -227,7 +228,7 @@ class AutoJoint(CircularGuide):
             vector = _drawn_by_programs(self.sample_vector, first=False)
             fn: Any = substitute(seed(vector, rng_key), params)
             z, trace = call_and_trace(fn, (sample_shape, args, kwargs or {}), {})
-        check_params(params, [n for n, site in trace.items() if site["type"] == "param"], self)
+        check_params(params, values_of(trace, "param"), self)
         return z
 
     def sample_latent(
@@ -350,8 +351,7 @@ class AutoAtModes(AutoJoint):
         if self.modes_given is not None:
             return True
         trace: Any = self.prototype_trace
-        params = (name for name, site in trace.items() if site["type"] == "param")
-        mutable = any(site["type"] == "mutable" for site in trace.values())
+        params, mutable = values_of(trace, "param"), bool(values_of(trace, "mutable"))
         return self.searches and is_searched(self.latent_dim, params, mutable, self.most_searched)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

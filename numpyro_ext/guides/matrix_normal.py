@@ -1,7 +1,7 @@
 """A matrix-normal guide: weights with correlated rows and correlated columns."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 import itertools
 import math
@@ -46,11 +46,7 @@ class Layout(NamedTuple):
         return np.setdiff1d(places, np.concatenate([places[where] for where in self.slices]))
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["rows", "columns", "scale"],
-    meta_fields=["layout"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Kronecker:
     """A factor of a covariance that maps each matrix X to R X C^T, with lower triangular R of
@@ -59,7 +55,7 @@ class Kronecker:
     rows: list[Array]
     columns: list[Array]
     scale: Array
-    layout: Layout
+    layout: Layout = field(metadata={"static": True})
 
     def astype(self, dtype: Any) -> "Kronecker":
         return jax.tree.map(lambda x: jnp.asarray(x, dtype), self)

@@ -9,7 +9,7 @@ from numpyro.handlers import block, substitute
 from numpyro.primitives import Messenger
 
 from numpyro_ext._model.density import log_prob, scaled
-from numpyro_ext._model.read import Site, call_and_trace, sample_sites, split_auxiliary
+from numpyro_ext._model.read import Site, call_and_trace, sample_sites, split_auxiliary, values_of
 from numpyro_ext._typing import Model, Params, Sites
 from numpyro_ext.guides.wrapper import GuideWrapper
 
@@ -59,7 +59,7 @@ class with_reverse(GuideWrapper):
                 "with_reverse was given a guide without auxiliary sites; mark them by"
                 ' numpyro.sample(..., infer={"is_auxiliary": True}).'
             )
-        rows = {name: site["value"] for name, site in trace.items() if site["type"] == "plate"}
+        rows = values_of(trace, "plate")
         sites = reverse_sites(self.reverse, aux, latents, args, kwargs, rows)
         prefix = getattr(self.fn, "prefix", "auto")
         for name, (site, log_r) in sites.items():

@@ -40,7 +40,7 @@ from numpyro_ext._model.minibatch import draw_indices, start_plates
 from numpyro_ext._model.mode_search import place_cuts, recut_sites
 from numpyro_ext._model.modes import Mode, Modes, check_sites
 from numpyro_ext._model.normal import Whitening
-from numpyro_ext._model.operations import jit_on_data, linearized, quick_options
+from numpyro_ext._model.operations import jit_on_data, linearized, on_numbers, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import ModelInfo, check_site_table, refuse_scaled
 from numpyro_ext._model.same import digest, is_same
@@ -50,7 +50,7 @@ from numpyro_ext._typing import GradientEstimator, Kwargs, Model, Params, Sites
 from numpyro_ext.mcmc.gradients import MinibatchGradient
 from numpyro_ext.mcmc.heat import warn_if_hot
 from numpyro_ext.mcmc.order import warn_if_sorted
-from numpyro_ext.mcmc.settings import NO_LOCAL_SITES, Found, Settings, settings_for
+from numpyro_ext.mcmc.settings import NO_LOCAL_SITES, Found, Settings, find_settings
 from numpyro_ext.mcmc.sharding import check_sharding, spread_arrays
 
 type Schedule = Callable[[Any], Any]
@@ -621,14 +621,29 @@ class ModelKernel(ResumableKernel):
     def _find_settings(
         self, potential: Potential, start: Sites | None, resumes: bool, num_chains: int
     ) -> None:
-        """Take the settings of an earlier search, or search from ``start``."""
+        """Keep the settings, if a chain resumes, or if they are of these data and of the modes at
+        which so many chains start; else search from ``start``."""
         if is_traced(start):  # of parallel chains, while the search is on numbers
             start = None
-        before, on_numbers = self._search_result, potential.on_one_batch()
-        result = settings_for(self, before, on_numbers, start, resumes, num_chains)
-        if result is not before:
-            self._search_result, self.settings = result, result.settings
-            self.coordinates = result.settings.whitening or IdentityCoordinates()
+        before, modes, potential = self._search_result, self.given_modes, potential.on_one_batch()
+        with on_numbers():  # a chain may start where a program is traced
+            same = before is not None and before.is_of(potential)
+            if before is not None and resumes:
+                if not same and not potential.info.given:  # of a loader each batch is another
+                    raise ValueError(
+                        "a chain goes on with other data than those for which its settings were"
+                        " found; set mcmc.post_warmup_state = None, so that the run finds settings"
+                        " again."
+                    )
+                return
+            if before is not None and same:
+                # Of more chains some may start at a mode for which the step was not found.
+                if before.modes.num_taken(num_chains) <= before.num_modes:
+                    return
+                modes = before.modes
+            self._search_result = find_settings(self, potential, start, modes, num_chains)
+        self.settings = self._search_result.settings
+        self.coordinates = self.settings.whitening or IdentityCoordinates()
 
     def _check_whitening(self) -> None:
         """An error unless whitening and modes that were given are of this model."""
@@ -823,8 +838,14 @@ class SGMCMCKernel(ModelKernel):
         return 1.0 if C is None else C
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
-        """The kernel's own fields at the start of one chain, at the flat ``z``."""
-        return {}
+        """The kernel's own fields at the start of one chain, at the flat ``z``: here its momentum,
+        and the ratios that :func:`diagnose` judges, of which no transition has told yet."""
+        unit = jnp.ones((), z.dtype)
+        first = {"kinetic_temperature": 0 * unit, "implied_variance_ratio": unit}
+        if self.momentum is not None:
+            T = self.temperature_at(0, z.dtype)
+            first[self.momentum] = self.draw_momentum(rng_key, z, T)
+        return {name: x for name, x in first.items() if name in self.state_class._fields}
 
     def momentum_scale(self, T: Array) -> Array:
         """Standard deviation of the momentum at temperature T."""

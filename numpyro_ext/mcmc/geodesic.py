@@ -102,12 +102,6 @@ class GeodesicKernel(SGMCMCKernel):
     def draw_momentum(self, rng_key: Array, z: Array, T: Array) -> Array:
         return self.tangent(self.on_manifold(z), super().draw_momentum(rng_key, z, T))
 
-    def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
-        return {
-            "r": self.draw_momentum(rng_key, z, self.temperature_at(0, z.dtype)),
-            "kinetic_temperature": jnp.zeros((), z.dtype),
-        }
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GeodesicSGHMC(GeodesicKernel):
@@ -223,7 +217,7 @@ class GeodesicSGNHT(GeodesicKernel):
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         xi = jnp.asarray(self.friction, z.dtype)
-        return {**super().init_state(rng_key, z), "thermostat": xi}
+        return super().init_state(rng_key, z) | {"thermostat": xi}
 
     def step(
         self, rng_key: Array, state: Any, z: Array, grad_fn: GradFn, eps: Array, T: Array

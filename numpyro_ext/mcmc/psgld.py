@@ -101,11 +101,8 @@ class PSGLD(SGMCMCKernel):
             )
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
-        return {
-            "preconditioner": jnp.ones_like(z),
-            "implied_variance_ratio": jnp.ones((), z.dtype),
-            "second_moment": jnp.zeros_like(z),
-        }
+        own = {"preconditioner": jnp.ones_like(z), "second_moment": jnp.zeros_like(z)}
+        return super().init_state(rng_key, z) | own
 
     def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
         # At stationarity E g^2 is the curvature, 1, plus the noise.

@@ -73,9 +73,6 @@ class RecipeKernel(SGMCMCKernel):
     def draw_momentum(self, rng_key: Array, z: Array, T: Array) -> Array:
         return jnp.sqrt(T) * random.normal(rng_key, (self.num_auxiliary * len(z),), z.dtype)
 
-    def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
-        return {"r": self.draw_momentum(rng_key, z, self.temperature_at(0, z.dtype))}
-
     def init(self, *args: Any, **kwargs: Any) -> Any:
         state = super().init(*args, **kwargs)
         if state is not None and not is_traced(state):

@@ -1,6 +1,5 @@
 """Settings that a kernel finds by itself: coordinates of unit scale, and a step in them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 import warnings
@@ -16,7 +15,7 @@ from numpyro_ext._model.mode_search import search_modes
 from numpyro_ext._model.modes import Mode, Modes
 from numpyro_ext._model.normal import Normal, Whitening
 from numpyro_ext._model.normal_fit import Moves, NormalMeasure
-from numpyro_ext._model.operations import jit_on_data, on_numbers, quick_options
+from numpyro_ext._model.operations import jit_on_data, quick_options
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.same import agree
 from numpyro_ext._model.surface import batch_rows, draw_batch, surface_of
@@ -139,25 +138,21 @@ class Settings:
         return f"{self.kernel}: settings found\n{text}{problems}"
 
 
-def _batches(potential: Potential) -> dict[str, int]:
-    return {name: batch for name, (_, batch) in potential.plates.items()}
-
-
 @dataclass(frozen=True)
 class Found:
     """The result of a search, with a step for the ``num_modes`` heaviest modes; its data are known
-    by the rows of a minibatch and by whitened ``gradients`` of all rows, ``(4, n)``."""
+    by the ``plates`` of a potential and by whitened ``gradients`` of all rows, ``(4, n)``."""
 
     settings: Settings
     modes: Modes
     num_modes: int
-    batches: dict[str, int]
+    plates: dict[str, tuple[int, int]]
     gradients: np.ndarray
 
     def is_of(self, potential: Potential) -> bool:
         """Whether these are the data for which the settings were found."""
         whitening = self.modes.whitening
-        if potential.info.size != whitening.size or _batches(potential) != self.batches:
+        if potential.info.size != whitening.size or potential.plates != self.plates:
             return False
         # By a program of its own: a kept one holds the data that a closure had when it was made.
         now = _gradients(potential.changed(), whitening)
@@ -173,40 +168,7 @@ def _gradients(potential: Potential, normal: Normal) -> np.ndarray:
     return moves.pull(np.stack([surface.sums(center + x)[1] for x in away]))
 
 
-def settings_for(
-    kernel: Any,
-    before: Found | None,
-    potential: Potential,
-    start: Sites | None,
-    resumes: bool,
-    num_chains: int,
-) -> Found:
-    """The result of an earlier search, if a chain resumes, or if it is of these data and of the
-    modes at which so many chains start; else of a new one."""
-    with on_numbers():  # a chain may start where a program is traced
-        modes = kernel.given_modes
-        if before is not None:
-            same = before.is_of(potential)
-            if resumes:
-                return _kept(before, same, potential)
-            # Of more chains some may start at a mode for which the step was not found.
-            if same and before.modes.num_taken(num_chains) <= before.num_modes:
-                return before
-            modes = before.modes if same else modes
-        return _find(kernel, potential, start, modes, num_chains)
-
-
-def _kept(before: Found, same: bool, potential: Potential) -> Found:
-    """The settings of a chain that goes on; an error on other data."""
-    if not same and not potential.info.given:  # of a loader each batch is another
-        raise ValueError(
-            "a chain goes on with other data than those for which its settings were found;"
-            " set mcmc.post_warmup_state = None, so that the run finds settings again."
-        )
-    return before
-
-
-def _find(
+def find_settings(
     kernel: Any, potential: Potential, start: Sites | None, modes: Modes | None, num_chains: int
 ) -> Found:
     """Settings of a kernel with ``step_size=None``, from a search from ``start``, or from modes."""
@@ -227,7 +189,6 @@ def _find(
     key_normal, key_noise = random.split(random.key(0))
     given: Whitening | None = kernel.given_whitening
     coordinates = given if modes is None else modes.whitening
-    look_around = noise_measure(key_noise, potential, kernel.gradient)
     spent = 0
     if coordinates is None:
         # By a key of its own, so that runs on the same data have the same settings.
@@ -241,7 +202,7 @@ def _find(
     assert modes is not None
     taken = modes.num_taken(num_chains)
     normal = replace(modes.heaviest, stiffness=_stiffest(modes.modes[:taken]))
-    center, noises = look_around(normal)
+    center, noises = look_around(key_noise, potential, kernel.gradient, normal)
 
     # One noise is of the estimator that was given, two are without and with a correction.
     all_finite = bool(np.all([np.isfinite(noise) for noise in noises]))
@@ -293,16 +254,15 @@ def _find(
         problems=problems,
     )
     gradients = _gradients(potential, modes.whitening)
-    return Found(settings, modes, taken, _batches(potential), gradients)
+    return Found(settings, modes, taken, potential.plates, gradients)
 
 
-def noise_measure(
-    rng_key: Array, potential: Potential, estimator: GradientEstimator | None
-) -> Callable[[Mode], tuple[Sites, list[np.ndarray]]]:
-    """``look_around(normal)``, the constrained center of a normal approximation, and the mean
-    variances of gradient estimates at its draws, whitened, ``(n,)`` for each estimator: the one
-    that is given, or the plain one and the one that is corrected at the center; NaN where less than
-    half are finite."""
+def look_around(
+    rng_key: Array, potential: Potential, estimator: GradientEstimator | None, normal: Mode
+) -> tuple[Sites, list[np.ndarray]]:
+    """The constrained center of a normal approximation, and the mean variances of gradient
+    estimates at its draws, whitened, ``(n,)`` for each estimator: the one that is given, or the
+    plain one and the one that is corrected at the center; NaN where less than half are finite."""
     info, sites = potential.info, potential.postprocess()
 
     def measure(center: Array, factor: Array) -> tuple[Sites, list[Array]]:
@@ -316,13 +276,8 @@ def noise_measure(
         noises = _noises(rng_key, potential, whitening, estimators) if estimators else []
         return values, noises
 
-    run = jit_on_data(measure, quick_options())
-
-    def look_around(normal: Mode) -> tuple[Sites, list[np.ndarray]]:
-        center, noises = run(normal.center, normal.factor)
-        return center, [np.asarray(x, float) for x in noises]
-
-    return look_around
+    center, noises = jit_on_data(measure, quick_options())(normal.center, normal.factor)
+    return center, [np.asarray(x, float) for x in noises]
 
 
 def _noises(

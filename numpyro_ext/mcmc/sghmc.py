@@ -203,11 +203,8 @@ class SGHMC(SGMCMCKernel):
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         V = self.ravel_sites("noise_variance", self._known_variance, z.dtype)
-        return {
-            "r": self.draw_momentum(rng_key, z, self.temperature_at(0, z.dtype)),
-            "kinetic_temperature": jnp.zeros((), z.dtype),
-            "noise_variance": jnp.zeros_like(z) if self._from_warmup else V,
-        }
+        V = jnp.zeros_like(z) if self._from_warmup else V
+        return super().init_state(rng_key, z) | {"noise_variance": V}
 
     def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
         if isinstance(self.mass, dict) or self.mass != 1.0:

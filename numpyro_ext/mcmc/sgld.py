@@ -69,9 +69,6 @@ class SGLD(SGMCMCKernel):
 
     state_class = SGLDState
 
-    def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
-        return {"implied_variance_ratio": jnp.ones((), z.dtype)}
-
     def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
         return choose_sgld(noise, self.max_bias, stiffness=normal.stiffness)
 

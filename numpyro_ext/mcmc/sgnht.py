@@ -92,11 +92,8 @@ class SGNHT(SGMCMCKernel):
 
     def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
         shape = {"scalar": (), "per_site": (len(self._sizes()),), "per_parameter": z.shape}
-        return {
-            "r": self.draw_momentum(rng_key, z, self.temperature_at(0, z.dtype)),
-            "thermostat": jnp.full(shape[self.thermostat], self.friction_in_use, z.dtype),
-            "kinetic_temperature": jnp.zeros((), z.dtype),
-        }
+        xi = jnp.full(shape[self.thermostat], self.friction_in_use, z.dtype)
+        return super().init_state(rng_key, z) | {"thermostat": xi}
 
     def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
         return choose_sgnht(

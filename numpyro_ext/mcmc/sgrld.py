@@ -93,9 +93,6 @@ class SGRLD(SGMCMCKernel):
         if callable(self.correction):
             check_values("correction", self.correction, z, (1,))
 
-    def init_state(self, rng_key: Array, z: Array) -> dict[str, Array]:
-        return {"implied_variance_ratio": jnp.ones((), z.dtype)}
-
     def choose(self, noise: np.ndarray, normal: Mode, potential: Potential) -> Settings:
         x = normal.center
         if isinstance(self.metric, ExpandedMean):

@@ -91,7 +91,7 @@ class AmortizedMCMC(Objective):
         check_choice("divergence", divergence, ("energy", "kl", "js"))
         if divergence == "energy":
             why = "the energy distance is a mean over pairs; use divergence='kl'"
-            check_several("num_particles", num_particles, why)
+            check_several(num_particles, why)
         self.divergence = divergence
         check_positive("step_size", step_size)
         self.num_transitions = check_count("num_transitions", num_transitions)

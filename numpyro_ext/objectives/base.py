@@ -18,6 +18,7 @@ import math
 import numbers
 from typing import Any, cast
 import warnings
+from weakref import WeakKeyDictionary
 
 import jax
 from jax import Array, random
@@ -59,6 +60,7 @@ from numpyro_ext._model.read import (
     trace_of,
     transforms_of,
     value_before,
+    values_of,
 )
 from numpyro_ext._model.same import mark_of
 from numpyro_ext._model.taylor import ProxyOfRun, TaylorProxy, check_proxy
@@ -129,8 +131,6 @@ class Objective(ELBO, ABC):
     per_datum: bool = False
     takes_powers: bool = False
     without_log_q: str = 'gradient="standard"'
-    _reading: tuple[Any, Any, Any] = (None, None, None)
-    """The mark of the last programs and data, their layout, and what else was looked at."""
 
     def __init__(
         self,
@@ -145,9 +145,6 @@ class Objective(ELBO, ABC):
 
     def __repr__(self) -> str:
         return summary(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: x for name, x in vars(self).items() if name != "_reading"}
 
     @abstractmethod
     def estimate(self, draws: "Draws") -> tuple[Array, State]:
@@ -176,25 +173,22 @@ class Objective(ELBO, ABC):
         return 0.0
 
     def loss_with_mutable_state(
-        self,
-        rng_key: Array,
-        param_map: Params,
-        model: Model,
-        guide: Model,
-        *args: Any,
-        **kwargs: Any,
+        self, rng_key: Array, param_map: Params, model: Model, guide: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """The loss, and the mutable state that the first particle leaves, one step further."""
 
         def step(params: Params) -> tuple[Any, State]:
-            draws = Draws(self, rng_key, params, model, guide, args, kwargs)
-            loss, state = self.estimate(draws)
+            loss, state = self.estimate(Draws(self, rng_key, params, model, guide, args, kwargs))
             return loss, jax.tree.map(lambda x: x[0], state)
 
         loss, first = finite_step(step, param_map)
         if STEP in first:
             first[STEP] = {"step": first[STEP]["step"] + 1}
         return {"loss": loss, "mutable_state": first or None}
+
+
+_READINGS: WeakKeyDictionary[Objective, tuple[Any, Any, Any]] = WeakKeyDictionary()
+"""The mark of the last programs and data of each, their layout, and what else was looked at."""
 
 
 class Draws:
@@ -226,7 +220,7 @@ class Draws:
         self._model = seed_plates(model, plate_key)
         self._guide = seed_plates(guide, plate_key)
         self.guide, self.args, self.kwargs = guide, args, kwargs
-        mark, layout, _ = objective._reading
+        mark, layout, _ = _READINGS.get(objective, (None, None, None))
         self._is_read = mark is not None and mark == self._mark(model)
         self.layout: Layout = layout if self._is_read else self._read(model)
         if self.layout.masked:
@@ -254,8 +248,7 @@ class Draws:
         return self.layout.copies({**guide_trace, **self.model_trace(self.keys[0], guide_trace)})
 
     def _mark(self, model: Model) -> Any:
-        options = {name: x for name, x in vars(self.objective).items() if name != "_reading"}
-        return mark_of(self.params, model, self.guide, self.args, self.kwargs, options)
+        return mark_of(self.params, model, self.guide, self.args, self.kwargs, vars(self.objective))
 
     def each(self, fn: Callable[["Particle"], Any], **options: Any) -> tuple[Any, State]:
         """``fn`` of all particles, stacked, and their state; ``options`` go to :meth:`particle`."""
@@ -290,7 +283,6 @@ class Draws:
     ) -> "Particle":
         """The particle of one key; ``params`` are ``self.params`` unless given, ``guide_params``
         other ones for the guide, and ``values`` the sites of the guide that are not drawn."""
-        params = self.params if params is None else params
         guide_params = params if guide_params is None else guide_params
         return Particle(self, key, params, self.guide_trace(key, guide_params, values))
 
@@ -317,7 +309,7 @@ class Draws:
         guide_trace = self.guide_trace(key, self.stopped, values)
         for name, x in before.items():
             guide_trace[name] = {**guide_trace[name], "intermediates": [[x, None]]}
-        return Particle(self, key, self.params if params is None else params, guide_trace)
+        return Particle(self, key, params, guide_trace)
 
     def values(self, key: Array, params: Params | None = None) -> Sites:
         """The draws of the guide with one key, without the Delta sites computed from them."""
@@ -332,17 +324,15 @@ class Draws:
         arguments: Arguments | None = None,
     ) -> Trace:
         """One run of the guide; ``values`` replace its draws, ``arguments`` its arguments."""
-        guide_key = random.split(key)[1]
         data = {**(self.params if params is None else params), **(values or {})}
-        guide = substitute(seed(self._guide, guide_key), data=data)
+        guide = substitute(seed(self._guide, random.split(key)[1]), data=data)
         with drawn_once(), without_rsample_stop_gradient():
             return self._run(guide, *(arguments or (self.args, self.kwargs)))
 
     def model_trace(self, key: Array, guide_trace: Trace, params: Params | None = None) -> Trace:
         """One run of the model at the values of ``guide_trace``, on its minibatch."""
-        model_key, _ = random.split(key)
-        data = {**(self.params if params is None else params), **_mutable(guide_trace)}
-        model = replay(seed(self._model, model_key), cast(Any, guide_trace))
+        data = {**(self.params if params is None else params), **values_of(guide_trace, "mutable")}
+        model = replay(seed(self._model, random.split(key)[0]), cast(Any, guide_trace))
         model = substitute(model, data=data)
         model = model if self._is_read else same_plates(model, guide_trace)
         return self._run(model, self.args, self.kwargs)
@@ -383,12 +373,12 @@ class Draws:
         set_up(self.guide, self.args, self.kwargs)
         layout = cast(Layout, shapes_on_plates(self._find_layout))
         self._check_data(model, layout)
-        self.objective._reading = self._mark(model), layout, set()
+        _READINGS[self.objective] = self._mark(model), layout, set()
         return layout
 
     def once(self, check: Callable[..., None], *args: Any) -> None:
         """``check(self, *args)``, unless it has passed for these programs and data."""
-        passed = self.objective._reading[2]
+        passed = _READINGS[self.objective][2]
         if check.__name__ not in passed:
             check(self, *args)
             passed.add(check.__name__)
@@ -452,15 +442,15 @@ class Particle:
         self,
         draws: Draws,
         key: Array,
-        params: Params,
+        params: Params | None,
         guide_trace: Trace,
         replayed: Trace | None = None,
     ) -> None:
         self._draws, self._key, self._params = draws, key, params
         self.guide_trace = guide_trace
         # What the model sees of the guide, and zeros to be added to its log densities.
-        replayed = guide_trace if replayed is None else replayed
-        self._replayed, self._zero, self._zeros = weightless_dropped(replayed, draws.layout)
+        seen = replayed or guide_trace
+        self._replayed, self._zero, self._zeros = weightless_dropped(seen, draws.layout)
 
     @cached_property
     def model_trace(self) -> Trace:
@@ -478,7 +468,7 @@ class Particle:
 
     @property
     def state(self) -> State:
-        return {**_mutable(self.guide_trace), **_mutable(self.model_trace)}
+        return values_of(self.guide_trace, "mutable") | values_of(self.model_trace, "mutable")
 
     log_prior = property(lambda self: self._log_p(local=False))
     log_lik = property(lambda self: self._log_p(local=True))
@@ -504,7 +494,7 @@ class Particle:
 
     def _by_proxy(self, proxy: ProxyOfRun) -> Array:
         trace = self.model_trace
-        rows = {n: site["value"] for n, site in trace.items() if site["type"] == "plate"}
+        rows = values_of(trace, "plate")
         with valid_plates():
             return proxy.log_joint(trace, self._draws.program(self._key, rows).trace)
 
@@ -572,10 +562,6 @@ def _path_scaled(x: Array, weight: Array) -> Array:
     """``x`` itself, with its gradient times ``weight``."""
     stopped = stop_gradient(x)
     return stopped + weight * (x - stopped)
-
-
-def _mutable(trace: Trace) -> State:
-    return {name: site["value"] for name, site in trace.items() if site["type"] == "mutable"}
 
 
 def _refuse(objective: Objective, layout: Layout, model_trace: Trace, guide_trace: Trace) -> None:

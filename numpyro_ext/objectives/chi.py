@@ -52,7 +52,7 @@ class ChiUpperBound(Objective):
     ) -> None:
         check_choice("gradient", gradient, ("standard", "dreg"))
         why = "with one the loss is the ELBO, which must not be minimised"
-        check_several("num_particles", num_particles, why)
+        check_several(num_particles, why)
         refuse_count(self, order, num_particles)
         self.order, self.gradient = float(order), gradient
         if not self.order >= 1:

@@ -120,7 +120,7 @@ class DensityRatioELBO(Objective):
         check_choice("contrast", contrast, ("adaptive", "prior", "joint"))
         # With "joint" the rows of one draw are many.
         if contrast == "adaptive" or (ratio != "critic" and contrast == "prior"):
-            check_several("num_particles", num_particles, "one draw has no distribution")
+            check_several(num_particles, "one draw has no distribution")
         self.contrast, self.ratio = contrast, ratio
         self.minus_elbo = contrast != "joint"
         super().__init__(num_particles, vectorize_particles=vectorize_particles)

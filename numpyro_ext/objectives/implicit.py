@@ -77,7 +77,7 @@ class ImplicitELBO(Objective):
         vectorize_particles: bool | MapT = True,
     ) -> None:
         why = "the score of q is estimated from several draws"
-        check_several("num_particles", num_particles, why)
+        check_several(num_particles, why)
         if isinstance(score, DenoisingScore) and score.network is not None:
             raise ValueError(
                 "score is a DenoisingScore with a network, and its parameters are not in the guide;"

@@ -89,7 +89,7 @@ class PosteriorRegularizedELBO(Objective):
         vectorize_particles: bool | MapT = True,
     ) -> None:
         why = "with one draw the penalty of the mean is the mean of the penalty"
-        check_several("num_particles", num_particles, why)
+        check_several(num_particles, why)
         self.base, self.penalties = base, dict(penalties)
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 

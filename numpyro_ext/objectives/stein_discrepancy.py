@@ -89,7 +89,7 @@ class SteinDiscrepancy(Objective):
             kernel = as_kernel(IMQ("median_distance") if kernel is None else kernel)
             if statistic == "u":
                 why = "the U-statistic is a mean over pairs; use statistic='v'"
-                check_several("num_particles", num_particles, why)
+                check_several(num_particles, why)
         self.kernel, self.statistic, self.critic_penalty = kernel, statistic, critic_penalty
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 

@@ -87,7 +87,7 @@ class ThermodynamicELBO(Objective):
         check_choice("gradient", gradient, ("covariance", "pathwise"))
         if gradient == "covariance":
             why = 'one has no covariance; gradient="pathwise" takes it'
-            check_several("num_particles", num_particles, why)
+            check_several(num_particles, why)
         check_positive("beta_min", beta_min)
         self.betas = _partition(num_partitions, beta_min) if betas is None else np.asarray(betas)
         is_path = self.betas.ndim == 1 and self.betas.size > 1 and np.all(np.diff(self.betas) > 0)

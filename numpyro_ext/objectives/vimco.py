@@ -78,7 +78,7 @@ class VIMCO(OfOrder):
     ) -> None:
         check_choice("baseline", baseline, ("arithmetic", "geometric"))
         why = "the baseline of a particle is made of the others"
-        check_several("num_particles", num_particles, why)
+        check_several(num_particles, why)
         self.baseline = baseline
         super().__init__(alpha, num_particles, finite=True, vectorize_particles=vectorize_particles)
 

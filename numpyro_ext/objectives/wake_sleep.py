@@ -89,7 +89,7 @@ class ReweightedWakeSleep(Objective):
         check_choice("guide_update", guide_update, ("wake", "sleep", "both"))
         if guide_update != "sleep":
             why = 'the weight of one is 1 whatever it is worth; guide_update="sleep" takes it'
-            check_several("num_particles", num_particles, why)
+            check_several(num_particles, why)
         self.guide_update = guide_update
         super().__init__(num_particles, vectorize_particles=vectorize_particles)
 

@@ -9,7 +9,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_ext._model.normal import Normal, Plain, correlation_root, mean_and_sd, of_arrays
+from numpyro_ext._model.normal import Normal, Plain, correlation_root, mean_and_sd
 from numpyro_ext._typing import Bool, Float
 from numpyro_ext.scores._points import matmul
 
@@ -70,7 +70,7 @@ class _LowRank(NamedTuple):
         return solve_triangular(R, v.T, lower=True, trans=trans).T
 
 
-@of_arrays
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class CovarianceWhitening(Normal):
     r"""The map :math:`y = (x - \bar x) L^{-\top}` of ``(m, d)`` particles with the L of

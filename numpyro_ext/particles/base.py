@@ -193,7 +193,7 @@ class ParticleField(ELBO, ABC):
 
     def velocity(self, x: ArrayLike, grad_log_p: ArrayLike) -> Float[Array, "m d"]:
         """The velocities of all particles, without temperature and annealing."""
-        return self.velocity_and_bandwidth(x, grad_log_p)[0]
+        return self.velocity_and_bandwidth(*self.check_arrays(x, grad_log_p))[0]
 
     def tempered(self, grad_log_p: Array, step: ArrayLike) -> Array:
         """Gradients, or Hessians, times ``annealing(step) / temperature``."""
@@ -214,20 +214,19 @@ class ParticleField(ELBO, ABC):
 
     def velocity_and_bandwidth(
         self,
-        x: ArrayLike,
-        grad_log_p: ArrayLike,
+        x: Array,
+        g: Array,
         *,
         bandwidth: ArrayLike | None = None,
         groups: Array | None = None,
     ) -> tuple[Float[Array, "m d"], Float[Array, ""]]:
-        """:meth:`velocity`, and its bandwidth, NaN for a kernel that has none.
+        """:meth:`velocity` of arrays, and its bandwidth, NaN for a kernel that has none.
 
         :param bandwidth: the last step's, from which the rule ``"he"`` continues its search.
         :param groups: ``(m, K)``, 1 for the one of K modes at which a particle began; a
             preconditioned field moves the particles of each by themselves, in their part of the
             posterior.
         """
-        x, g = self.check_arrays(x, grad_log_p)
         if self.precondition is not None:
             return self._in_units(x, g, bandwidth, groups)
         kernel = self.kernel.resolve(x, bandwidth)
@@ -246,9 +245,7 @@ class ParticleField(ELBO, ABC):
         return units.velocities(v), _length(kernel, x)
 
     def _units(self, x: Array, groups: Array | None) -> CovarianceWhitening | PerModeWhitening:
-        check_several(
-            "num_particles", x.shape[0], "one particle has no covariance; use precondition=None"
-        )
+        check_several(x.shape[0], "one particle has no covariance; use precondition=None")
         # A linear kernel grows with the distance of the groups.
         if groups is None or groups.shape[1] < 2 or isinstance(self.kernel, Linear):
             return CovarianceWhitening.from_particles(x)
@@ -280,70 +277,59 @@ class ParticleField(ELBO, ABC):
     def loss_with_mutable_state(
         self, rng_key: Array, param_map: Params, model: Model, guide: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        counter = f"{getattr(guide, 'prefix', 'auto')}_step"
+        prefix = getattr(guide, "prefix", "auto")
+        counter = f"{prefix}_step"
         if self.annealing and counter not in param_map:
             _check_counts(guide)
         step = param_map.get(counter, 0)
 
         def loss_and_state(param_map: Params) -> tuple[Array, dict[str, Any]]:
-            return self._loss(rng_key, step, param_map, model, guide, args, kwargs), {}
+            key_minibatch, key_guide = random.split(rng_key)
+            num_particles = self.num_particles or getattr(guide, "num_particles", 100)
+            z = guide.sample_latent(key_guide, param_map, num_particles)
+            # No gradient flows through the particles but the surrogate's.
+            x, params = lax.stop_gradient((z, param_map))
+            potential = _potential(model, guide, params, args, kwargs)
+            # NumPyro's automatic guides know their own order; any other guide follows the model's.
+            info, unpack = potential.info, unpacking_of(guide) or _unravel(potential.info, z)
+            # The rows of the minibatch, drawn once for all particles.
+            idx = potential.draw_rows(key_minibatch)
+            if self.proxy is not None:
+                fresh = isinstance(rng_key, Tracer)
+                potential = self.with_proxy(potential, model, args, kwargs, fresh=fresh)
+            potential = potential.with_rows(idx)
+            model_params = {n: params[n] for n in info.params if n in params}
+
+            def log_prob(x: Array, model_params: Params) -> Array:
+                if model_params:  # a proxy knows none
+                    at_params = Potential(model, info, {**params, **model_params}, args, kwargs)
+                    return -at_params(unpack(x), idx)
+                return -potential(unpack(x), idx)
+
+            log_p, g, grads = in_either_mode(partial(_scores, log_prob, x, model_params))
+            hessian = None
+            if self.needs_hessian:
+                hessian = jax.vmap(jax.hessian(log_prob), (0, None))(x, model_params)
+            groups = params.get(f"{prefix}_modes")
+            lost, seen = find_lost(log_p, g, hessian)
+            lost = report_lost(lost)
+            seen_x, g, hessian, groups = jax.tree.map(lambda a: a[seen], (x, g, hessian, groups))
+            g = self.tempered(g, step)
+            if hessian is None:
+                v = self.velocity_and_bandwidth(seen_x, g, groups=groups)[0]
+            else:
+                v = cast(Any, self.velocity)(seen_x, g, self.tempered(hessian, step))
+            v = lax.stop_gradient(jnp.where(lost[:, None], 0, v))
+            surrogate = -jnp.sum(v * z)
+            if model_params:
+                surrogate -= _inner_product(grads, {n: param_map[n] for n in model_params}) / len(x)
+            # The difference is 0, so that the value keeps its digits when the surrogate is large.
+            mean = jnp.mean(log_p, where=~lost)
+            return -mean + (surrogate - lax.stop_gradient(surrogate)), {}
 
         loss, _ = finite_step(loss_and_state, param_map)
         mutable_state = {counter: step + 1} if counter in param_map else None
         return {"loss": loss, "mutable_state": mutable_state}
-
-    def _loss(
-        self,
-        rng_key: Array,
-        step: Any,
-        param_map: Params,
-        model: Model,
-        guide: Any,
-        args: tuple,
-        kwargs: Kwargs,
-    ) -> Array:
-        key_minibatch, key_guide = random.split(rng_key)
-        num_particles = self.num_particles or getattr(guide, "num_particles", 100)
-        z = guide.sample_latent(key_guide, param_map, num_particles)
-        # No gradient flows through the particles but the surrogate's.
-        x, params = lax.stop_gradient((z, param_map))
-        potential = _potential(model, guide, params, args, kwargs)
-        # NumPyro's automatic guides know their own order; any other guide follows the model's.
-        info, unpack = potential.info, unpacking_of(guide) or _unravel(potential.info, z)
-        # The rows of the minibatch, drawn once for all particles.
-        idx = potential.draw_rows(key_minibatch)
-        if self.proxy is not None:
-            fresh = isinstance(rng_key, Tracer)
-            potential = self.with_proxy(potential, model, args, kwargs, fresh=fresh)
-        potential = potential.with_rows(idx)
-        model_params = {n: params[n] for n in info.params if n in params}
-
-        def log_prob(x: Array, model_params: Params) -> Array:
-            if model_params:  # a proxy knows none
-                at_params = Potential(model, info, {**params, **model_params}, args, kwargs)
-                return -at_params(unpack(x), idx)
-            return -potential(unpack(x), idx)
-
-        log_p, g, grads = in_either_mode(partial(_scores, log_prob, x, model_params))
-        hessian = None
-        if self.needs_hessian:
-            hessian = jax.vmap(jax.hessian(log_prob), (0, None))(x, model_params)
-        groups = params.get(f"{getattr(guide, 'prefix', 'auto')}_modes")
-        lost, seen = find_lost(log_p, g, hessian)
-        lost = report_lost(lost)
-        seen_x, g, hessian, groups = jax.tree.map(lambda a: a[seen], (x, g, hessian, groups))
-        g = self.tempered(g, step)
-        if hessian is None:
-            v = self.velocity_and_bandwidth(seen_x, g, groups=groups)[0]
-        else:
-            v = cast(Any, self.velocity)(seen_x, g, self.tempered(hessian, step))
-        v = lax.stop_gradient(jnp.where(lost[:, None], 0, v))
-        surrogate = -jnp.sum(v * z)
-        if model_params:
-            surrogate -= _inner_product(grads, {n: param_map[n] for n in model_params}) / len(x)
-        # The difference is 0, so that the value keeps its digits when the surrogate is large.
-        mean = jnp.mean(log_p, where=~lost)
-        return -mean + (surrogate - lax.stop_gradient(surrogate))
 
 
 def _scores(

@@ -25,6 +25,7 @@ from numpyro_ext._model.read import (
     latent_sites,
     sample_sites,
     trace_of,
+    values_of,
 )
 from numpyro_ext._typing import Model, Params, Trace
 from numpyro_ext.expfam import straight_through_kl, straight_through_mean
@@ -124,7 +125,7 @@ class SVAEELBO(ELBO):
             observed = [site for site in sample_sites(trace) if site["is_observed"]]
             log_lik = sum(map(_scaled_log_prob, observed), jnp.zeros(()))
             scales = {s["name"]: jnp.asarray(scale_of(s)) for s in latent_sites(trace)}
-            return log_lik, (_mutable(trace), scales)
+            return log_lik, (values_of(trace, "mutable"), scales)
 
         self._check(model, model_key, guide_trace, guide_run, param_map, args, kwargs)
         if self.num_particles == 1:
@@ -141,7 +142,7 @@ class SVAEELBO(ELBO):
         )
         kl_local = jnp.sum(scale_local * guide_run.kl_local)
         loss = scale_global * guide_run.kl_global + kl_local - log_lik
-        return loss, {**_mutable(guide_trace), **state}
+        return loss, {**values_of(guide_trace, "mutable"), **state}
 
     def _model_trace(
         self,
@@ -261,7 +262,3 @@ def _redraw(guide_trace: Trace, vectors: tuple[str, ...], rng_key: Array) -> Tra
 
 def _scaled_log_prob(site: Site) -> Array:
     return jnp.sum(scaled(site, log_prob(site)))
-
-
-def _mutable(trace: Trace) -> dict[str, Any]:
-    return {name: site["value"] for name, site in trace.items() if site["type"] == "mutable"}

@@ -13,7 +13,7 @@ from numpyro_ext._model import descent
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
 from numpyro_ext.mcmc import ControlVariate
-from numpyro_ext.mcmc.settings import noise_measure
+from numpyro_ext.mcmc.settings import look_around
 from numpyro_ext.optim import find_modes
 
 ROWS, BATCH, SD = 200, 10, 0.7
@@ -83,7 +83,7 @@ def test_a_search_has_a_budget(monkeypatch):
 
 def noises(rng_key, estimator=None):
     _, _, potential, mode = found()
-    return noise_measure(rng_key, potential, estimator)(mode)[1]
+    return look_around(rng_key, potential, estimator, mode)[1]
 
 
 @pytest.mark.slow

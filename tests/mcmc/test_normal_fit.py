@@ -110,7 +110,7 @@ def test_the_fit_of_a_normal_posterior_is_exact():
     potential = Potential(model, read_model(model, (), {}), {}, (), {})
     measure = NormalMeasure(random.key(0), potential)
     worse, better = (jnp.zeros(2), jnp.ones(2)), (jnp.array([250.0, 1.0]), jnp.array([10.0, 0.1]))
-    found = fit_normal(random.key(1), potential, measure)([worse, better])
+    found = fit_normal(random.key(1), potential, measure, [worse, better])
     assert found.elbo == pytest.approx(7.0, abs=0.05) and found.slope < 0.3
     assert np.linalg.norm(np.linalg.solve(root, found.center - jnp.array([300.0, 2.0]))) < 0.2
     np.testing.assert_allclose(np.linalg.solve(root, found.factor), np.eye(2), atol=0.2)
@@ -129,7 +129,8 @@ def test_a_fit_of_many_groups_comes_to_a_normal_posterior_that_is_far_away():
 
     potential = Potential(model, read_model(model, (), {}), {}, (), {})
     measure = NormalMeasure(random.key(0), potential)
-    found = fit_normal(random.key(1), potential, measure)([(jnp.zeros(101), jnp.full(101, 0.05))])
+    start = jnp.zeros(101), jnp.full(101, 0.05)
+    found = fit_normal(random.key(1), potential, measure, [start])
     evidence = multivariate_normal(np.zeros(100), 400 + 1.25 * np.eye(100)).logpdf(y)
     assert found.slope < 1 and found.elbo == pytest.approx(evidence, abs=1)
 

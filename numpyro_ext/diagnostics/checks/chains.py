@@ -21,7 +21,7 @@ from numpyro_ext.diagnostics.limits import (
     SHORTENED,
     TEMPERATURE,
 )
-from numpyro_ext.diagnostics.table import Row, equally_spaced, judged, shown
+from numpyro_ext.diagnostics.table import Row, equally_spaced, shown
 
 AGREEMENT = "largest R-hat"
 _RESTARTS = "keep the one of the lowest loss, or take a guide with several modes"
@@ -178,8 +178,8 @@ def _rhat(compared: Agreement, limits: np.ndarray | float, of_restarts: bool = F
         # The excess of R-hat squared falls as one over the length.
         advice = _RESTARTS if of_restarts else _run_longer((value**2 - 1) / (limit**2 - 1))
         wrong = f"the {what} {differ}, most of all in {name}; {advice}."
-    right = f"the {what} agree."
-    return judged(AGREEMENT, value, shown(limit, 3), value <= limit, right, wrong)
+    ok = value <= limit
+    return Row(AGREEMENT, value, None, shown(limit, 3), ok, f"the {what} agree." if ok else wrong)
 
 
 def _ess(compared: Agreement, limit: int) -> Row:
@@ -188,16 +188,18 @@ def _ess(compared: Agreement, limit: int) -> Row:
         k = int(np.nanargmin(compared.ess))
         ess, name = float(compared.ess[k]), compared.names[k]
     longer = limit / ess if ess > 0 else math.inf
-    wrong = f"{name} has too few independent draws; {_run_longer(longer)}."
-    right = "there are enough independent draws."
     error = math.sqrt(_OF_SIZES * ess) if ess > 0 else 0.0
-    if ess < limit <= ess + 2 * error:
+    ok: bool | None = ess >= limit
+    verdict = f"{name} has too few independent draws; {_run_longer(longer)}."
+    if ok:
+        verdict = "there are enough independent draws."
+    elif limit <= ess + 2 * error:
+        ok = None
         verdict = (
             f"not judged: the number for {name} is below its limit by less than two standard"
             f" errors, of {error:.2g} each; {_run_longer(longer)}."
         )
-        return Row("smallest ESS", ess, None, f"{limit}", None, verdict)
-    return judged("smallest ESS", ess, f"{limit}", ess >= limit, right, wrong)
+    return Row("smallest ESS", ess, None, f"{limit}", ok, verdict)
 
 
 def _run_longer(times: float) -> str:

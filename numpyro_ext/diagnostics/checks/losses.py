@@ -18,7 +18,7 @@ from numpyro_ext.diagnostics._fit import Fit
 from numpyro_ext.diagnostics._fit_of import restarts_of
 from numpyro_ext.diagnostics.comparison import SD
 from numpyro_ext.diagnostics.limits import FALL, LOST, NARROW, STEP_NOISE
-from numpyro_ext.diagnostics.table import Row, judged
+from numpyro_ext.diagnostics.table import Row
 
 RESIDUAL = "residual"
 _FAR = 10.0
@@ -74,7 +74,7 @@ def loss_row(losses: list[np.ndarray], start: str = "find_modes(model, *args)") 
         longer = _run_longer(-change, -before, fifth, start)
         wrong = f"the loss still fell in the last fifth of the steps; {longer}."
     ok = abs(change) <= max(FALL, 3 * error)
-    return judged(name, change, limit, ok, right, wrong, error)
+    return Row(name, change, error, limit, ok, right if ok else wrong)
 
 
 def nearer(guide: Any) -> str:
@@ -115,19 +115,20 @@ def convergence_rows(engine: Any, results: list[Any]) -> list[Row]:
     if limit := worst["limit"]:
         right = "a further sweep leaves the mean and the variances as they are."
         wrong = "the sweeps have not settled; run longer, or with a smaller damping."
-        value = worst["residual"]
-        rows.append(judged(RESIDUAL, value, f"{limit:g}", value < limit, right, wrong))
+        value, ok = worst["residual"], worst["residual"] < limit
+        rows.append(Row(RESIDUAL, value, None, f"{limit:g}", ok, right if ok else wrong))
     noise = max((x["noise"] for x in each if x.get("noise", math.nan) >= 0), default=None)
     if noise is not None:
         right = "the rows that were drawn move the mean and the standard deviations by less."
         wrong = "the result hangs on the rows that were drawn; run longer, or take more in a step."
-        limit = f"{STEP_NOISE}"
-        rows.append(judged(RESIDUAL, noise, limit, noise <= STEP_NOISE, right, wrong))
+        limit, ok = f"{STEP_NOISE}", noise <= STEP_NOISE
+        rows.append(Row(RESIDUAL, noise, None, limit, ok, right if ok else wrong))
     skipped, inaccurate = (max(x[name] for x in each) for name in ("skipped", "inaccurate"))
     right = "every factor was updated in the last step."
     wrong = "factors were left as they were; their moments do not exist or were not found."
     wrong += f" The nodes of the quadrature were too few {inaccurate} times." * bool(inaccurate)
-    return [*rows, judged("factors skipped", skipped, "0", skipped == 0, right, wrong)]
+    ok = skipped == 0
+    return [*rows, Row("factors skipped", skipped, None, "0", ok, right if ok else wrong)]
 
 
 def local_inference(fit: Fit) -> list[Row]:
