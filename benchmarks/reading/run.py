@@ -11,9 +11,9 @@ compared by the same command.
 
 A second table has what a user waits for who does something for the first time: how many programs
 JAX compiles, and the processor seconds of the whole process from its start, on a logistic
-regression with 30 groups. `--cold` chooses rows of it, and `--row` of the first one; without
-either, both tables are made. With `JAX_COMPILATION_CACHE_DIR` set, programs that are found there do
-not count.
+regression with 30 groups; and both for the same use of other data, with another guide or kernel, in
+that process. `--cold` chooses rows of it, and `--row` of the first one; without either, both tables
+are made. With `JAX_COMPILATION_CACHE_DIR` set, programs that are found there do not count.
 
 A third table, by `--seconds`, has the processor seconds of a fit in a new process on five small
 models over those of NumPyro's NUTS: from the construction of the kernel or guide to its draws, with
@@ -177,6 +177,7 @@ ROWS: dict[str, Callable[[], Use]] = {
 rng = np.random.default_rng(0)
 GROUP, X_OF_ROWS = rng.integers(0, 30, 600), rng.normal(size=600)
 LOGITS = rng.normal(size=30)[GROUP] + X_OF_ROWS
+type Data = tuple[np.ndarray, ...]
 GROUPS = X_OF_ROWS, GROUP, (rng.uniform(size=600) < 1 / (1 + np.exp(-LOGITS))).astype(int)
 
 
@@ -190,42 +191,49 @@ def groups(x, group, y):
         numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
 
-def cold_chain(kernel) -> Use:
+def cold_chain(kernel, data: Data) -> Use:
     mcmc = MCMC(kernel, num_warmup=500, num_samples=1000, progress_bar=False)
-    return lambda: mcmc.run(random.key(0), *GROUPS)
+    return lambda: mcmc.run(random.key(0), *data)
 
 
-def cold_fit(guide, loss, num_steps: int = 2000) -> Use:
+def cold_fit(guide, loss, data: Data, num_steps: int = 2000) -> Use:
     svi = SVI(groups, guide, optax.adam(0.005), loss)
-    return lambda: svi.run(random.key(0), num_steps, *GROUPS, progress_bar=False)
+    return lambda: svi.run(random.key(0), num_steps, *data, progress_bar=False)
 
 
-def cold_engine() -> Use:
+def cold_engine(data: Data) -> Use:
     engine = EP(groups)
-    return lambda: engine.run(random.key(0), 10, *GROUPS, progress_bar=False)
+    return lambda: engine.run(random.key(0), 10, *data, progress_bar=False)
 
 
-def cold_diagnosis() -> Use:
+def cold_diagnosis(data: Data) -> Use:
     svi = SVI(groups, AutoNormal(groups), optax.adam(0.01), Trace_ELBO())
-    result = svi.run(random.key(0), 2000, *GROUPS, progress_bar=False)
-    return lambda: diagnose(svi, result=result, model_args=GROUPS)
+    result = svi.run(random.key(0), 2000, *data, progress_bar=False)
+    return lambda: diagnose(svi, result=result, model_args=data)
 
 
-COLD: dict[str, Callable[[], Use]] = {
-    "`AutoRealNVPNormal`, 2,000 steps": lambda: cold_fit(AutoRealNVPNormal(groups), Trace_ELBO()),
-    "`VRELBO(0.5)`, `AutoNormal`": lambda: cold_fit(AutoNormal(groups), VRELBO(0.5)),
-    "`SGHMC(model)`": lambda: cold_chain(SGHMC(groups)),
-    "`AutoParticles`, 500 steps": lambda: cold_fit(AutoParticles(groups, 50), SVGD(), 500),
+COLD: dict[str, Callable[[Data], Use]] = {
+    "`AutoRealNVPNormal`, 2,000 steps": lambda data: cold_fit(
+        AutoRealNVPNormal(groups), Trace_ELBO(), data
+    ),
+    "`VRELBO(0.5)`, `AutoNormal`": lambda data: cold_fit(AutoNormal(groups), VRELBO(0.5), data),
+    "`SGHMC(model)`": lambda data: cold_chain(SGHMC(groups), data),
+    "`AutoParticles`, 500 steps": lambda data: cold_fit(
+        AutoParticles(groups, 50), SVGD(), data, 500
+    ),
     "`EP`": cold_engine,
     "`diagnose(svi)`, after the fit": cold_diagnosis,
-    "`AutoNormal` and `Trace_ELBO` of NumPyro": lambda: cold_fit(AutoNormal(groups), Trace_ELBO()),
-    "`NUTS` of NumPyro": lambda: cold_chain(NUTS(groups)),
+    "`AutoNormal` and `Trace_ELBO` of NumPyro": lambda data: cold_fit(
+        AutoNormal(groups), Trace_ELBO(), data
+    ),
+    "`NUTS` of NumPyro": lambda data: cold_chain(NUTS(groups), data),
 }
-"""What is done in a new process; a function of nothing prepares it."""
+"""What is done in a new process, and again on other data; a function of the data prepares it."""
 
 
-def run_cold(name: str) -> tuple[int, float]:
-    """Programs compiled by a use, and the processor seconds of this process until its end."""
+def run_cold(name: str) -> tuple[int, float, int, float]:
+    """Programs compiled by a use, and the processor seconds of this process until its end; and both
+    of the same use of other data, with another guide or kernel."""
     compiled = []
 
     def count(event: str, *_: float, **__: object) -> None:
@@ -233,12 +241,18 @@ def run_cold(name: str) -> tuple[int, float]:
 
     jax.monitoring.register_event_duration_secs_listener(count)
     jax.monitoring.register_event_listener(count)
-    use = COLD[name]()
-    before = sum(compiled)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        use()
-    return sum(compiled) - before, time.process_time()
+
+    def used(data: Data) -> tuple[int, float]:
+        use = COLD[name](data)
+        before, begun = sum(compiled), time.process_time()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            use()
+        return sum(compiled) - before, time.process_time() - begun
+
+    programs, _ = used(GROUPS)
+    spent, (x, group, y) = time.process_time(), GROUPS
+    return programs, spent, *used((x[::-1].copy(), group, y))
 
 
 def robust(x, y):
@@ -394,11 +408,11 @@ def processes() -> ProcessPoolExecutor:
 
 
 def print_programs(names: list[str]) -> None:
-    print("\n| use, from a cold start | programs | processor seconds |")
-    print("|---|---|---|")
+    print("\n| use, from a cold start | programs | processor seconds | of other data | seconds |")
+    print("|---|---|---|---|---|")
     with processes() as pool:
-        for name, (programs, seconds) in zip(names, pool.map(run_cold, names), strict=True):
-            print(f"| {name} | {programs} | {seconds:.1f} |", flush=True)
+        for name, (first, spent, again, more) in zip(names, pool.map(run_cold, names), strict=True):
+            print(f"| {name} | {first} | {spent:.1f} | {again} | {more:.1f} |", flush=True)
 
 
 def print_seconds(models: list[str]) -> None:
