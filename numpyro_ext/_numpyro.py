@@ -278,6 +278,8 @@ class StartGiven(AutoGuide):
 
     known_start: Sites | None = None
     """The unconstrained start of a fit that is loaded; it replaces :meth:`start`."""
+    replays = True
+    """Whether constrained sites depend on the model's arguments, as deterministic ones do."""
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         """A key of ``numpyro.prng_key`` and the unconstrained start; None: NumPyro searches."""
@@ -314,6 +316,7 @@ class StartGiven(AutoGuide):
         self.prototype_trace, self._init_locs = trace, locs
         plates = [site for site in trace.values() if site["type"] == "plate"]
         self._prototype_frame_full_sizes = {site["name"]: site["args"][0] for site in plates}
+        self.replays = bool(replay)
         if replay:
             model = _prepare_model_for_potential(self.seen_model, trace, enum=False)
             whole: Any = partial(constrain_fn, model, args, kwargs, return_deterministic=True)

@@ -47,6 +47,10 @@ from numpyro_ext.data._rows import is_on_host
 type _Given = tuple[tuple, dict[str, Any]]  # args and kwargs of a model
 
 
+class DataError(ValueError):
+    """Data that do not fit the model, with which no start of a fit would do."""
+
+
 def check_supports(model_trace: Trace, guide_trace: Trace) -> None:
     """An error if the guide draws a constrained site of the model from all real numbers."""
     for site in latent_sites(model_trace):
@@ -160,7 +164,7 @@ def _check_columns(what: str, site: Site, batch: tuple[int, ...]) -> None:
 
 
 def _refuse_nan(name: str, missing: Any, size: int, row: Any) -> None:
-    raise ValueError(
+    raise DataError(
         f"the data of the observed site '{name}' have {missing} NaN among {size} numbers, the first"
         f" in row {row}, so the log density is NaN; drop these rows, or leave them out by"
         " numpyro.handlers.mask(mask=~jnp.isnan(data))."
@@ -215,7 +219,7 @@ def check_rows(
         if rows and missing:
             _refuse_nan(name, missing, size, of_data)
         if rows:
-            raise ValueError(
+            raise DataError(
                 f"the log density of the observed site '{name}' is NaN in {rows} of {num_rows}"
                 f" rows, the first of them row {row}, and the arguments of the model hold NaN; drop"
                 " these rows, or mask them."
@@ -226,7 +230,7 @@ def check_rows(
     for name, (number, size, example, *bounds) in beyond.items():
         # Bounds that differ between two points depend on latent sites.
         if all(map(np.array_equal, bounds, there[name][3:])):
-            raise ValueError(
+            raise DataError(
                 f"the observed site '{name}' has no density at {number} of its {size} values, such"
                 f" as {example}, which is outside of its support; drop these rows, or mask them."
             )
@@ -308,7 +312,7 @@ def _refuse_level(name: str, changed: np.ndarray, beyond: Beyond) -> None:
             "JAX counts from the end, while pandas gives -1 to a missing category; take it"
             f" modulo {beyond.size} if the end is meant, or"
         )
-    raise ValueError(
+    raise DataError(
         f"{np.sum(changed)} of {changed.size} densities of the site '{name}' take number"
         f" {beyond.example} of '{beyond.site}', which has the numbers 0 to {beyond.size - 1}: {why}"
         " leave these rows out, or mask them."

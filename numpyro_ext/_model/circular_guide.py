@@ -5,10 +5,13 @@ from contextlib import contextmanager
 import copy
 from typing import Any
 
+import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
+import numpy as np
 import numpyro
-from numpyro.handlers import seed
+from numpyro import validation_enabled
+from numpyro.handlers import block, seed
 
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.circles import (
@@ -24,7 +27,10 @@ from numpyro_ext._model.circles import (
 from numpyro_ext._model.handlers import on_first_rows
 from numpyro_ext._model.mode_search import place_cuts
 from numpyro_ext._model.modes import Modes
-from numpyro_ext._model.read import ModelInfo, elementwise, shape_trace
+from numpyro_ext._model.operations import on_numbers
+from numpyro_ext._model.potential import Program
+from numpyro_ext._model.read import ModelInfo, elementwise, has_fixed_bounds, shape_trace
+from numpyro_ext._model.same import is_same
 from numpyro_ext._numpyro import ContinuousGuide
 from numpyro_ext._typing import Model, Params, Sites
 
@@ -40,6 +46,9 @@ class CircularGuide(ContinuousGuide):
     """Of the latent sites on circles, with the cuts of the guide's set-up or of the call."""
     first_arguments: tuple[tuple, dict[str, Any]] | None = (), {}
     """None if they were traced."""
+    begun_on: tuple[tuple[tuple, dict[str, Any]], ...] = ()
+    """The arguments on which the guide was set up, and others on which a later fit began, where its
+    sites may depend on them."""
 
     def cut(
         self, info: ModelInfo, args: tuple, kwargs: dict[str, Any], modes: Modes | None = None
@@ -135,8 +144,59 @@ class CircularGuide(ContinuousGuide):
         finally:
             self.prototype_trace, self.supports = before
 
+    def note_start(self, is_new: bool, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Keep the arguments of this call, if a fit begins in it after the guide was set up; an
+        error if they give a latent site another support than the guide has."""
+        if is_new or is_traced((args, kwargs)) or numpyro.param(self.first_param) is not None:
+            return
+        self._check_supports(args, kwargs)
+        if self.begun_on and not is_same(self.begun_on[0], (args, kwargs)):
+            self.begun_on = self.begun_on[0], (args, kwargs)
+
+    def _check_supports(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        trace: Any = self.prototype_trace
+        before = {name: trace[name]["fn"].support for name in self.latent_sites}
+        model = on_first_rows(self.seen_model)
+        with block(), on_numbers(), validation_enabled(False):
+            if has_fixed_bounds(list(before.values())):
+                sites = shape_trace(seed(model, random.key(0)), args, kwargs)
+            else:
+                values = {name: trace[name]["value"] for name in before}
+                sites = Program(model, args, kwargs).trace(values=values, rng_key=random.key(0))
+        for name, support in before.items():
+            bounds = zip(
+                *(jax.tree.leaves(x) for x in (support, sites[name]["fn"].support)), strict=True
+            )
+            if not all(is_traced(pair) or np.array_equal(*pair) for pair in bounds):
+                raise ValueError(
+                    f"'{name}' has other bounds than when this {type(self).__name__} was set up,"
+                    " on other arguments of the model; make a new guide for these."
+                )
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        super()._setup_prototype(*args, **kwargs)
+        known = self.replays and not is_traced((args, kwargs))
+        self.begun_on = ((args, kwargs),) if known else ()
+
+    def _check_begun_once(self, params: Params) -> None:
+        """An error if draws without arguments are not known, since fits began on two sets of them
+        that give other sites."""
+        with on_numbers():
+            z = jnp.asarray(self.init_latent)
+            one, other = (self.constrain(z, params, *given, anew=True) for given in self.begun_on)
+        for name, x in one.items():
+            y = other[name]
+            if x.shape != y.shape or not (is_traced((x, y)) or jnp.allclose(x, y, equal_nan=True)):
+                raise ValueError(
+                    f"this {type(self).__name__} has begun on two sets of arguments, with which"
+                    f" '{name}' differs; give sample_posterior the arguments of the model, or make"
+                    " a guide for each set."
+                )
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        is_new = self.prototype_trace is None
         self.set_up(*args, **kwargs)
+        self.note_start(is_new, args, kwargs)
         with self.on_cuts():
             return super().__call__(*args, **kwargs)
 
@@ -148,6 +208,8 @@ class CircularGuide(ContinuousGuide):
         kwargs: dict[str, Any] | None = None,
         anew: bool = False,
     ) -> Sites:
+        if not (args or kwargs or anew) and len(self.begun_on) > 1:
+            self._check_begun_once(params)
         if not self.supports:
             return super().constrain(latent, params, args, kwargs, anew)
         guide = copy.copy(self)

@@ -18,7 +18,7 @@ from numpyro_ext._checks import InferenceWarning, check_count
 from numpyro_ext._model.arguments import is_traced
 from numpyro_ext._model.arrow import Arrow
 from numpyro_ext._model.beyond import mass_beyond
-from numpyro_ext._model.checks import check_rows, read_global
+from numpyro_ext._model.checks import DataError, check_rows, read_global
 from numpyro_ext._model.circles import (
     Turns,
     circles_of,
@@ -274,13 +274,15 @@ def modes_or_warning(
     """The modes of the posterior on these arguments; None, with a warning, where none are found,
     and a warning where there are more than ``room`` at which the guide can begin; ``start`` is the
     argument that says where it begins without them, and ``by_groups`` whether it takes an ``Arrow``
-    of a hierarchy of any size."""
+    of a hierarchy of any size. Data that do not fit are an error."""
     try:
         with block(), on_numbers(), warnings.catch_warnings():
             warnings.simplefilter("ignore", InferenceWarning)
             rng_key = random.key(0)
             modes, _ = search_model(rng_key, model, args, kwargs, starts, by_groups=by_groups)
-    except Exception as error:  # whatever stops the search, there is a start without it
+    except DataError:
+        raise
+    except Exception as error:  # whatever else stops the search, there is a start without it
         reason = str(error).strip().removesuffix(".") or type(error).__name__
         _warn(
             f"{who} at NumPyro's start, because the search for a mode failed: {reason}. Give"

@@ -228,6 +228,13 @@ def continuous_latents(trace: Trace, *, sums: bool = False) -> dict[str, Site]:
         elif sums and few and find_spec("funsor"):
             summed.append(f"'{name}' is discrete")
         else:
+            by_mask = name.removesuffix("_unobserved")
+            if name != by_mask and f"{by_mask}_observed" in trace:
+                raise ValueError(
+                    f"site '{by_mask}' has an obs_mask, and what it leaves out is a discrete latent"
+                    " site; where nothing reads these values, put the site without obs_mask under"
+                    " numpyro.handlers.mask(mask=...), or leave the rows out."
+                )
             remedy = "sum it out of the model"
             if sums and few:
                 remedy = f"install funsor (pip install funsor), or {remedy}"

@@ -243,8 +243,9 @@ class AutoJoint(CircularGuide):
     ) -> Sites:
         """Draws of the latent sites, constrained, with the model's deterministic sites.
 
-        :param args: the model's arguments, for deterministic sites that depend on them; without
-            any, the arguments of the first call are used (NumPyro's own guides always use these).
+        :param args: the model's arguments, for sites that depend on them; without any, the
+            arguments of the first call are used (NumPyro's own guides always use these), and it is
+            an error if a later fit began on others with which a site differs.
         :param tuple sample_shape: the leading axes of every site.
         :return: a dict of arrays of shape ``sample_shape + site shape``.
         """

@@ -8,8 +8,11 @@ from jax import Array
 from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
+from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext._checks import InferenceWarning
+from numpyro_ext._model.checks import check_rows
+from numpyro_ext._model.handlers import given_rows
 from numpyro_ext._model.mode_search import is_searched, modes_or_warning
 from numpyro_ext._model.modes import InitFrom, Modes, check_sites, given_modes
 from numpyro_ext._model.operations import run_once
@@ -39,7 +42,16 @@ class BeginsAtModes:
         elif self.searches and is_searched(info.size, info.params, bool(info.mutable)):
             how: Any = {"who": "the particles begin", "start": self.start_argument}
             self.start_modes = modes_or_warning(model, *potential.arguments, **how)
+            return self.start_modes
+        check_data(model, potential)
         return self.start_modes
+
+
+def check_data(model: Model, potential: Potential) -> None:
+    """An error where data do not fit the model, which a search for modes says by itself."""
+    info = potential.info
+    model = given_rows(model, info.given)
+    check_rows(model, *potential.arguments, init_to_uniform, bounded=info.bounded)
 
 
 def draw_at_modes(

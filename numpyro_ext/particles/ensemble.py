@@ -26,6 +26,7 @@ from numpyro_ext._model.start import draw_params, draw_start
 from numpyro_ext._typing import Kwargs, Model, Params, Sites
 from numpyro_ext.particles._start import (
     BeginsAtModes,
+    check_data,
     check_distinct,
     draw_at_modes,
     warn_of_few_particles,
@@ -328,9 +329,11 @@ class ParVI(BeginsAtModes, MCMCKernel):
             key = self._key_params = key if self._key_params is None else self._key_params
         self.params = draw_params(key, self.model, info, args, kwargs, **how)
         modes, self.circles = None, None
+        model = substitute(self.model, data=self.params)
         if init_params is None:
-            model = substitute(self.model, data=self.params)
             modes = self.find_modes(model, self._potential(args, kwargs))
+        else:
+            check_data(model, self._potential(args, kwargs))
         if modes is not None:
             self.circles = modes.circles
             potential = self._potential(args, kwargs)

@@ -1,18 +1,24 @@
 """A level that a factor does not have is refused by name, and so is one from the end."""
 
+from functools import partial
+import warnings
+
 import jax
 from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, init_to_uniform
+from numpyro.infer import MCMC, SVI, Trace_ELBO, init_to_uniform
+import optax
 import pytest
 
 from numpyro_ext._model.checks import check_rows
 from numpyro_ext.ep import EP
+from numpyro_ext.guides import AutoRealNVPNormal
 from numpyro_ext.mcmc import SGHMC
 from numpyro_ext.optim import find_modes
+from numpyro_ext.particles import AutoParticles, ParVI, RegularizedSVGD, particle_step
 
 N = 60
 SHOP, WEEK = np.arange(N) % 5, np.arange(N) % 7
@@ -204,3 +210,35 @@ def test_levels_of_masked_rows_may_be_any():
 def test_fits_refuse_it(fit):
     with pytest.raises(ValueError, match="take number 5 of 'of_shop'"):
         fit(with_levels(SHOP, 5), WEEK)
+
+
+def _svi(guide, optim, loss):
+    return lambda *args: SVI(model, guide(model), optim, loss).init(random.key(0), *args)
+
+
+def _parvi(init_params=None):
+    num = 40
+    mcmc = MCMC(
+        ParVI(model), num_warmup=1, num_samples=1, num_chains=num, chain_method="vectorized"
+    )
+    keys = {"mean": (num,), "of_shop": (num, 5), "of_week": (num, 7, 2)}
+    start = {name: random.normal(random.key(0), shape) for name, shape in keys.items()}
+    return lambda *args: mcmc.run(random.key(0), *args, init_params=init_params and start)
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        _svi(AutoRealNVPNormal, optax.adam(0.01), Trace_ELBO()),
+        _svi(AutoParticles, particle_step(10), RegularizedSVGD()),
+        _svi(partial(AutoParticles, init_from=None), particle_step(10), RegularizedSVGD()),
+        _parvi(),
+        _parvi(init_params=True),
+    ],
+    ids=["guide", "particles", "particles without a search", "ParVI", "ParVI from a start"],
+)
+def test_a_failed_search_for_modes_is_no_warning_then(fit):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ValueError, match="take number 5 of 'of_shop'"):
+            fit(with_levels(SHOP, 5), WEEK)

@@ -144,6 +144,19 @@ def test_a_discrete_latent_is_refused_with_a_remedy_that_exists(fn, remedy):
     assert "DiscreteHMCGibbs" not in str(error.value)
 
 
+@pytest.mark.parametrize("fn", [dist.Bernoulli(0.3), dist.Poisson(3.0)])
+def test_a_discrete_site_with_an_obs_mask_is_refused_by_its_name(fn):
+    mask = jnp.array([True, False])
+
+    def model():
+        numpyro.sample("p", dist.Normal())
+        with numpyro.plate("rows", 2):
+            numpyro.sample("y", fn, obs=jnp.ones(2, int), obs_mask=mask)
+
+    with pytest.raises(ValueError, match=r"site 'y' has an obs_mask.*handlers.mask\(mask"):
+        read_model(model)
+
+
 def test_values_are_checked_by_name_and_shape():
     info = read_model(unordered, (data(),))
     good = {name: np.ones(latent.unconstrained.shape) for name, latent in info.latents.items()}

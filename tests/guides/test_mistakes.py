@@ -5,16 +5,18 @@ from functools import cache, partial
 from jax import random
 from jax.example_libraries import stax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer import SVI
+from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 import optax
 import pytest
 
-from numpyro_ext.guides import AutoMAFNormal, AutoRealNVPNormal, FlowGuide
-from numpyro_ext.objectives import VRELBO
+from numpyro_ext.guides import AutoMAFNormal, AutoRealNVPNormal, AutoSemiImplicit, FlowGuide
+from numpyro_ext.objectives import VRELBO, SemiImplicitELBO
+from numpyro_ext.particles import SVGD, AutoParticles
 
 X = jnp.ones((5, 2))
 
@@ -92,3 +94,56 @@ A_CLASS = r"must be a function; .* pass it a guide and not its class"
 def test_is_answered_by_a_sentence(mistake, error, match):
     with pytest.raises(error, match=match):
         mistake()
+
+
+def bounded(y, total=jnp.sum, fastest=jnp.min):
+    shift = numpyro.sample("shift", dist.Uniform(0.0, fastest(y)))
+    numpyro.deterministic("total", shift + total(y))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(shift, 1.0), obs=y)
+
+
+DATA = jnp.array([2.0, 3.0]), jnp.array([5.0, 6.0, 7.0])
+FITS = {
+    "flow": (partial(AutoRealNVPNormal, init_from=None), Trace_ELBO()),
+    "semi-implicit": (partial(AutoSemiImplicit, init_from=None), SemiImplicitELBO()),
+    "particles": (partial(AutoParticles, num_particles=20, init_from=None), SVGD()),
+}
+
+
+def started_twice(fit, **options):
+    make, loss = FITS[fit]
+    svi = SVI(bounded, make(bounded), optax.sgd(0.0), loss)
+    for y in DATA:
+        state = svi.init(random.key(0), y, **options)
+    return svi.guide, svi.get_params(state)
+
+
+@pytest.mark.parametrize(
+    "fastest", [jnp.min, lambda y: float(np.asarray(y).min())], ids=["array", "float"]
+)
+@pytest.mark.parametrize("fit", FITS)
+def test_a_fit_to_other_data_with_other_bounds(fit, fastest):
+    with pytest.raises(ValueError, match="'shift' has other bounds than when this Auto"):
+        started_twice(fit, fastest=fastest)
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_draws_without_arguments_after_a_fit_to_other_data(fit):
+    guide, params = started_twice(fit, fastest=lambda y: 2.0)
+    for ask in (guide.median, partial(guide.sample_posterior, random.key(1))):
+        with pytest.raises(ValueError, match="two sets of arguments, with which 'total' differs"):
+            ask(params)
+    for y in DATA:
+        drawn = guide.sample_posterior(random.key(1), params, y, sample_shape=(20,))
+        assert jnp.allclose(drawn["total"], drawn["shift"] + y.sum())
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_other_data_without_a_difference_are_no_mistake(fit):
+    guide, params = started_twice(fit, total=len, fastest=lambda y: jnp.full((), 2.0))
+    with pytest.raises(ValueError, match="'total' differs"):
+        guide.sample_posterior(random.key(1), params)
+    guide, params = started_twice(fit, total=lambda y: 0.0, fastest=lambda y: jnp.full((), 2.0))
+    drawn = guide.sample_posterior(random.key(1), params, sample_shape=(20,))
+    assert jnp.array_equal(drawn["total"], drawn["shift"])
