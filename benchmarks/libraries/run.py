@@ -18,7 +18,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.handlers import scale
 from numpyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceGraph_ELBO
-from numpyro.infer.autoguide import AutoDAIS
+from numpyro.infer.autoguide import AutoDAIS, AutoMultivariateNormal
 from numpyro.infer.util import potential_energy
 import optax
 from scipy import special, stats
@@ -234,6 +234,25 @@ def a_second_fit() -> Iterator[Row]:
     )
 
 
+def bounds_of_the_first_data() -> Iterator[Row]:
+    """A shift of 50 times, at most the least of them: a second fit of one guide, to times from 5
+    on, after a fit to times from 2 on."""
+
+    def model(y):
+        shift = numpyro.sample("shift", dist.Uniform(0.0, y.min()))
+        numpyro.sample("y", dist.Exponential(1.0), obs=y - shift)
+
+    times = np.random.default_rng(0).exponential(size=50)
+    guide = AutoMultivariateNormal(model)
+    svi = SVI(model, guide, optax.adam(0.01), Trace_ELBO())
+    for y in (2 + times, 5 + times):
+        params = svi.run(random.key(0), 3000, y, progress_bar=False).params
+    there = guide.sample_posterior(random.key(1), params, sample_shape=(4000,))["shift"].mean()
+    # The density is proportional to exp(50 shift) below the least datum.
+    right = (5 + times).min() - 1 / 50
+    yield "mean of a shift below the least datum, in the second fit", there, right, "refused"
+
+
 def shown(x: Any) -> str:
     return x if isinstance(x, str) else f"{float(x):.3g}"
 
@@ -254,6 +273,7 @@ def main() -> None:
         reads,
         loo,
         a_second_fit,
+        bounds_of_the_first_data,
     )
     for group in groups:
         for what, *values in group():
