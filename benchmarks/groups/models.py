@@ -158,6 +158,27 @@ def counts(full: bool) -> Groups:
     return Groups(model, data, truth, [("mean", "shop", "walk")])
 
 
+def visits(full: bool) -> Groups:
+    """Counts at three visits of each patient on average, with a column: few rows in each group."""
+    patients = 30_000 if full else 1500
+    rng = np.random.default_rng(5)
+    patient, x = rng.integers(0, patients, 3 * patients), rng.normal(size=3 * patients)
+    own = rng.normal(0.2, 0.6, patients)
+    y = rng.poisson(np.exp(own[patient] + 0.3 * x))
+
+    def model(patient: Any, x: Any, y: Any, batch: Any = None) -> None:
+        mean = numpyro.sample("mean", dist.Normal(0, 3))
+        s = numpyro.sample("s", dist.HalfNormal(1))
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        own = effects("own", mean, s, patients)
+        with numpyro.plate("rows", len(y), subsample_size=batch) as i:
+            rate = jnp.exp(own[patient[i]] + slope * x[i])
+            numpyro.sample("y", dist.Poisson(rate), obs=y[i])
+
+    truth = {"mean": 0.2, "s": 0.6, "slope": 0.3, "own": own}
+    return Groups(model, {"patient": patient, "x": x, "y": y}, truth)
+
+
 MODELS: dict[str, Callable[[bool], Groups]] = {
-    made.__name__: made for made in (claims, answers, panel, counts)
+    made.__name__: made for made in (claims, answers, panel, counts, visits)
 }

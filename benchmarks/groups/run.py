@@ -185,6 +185,8 @@ def one(name: str, method: str, full: bool, out: Path) -> None:
             draws = by_sghmc(problem, full)
         elif method == "NUTS":
             draws = by_nuts(problem)
+        elif name == "visits" and method in {*ELSEWHERE, "LaplaceEM"}:
+            raise Missing("not written for visits")
         elif method in ELSEWHERE:
             draws = ELSEWHERE[method](name, MODELS[name](full).data)
         elif method == "LaplaceEM":
