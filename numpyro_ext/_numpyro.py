@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import jax
 from jax import Array, jit, random
+from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -278,8 +279,9 @@ class StartGiven(AutoGuide):
 
     known_start: Sites | None = None
     """The unconstrained start of a fit that is loaded; it replaces :meth:`start`."""
-    replays = True
-    """Whether constrained sites depend on the model's arguments, as deterministic ones do."""
+    begun_on: tuple[tuple[tuple, dict[str, Any]], ...] = ()
+    """The arguments on which the guide was set up, and others on which a later fit began, where
+    constrained sites may depend on them, as deterministic ones do, and they were not traced."""
 
     def start(self, *args: Any, **kwargs: Any) -> tuple[Array, Sites] | None:
         """A key of ``numpyro.prng_key`` and the unconstrained start; None: NumPyro searches."""
@@ -298,6 +300,8 @@ class StartGiven(AutoGuide):
         start = self.start(*args, **kwargs)  # which also reads what a guide needs of its model
         if self.known_start is not None:
             start = numpyro.prng_key(), self.known_start
+        traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs)))
+        self.begun_on = () if traced else ((args, kwargs),)
         if start is None:
             super()._setup_prototype(*args, **kwargs)
             return
@@ -316,12 +320,12 @@ class StartGiven(AutoGuide):
         self.prototype_trace, self._init_locs = trace, locs
         plates = [site for site in trace.values() if site["type"] == "plate"]
         self._prototype_frame_full_sizes = {site["name"]: site["args"][0] for site in plates}
-        self.replays = bool(replay)
         if replay:
             model = _prepare_model_for_potential(self.seen_model, trace, enum=False)
             whole: Any = partial(constrain_fn, model, args, kwargs, return_deterministic=True)
             self._postprocess_fn = seed(whole, 0)
         else:
+            self.begun_on = ()
             self._postprocess_fn = partial(transform_fn, transforms)
 
 

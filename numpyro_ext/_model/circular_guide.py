@@ -46,9 +46,6 @@ class CircularGuide(ContinuousGuide):
     """Of the latent sites on circles, with the cuts of the guide's set-up or of the call."""
     first_arguments: tuple[tuple, dict[str, Any]] | None = (), {}
     """None if they were traced."""
-    begun_on: tuple[tuple[tuple, dict[str, Any]], ...] = ()
-    """The arguments on which the guide was set up, and others on which a later fit began, where its
-    sites may depend on them."""
 
     def cut(
         self, info: ModelInfo, args: tuple, kwargs: dict[str, Any], modes: Modes | None = None
@@ -172,11 +169,6 @@ class CircularGuide(ContinuousGuide):
                     f"'{name}' has other bounds than when this {type(self).__name__} was set up,"
                     " on other arguments of the model; make a new guide for these."
                 )
-
-    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        super()._setup_prototype(*args, **kwargs)
-        known = self.replays and not is_traced((args, kwargs))
-        self.begun_on = ((args, kwargs),) if known else ()
 
     def _check_begun_once(self, params: Params) -> None:
         """An error if draws without arguments are not known, since fits began on two sets of them

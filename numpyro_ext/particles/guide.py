@@ -231,7 +231,7 @@ class AutoParticles(BeginsAtModes, CircularGuide):
 
         def one_of(rng_key: Array, x: Array) -> Sites:
             one = x[random.randint(rng_key, (), 0, self.num_particles)]
-            given = (args, kwargs, True) if self.replays else ()
+            given = (args, kwargs, True) if self.begun_on else ()
             return self.constrain(one, params, *given)
 
         values = run_once(one_of, _key(), x)
