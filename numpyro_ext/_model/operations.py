@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax import Array
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # pyright: ignore[reportPrivateImportUsage]
 import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
