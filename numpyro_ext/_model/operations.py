@@ -151,7 +151,10 @@ def jit_on_data(
 
         # Its text says the place of each argument only where all are kept.
         program = jax.jit(run, keep_unused=True, compiler_options=options)
-        program = _compiled_before(program, options, closed.consts, jax.tree.leaves(args))
+        if not closed.effects and not _calls_the_host(
+            jaxpr
+        ):  # the text does not say which function
+            program = _compiled_before(program, options, closed.consts, jax.tree.leaves(args))
         return partial(program, closed.consts), of_result
 
     return _kept_by_shapes(trace)
@@ -164,20 +167,23 @@ _MOST_PROGRAMS = 256
 
 
 def _compiled_before(program: Any, options: dict[str, int] | None, *args: list[Array]) -> Any:
-    """A jitted program, or the one with the same text that an earlier call has compiled.
-
-    What calls a function of Python is not kept, because the text does not say which.
-    """
+    """A jitted program, or the one with the same text that an earlier call has compiled."""
     if any(isinstance(x, Tracer) for x in jax.tree.leaves(args)):
         return program
     text = program.lower(*args).as_text()  # the call does not trace and lower it again
-    if "callback" in text:
-        return program
     key = hashlib.sha256(text.encode()).digest(), *(options or {}).items()
     _PROGRAMS[key] = program = _PROGRAMS.pop(key, program)
     if len(_PROGRAMS) > _MOST_PROGRAMS:
         del _PROGRAMS[next(iter(_PROGRAMS))]
     return program
+
+
+def _calls_the_host(program: Any) -> bool:
+    """Whether a program calls a function of Python when it runs."""
+    return any(
+        "callback" in equation.primitive.name or any(map(_calls_the_host, programs_in(equation)))
+        for equation in program.eqns
+    )
 
 
 def _kept_by_shapes(

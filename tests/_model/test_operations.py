@@ -132,10 +132,19 @@ def test_functions_of_the_host_are_not_taken_for_one_another():
     x = jnp.arange(3.0)
 
     def by_host(shift):
-        return jit_on_data(lambda x: jax.pure_callback(lambda x: x + shift, x, x))
+        def fn(x):
+            return jax.pure_callback(lambda x: x + np.float32(shift), x, x)
 
-    np.testing.assert_array_equal(by_host(np.float32(1.0))(x), x + 1)
-    np.testing.assert_array_equal(by_host(np.float32(5.0))(x), x + 5)
+        return jit_on_data(fn), jit_on_data(lambda x: lax.map(fn, x[None])[0])
+
+    for shift in (1.0, 5.0):
+        for fn in by_host(shift):
+            np.testing.assert_array_equal(fn(x), x + shift)
+    seen = []
+    for to in (seen.append, lambda x: seen.append(-x)):
+        jit_on_data(lambda x, to=to: jax.debug.callback(to, x[1]))(x)
+    jax.effects_barrier()
+    assert seen == [1.0, -1.0]
 
 
 def test_few_programs_are_kept(monkeypatch):
