@@ -144,6 +144,7 @@ def main() -> None:
         for method in args.only:
             row = partial(line, name, method, problem, truth)
             lines.append(kept(args.out / ("x64" if args.x64 else "x32"), f"{name} {method}", row))
+        jax.clear_caches()  # the programs of all models would be more than a process may hold
     print(counted(lines))
 
 

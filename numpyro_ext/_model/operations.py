@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 import jax
-from jax import Array
+from jax import Array, lax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # pyright: ignore[reportPrivateImportUsage]
 import jax.numpy as jnp
@@ -147,13 +147,13 @@ def jit_on_data(
         jaxpr = closed.jaxpr  # alone, so that a program which is kept holds no data
 
         def run(consts: list[Array], leaves: list[Array]) -> list[Array]:
+            # JAX leaves out of the text what is not used: so all stay, in their places, or none.
+            consts, leaves = lax.optimization_barrier((consts, leaves))
             return jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*leaves)
 
-        # Its text says the place of each argument only where all are kept.
-        program = jax.jit(run, keep_unused=True, compiler_options=options)
-        if not closed.effects and not _calls_the_host(
-            jaxpr
-        ):  # the text does not say which function
+        program = jax.jit(run, compiler_options=options)
+        # Of a function of the host the text does not say which.
+        if not closed.effects and not _calls_the_host(jaxpr):
             program = _compiled_before(program, options, closed.consts, jax.tree.leaves(args))
         return partial(program, closed.consts), of_result
 
@@ -163,7 +163,8 @@ def jit_on_data(
 _PROGRAMS: dict[tuple, Any] = {}
 """Programs by their text and by options of the compiler, the last :data:`_MOST_PROGRAMS`."""
 
-_MOST_PROGRAMS = 256
+_MOST_PROGRAMS = 64
+"""A program takes some fifty of the 65,530 mappings that Linux gives a process."""
 
 
 def _compiled_before(program: Any, options: dict[str, int] | None, *args: list[Array]) -> Any:
@@ -171,7 +172,8 @@ def _compiled_before(program: Any, options: dict[str, int] | None, *args: list[A
     if any(isinstance(x, Tracer) for x in jax.tree.leaves(args)):
         return program
     text = program.lower(*args).as_text()  # the call does not trace and lower it again
-    key = hashlib.sha256(text.encode()).digest(), *(options or {}).items()
+    shapes = [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(args)]
+    key = hashlib.sha256(text.encode()).digest(), *shapes, *(options or {}).items()
     _PROGRAMS[key] = program = _PROGRAMS.pop(key, program)
     if len(_PROGRAMS) > _MOST_PROGRAMS:
         del _PROGRAMS[next(iter(_PROGRAMS))]

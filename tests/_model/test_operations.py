@@ -126,6 +126,8 @@ def test_programs_that_do_not_use_an_array_are_not_taken_for_one_another():
         np.testing.assert_array_equal(of(used)(x), x + arrays[used])
         of_one = jit_on_data(lambda x, used=used: x + arrays[used])
         np.testing.assert_array_equal(of_one(x), x + arrays[used])
+        of_none = jit_on_data(lambda x, used=used: (sum(arrays[: used + 1]), jnp.ones(2))[1])
+        np.testing.assert_array_equal(of_none(x), [1, 1])
 
 
 def test_functions_of_the_host_are_not_taken_for_one_another():
