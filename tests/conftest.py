@@ -52,8 +52,9 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.pluginmanager.register(FewPrograms())
-    if seconds := config.getoption("--costly"):
-        config.pluginmanager.register(Costly(seconds, worker=hasattr(config, "workerinput")))
+    # The reports of all workers come together in the process that started them.
+    if (seconds := config.getoption("--costly")) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Costly(seconds))
     if shift := 1000 * config.getoption("--shift-keys"):
         for module, names in ((jax.random, ("key", "PRNGKey")), (np.random, ("default_rng",))):
             for name in names:
@@ -63,18 +64,16 @@ def pytest_configure(config):
 class Costly:
     """Writes down which tests take more than these seconds, all their phases together."""
 
-    def __init__(self, seconds: float, worker: bool):
-        self.seconds, self.worker = seconds, worker
+    def __init__(self, seconds: float):
+        self.seconds = seconds
         self.took = collections.defaultdict(float)
 
     def pytest_runtest_logreport(self, report):
         self.took[report.nodeid] += report.duration
 
     def pytest_sessionfinish(self):
-        # The reports of all workers come together in the process that started them.
-        if not self.worker:
-            names = sorted(name for name, took in self.took.items() if took > self.seconds)
-            COSTLY.write_text("\n".join(names) + "\n")
+        names = sorted(name for name, took in self.took.items() if took > self.seconds)
+        COSTLY.write_text("\n".join(names) + "\n")
 
 
 class FewPrograms:

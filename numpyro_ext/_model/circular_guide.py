@@ -141,14 +141,17 @@ class CircularGuide(ContinuousGuide):
         finally:
             self.prototype_trace, self.supports = before
 
-    def note_start(self, is_new: bool, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Keep the arguments of this call, if a fit begins in it after the guide was set up; an
-        error if they give a latent site another support than the guide has."""
+    def begin_fit(self, *args: Any, **kwargs: Any) -> bool:
+        """Set up the guide, and say whether it was new. Where a later fit begins, keep its
+        arguments; an error if they give a latent site another support than the guide has."""
+        is_new = self.prototype_trace is None
+        self.set_up(*args, **kwargs)
         if is_new or is_traced((args, kwargs)) or numpyro.param(self.first_param) is not None:
-            return
+            return is_new
         self._check_supports(args, kwargs)
         if self.begun_on and not is_same(self.begun_on[0], (args, kwargs)):
             self.begun_on = self.begun_on[0], (args, kwargs)
+        return is_new
 
     def _check_supports(self, args: tuple, kwargs: dict[str, Any]) -> None:
         trace: Any = self.prototype_trace
@@ -175,9 +178,11 @@ class CircularGuide(ContinuousGuide):
         that give other sites."""
         with on_numbers():
             z = jnp.asarray(self.init_latent)
-            one, other = (self.constrain(z, params, *given, anew=True) for given in self.begun_on)
-        for name, x in one.items():
-            y = other[name]
+            first_sites, later_sites = (
+                self.constrain(z, params, *arguments, anew=True) for arguments in self.begun_on
+            )
+        for name, x in first_sites.items():
+            y = later_sites[name]
             if x.shape != y.shape or not (is_traced((x, y)) or jnp.allclose(x, y, equal_nan=True)):
                 raise ValueError(
                     f"this {type(self).__name__} has begun on two sets of arguments, with which"
@@ -186,9 +191,7 @@ class CircularGuide(ContinuousGuide):
                 )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        is_new = self.prototype_trace is None
-        self.set_up(*args, **kwargs)
-        self.note_start(is_new, args, kwargs)
+        self.begin_fit(*args, **kwargs)
         with self.on_cuts():
             return super().__call__(*args, **kwargs)
 

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
+from numpyro_ext._model.arguments import is_traced
+
 FEW = 10**9
 """Numbers up to which a program is run in the time that it takes to optimise it."""
 
@@ -123,6 +125,11 @@ def hessian(fn: Callable[[Array], Any]) -> Callable[[Array], Any]:
     return jax.jacfwd(jacobian(fn))
 
 
+def shapes_of(arrays: Sequence[Any]) -> tuple:
+    """The shape and the dtype of each array or number."""
+    return tuple((jnp.shape(x), jnp.result_type(x)) for x in arrays)
+
+
 def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A function for several programs of JAX, of which Python runs ``fn`` in the first one alone,
     for each set of shapes; it must not close over what one of them computes."""
@@ -169,11 +176,11 @@ _MOST_PROGRAMS = 64
 
 def _compiled_before(program: Any, options: dict[str, int] | None, *args: list[Array]) -> Any:
     """A jitted program, or the one with the same text that an earlier call has compiled."""
-    if any(isinstance(x, Tracer) for x in jax.tree.leaves(args)):
+    if is_traced(args):
         return program
     text = program.lower(*args).as_text()  # the call does not trace and lower it again
-    shapes = [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(args)]
-    key = hashlib.sha256(text.encode()).digest(), *shapes, *(options or {}).items()
+    shapes = shapes_of(jax.tree.leaves(args))
+    key = hashlib.sha256(text.encode()).digest(), shapes, *(options or {}).items()
     _PROGRAMS[key] = program = _PROGRAMS.pop(key, program)
     if len(_PROGRAMS) > _MOST_PROGRAMS:
         del _PROGRAMS[next(iter(_PROGRAMS))]
@@ -197,7 +204,7 @@ def _kept_by_shapes(
 
     def call(*args: Any) -> Any:
         leaves, tree = jax.tree.flatten(args)
-        shapes = tree, *((jnp.shape(x), jnp.result_type(x)) for x in leaves)
+        shapes = tree, shapes_of(leaves)
         if shapes not in programs:
             program, of_result = trace(args)
             programs[shapes] = program, jax.tree.structure(of_result)

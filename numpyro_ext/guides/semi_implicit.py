@@ -103,9 +103,7 @@ class AutoSemiImplicit(AutoWithoutDensity):
         return self.auxiliary("latent", z)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sites:
-        is_new = self.prototype_trace is None
-        self.set_up(*args, **kwargs)
-        self.note_start(is_new, args, kwargs)
+        self.begin_fit(*args, **kwargs)
         result, trace = {}, cast(Trace, self.prototype_trace)
         with self.called_with(args, kwargs), self.on_cuts():
             vector = self.sample_vector((), args, kwargs)

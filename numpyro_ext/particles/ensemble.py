@@ -329,11 +329,11 @@ class ParVI(BeginsAtModes, MCMCKernel):
             key = self._key_params = key if self._key_params is None else self._key_params
         self.params = draw_params(key, self.model, info, args, kwargs, **how)
         modes, self.circles = None, None
-        model = substitute(self.model, data=self.params)
+        model, potential = substitute(self.model, data=self.params), self._potential(args, kwargs)
         if init_params is None:
-            modes = self.find_modes(model, self._potential(args, kwargs))
+            modes = self.find_modes(model, potential)
         else:
-            check_data(model, self._potential(args, kwargs))
+            check_data(model, potential)
         if modes is not None:
             self.circles = modes.circles
             potential = self._potential(args, kwargs)

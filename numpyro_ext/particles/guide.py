@@ -210,9 +210,7 @@ class AutoParticles(BeginsAtModes, CircularGuide):
         return self.latent_distribution()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sites:
-        is_new = self.prototype_trace is None
-        self.set_up(*args, **kwargs)
-        self.note_start(is_new, args, kwargs)
+        is_new = self.begin_fit(*args, **kwargs)
         x: Any = numpyro.param(self.param_name)
         if x is None:
             x, groups, _ = self.prepared if is_new else self.prepare(*args, **kwargs)
@@ -230,9 +228,9 @@ class AutoParticles(BeginsAtModes, CircularGuide):
             mutable(f"{self.prefix}_step", jnp.zeros((), int))
 
         def one_of(rng_key: Array, x: Array) -> Sites:
-            one = x[random.randint(rng_key, (), 0, self.num_particles)]
-            given = (args, kwargs, True) if self.begun_on else ()
-            return self.constrain(one, params, *given)
+            particle = x[random.randint(rng_key, (), 0, self.num_particles)]
+            arguments = (args, kwargs, True) if self.begun_on else ()
+            return self.constrain(particle, params, *arguments)
 
         values = run_once(one_of, _key(), x)
         result, trace = {}, cast(Trace, self.prototype_trace)
