@@ -16,6 +16,7 @@ from numpyro_ext._model.operations import (
     quick_options,
     traced_once,
 )
+from numpyro_ext.data import HostArray
 
 
 def test_counts_of_known_programs():
@@ -142,6 +143,9 @@ def test_functions_of_the_host_are_not_taken_for_one_another():
     for shift in (1.0, 5.0):
         for fn in by_host(shift):
             np.testing.assert_array_equal(fn(x), x + shift)
+    for rows in (np.arange(3.0), np.arange(3.0, 6.0)):
+        read = HostArray(rows)
+        np.testing.assert_array_equal(jit_on_data(lambda i, read=read: read[i])(np.arange(3)), rows)
     seen = []
     for to in (seen.append, lambda x: seen.append(-x)):
         jit_on_data(lambda x, to=to: jax.debug.callback(to, x[1]))(x)
