@@ -25,8 +25,8 @@ _STEPS_OF_A_STAGE = 10
 _CG_STEPS, _CG_TOLERANCE = 300, 1e-2
 HALVINGS, _TWICE_AS_NEAR_IN = 12, 6
 """Of a step that raises the potential; and the steps in which a search comes twice as near."""
-_NEAR = 0.05
-"""The decrement at which a search ends."""
+_NEAR, _SAME_END = 0.05, 0.5
+"""The decrement at which a search ends, and the standard deviations between ends at one mode."""
 _LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
 
 
@@ -62,9 +62,10 @@ def make_search(rng_key: Array, potential: Potential) -> Callable[[Any], Iterato
                 spent = _ADAM_STEPS * batch_rows(potential)
             # Above 512 numbers the diagonal of the search before does for the steps of this one.
             is_known = bool(before) and not surface.dense
-            factor = np.asarray(before[-1][1].factor, float) if is_known else descent.unit
+            factor = np.asarray(before[-1][1].conditional_sds, float) if is_known else descent.unit
             for rows in stages:
-                some = descent(x, factor, _NEAR * math.sqrt(size / rows), rows)
+                enough = _NEAR * math.sqrt(size / rows)
+                some = descent(x, factor, enough, rows, _STEPS_OF_A_STAGE)
                 spent += some.passes * rows
                 if not np.isfinite(some.decrement):
                     break
@@ -82,15 +83,23 @@ def make_search(rng_key: Array, potential: Potential) -> Callable[[Any], Iterato
                 spent += point.passes * surface.all_rows
             if not surface.dense and np.isfinite(point.decrement):
                 point = descent.with_diagonal(point)
-            both = point.x, point.factor
-            center, factor = jax.device_put([np.asarray(y, surface.dtype) for y in both])
-            end = Mode(center, factor, None, point.decrement, point.num_negative, spent)
-            end = replace(end, log_evidence=end.laplace(point.value))
+            end = _end_at(surface, point, spent)
+            if surface.takes_matrix and not end.is_matrix and np.isfinite(end.decrement):
+                here = (x for _, x in before if x.is_matrix and x.distance(end.center) < _SAME_END)
+                known = next(here, None)
+                end = replace(known, row_gradients=spent) if known else descent.by_matrix(end)
             if end.at_mode:
                 before.append((x, end))
             yield end
 
     return search
+
+
+def _end_at(surface: Surface, point: _Point, spent: int) -> Mode:
+    both = point.x, point.factor
+    center, factor = jax.device_put([np.asarray(y, surface.dtype) for y in both])
+    end = Mode(center, factor, None, point.decrement, point.num_negative, spent)
+    return replace(end, log_evidence=end.laplace(point.value))
 
 
 class _Descent:
@@ -101,17 +110,22 @@ class _Descent:
     def __init__(self, surface: Surface) -> None:
         self.surface, n = surface, surface.size
         self.unit = 0.1 * (np.eye(n) if surface.dense else np.ones(n))
-        self.rows, self.no_rows = surface.few_rows, (surface.potential.first_rows(), None)
+        self.rows, self.no_rows = surface.few_rows, surface.no_rows
         self.solve = jit_on_data(partial(_conjugate_step, surface), surface.options)
 
     @np.errstate(divide="ignore", invalid="ignore", over="ignore")  # what is not finite ends it
     def __call__(
-        self, x: np.ndarray, factor: np.ndarray, enough: float, rows: int | None = None
+        self,
+        x: np.ndarray,
+        factor: np.ndarray,
+        enough: float,
+        rows: int | None = None,
+        most: int = _NEWTON_STEPS,
     ) -> _Point:
         """Steps on all rows, or on some, until the decrement is small enough."""
         x, surface = np.asarray(x), self.surface
         point, decrements = _Point(x, *surface.sums(x, rows), factor), []
-        for k in range(_NEWTON_STEPS if rows is None else _STEPS_OF_A_STAGE):
+        for k in range(most):
             step, factor, num_negative = self.newton(point)
             if k == 0 and point.factor is self.unit and not surface.slopes.exact:
                 # Differences are over a part of a standard deviation, which was not known yet.
@@ -132,27 +146,22 @@ class _Descent:
     def newton(self, point: _Point) -> tuple[np.ndarray, np.ndarray, int]:
         """The step, the factor, and the number of negative directions."""
         surface, x = self.surface, point.x
-        if not surface.dense:
+        if point.factor.ndim == 1:
             if point.factor is self.unit:
                 point = self.with_diagonal(point)
             inputs = (y.astype(surface.dtype) for y in (x, point.grad, point.factor**-2))
             return np.asarray(self.solve(*inputs), float), point.factor, point.num_negative
-        # In the coordinates of the factor before, because in float32 the curvature of columns as
-        # they come would lose its least eigenvalues beside the largest.
         root = point.factor
-        H = surface.slopes(x, root.T, self.rows) @ root
-        prior = surface.slopes_of_prior(x, root.T, self.no_rows) @ root
-        unit = 1 / np.sqrt(np.maximum(np.abs(np.diagonal(H)), np.abs(np.diagonal(prior))))
-        of_unit_diagonal = unit[:, None] * (H + H.T) / 2 * unit
-        if not np.all(np.isfinite(of_unit_diagonal)):
-            return np.full(len(x), np.nan), root, 0
-        w, Q = np.linalg.eigh(of_unit_diagonal)
-        least = np.sum(Q * ((unit[:, None] * prior * unit) @ Q), axis=0)
-        scales = np.maximum(np.abs(w), np.maximum(least, _LEAST_CURVATURE))
-        step = root @ (unit * (Q @ ((Q.T @ (unit * (point.grad @ root))) / scales)))
-        # The factor is lower triangular: the R of a QR of a root.
-        R = np.linalg.qr((unit[:, None] * Q / np.sqrt(scales)).T, mode="r")
-        return step, root @ (R.T * np.sign(np.diagonal(R))), int(np.sum(w < 0))
+        return newton_step(curvatures(surface, x[None], root), point.grad, root)
+
+    def by_matrix(self, end: Mode) -> Mode:
+        """The end of a search by a diagonal after steps with the whole curvature, of which one is
+        enough at a mode; the same where they do not find one."""
+        surface = self.surface
+        root = np.diag(np.asarray(end.factor, float))
+        point = self(end.center, root, _NEAR, most=_STEPS_OF_A_STAGE)
+        new = _end_at(surface, point, end.row_gradients + point.passes * surface.all_rows)
+        return new if new.at_mode else end
 
     def with_diagonal(self, point: _Point) -> _Point:
         """The point with the factor of the diagonal there."""
@@ -187,6 +196,36 @@ class _Descent:
             return point
         x, value, grad, k = end
         return point._replace(x=x, value=value, grad=grad, passes=point.passes + k + 1)
+
+
+def curvatures(surface: Surface, points: np.ndarray, root: np.ndarray) -> np.ndarray:
+    """The mean curvature at points ``(m, n)``, on at most 10,000 rows, and the prior's, ``(2, n,
+    n)``; both in the coordinates of a root."""
+    # In the coordinates of the factor before, because in float32 the curvature of columns as
+    # they come would lose its least eigenvalues beside the largest.
+    both = (surface.slopes, surface.few_rows), (surface.slopes_of_prior, surface.no_rows)
+    means = [np.mean([slopes(x, root.T, rows) for x in points], 0) for slopes, rows in both]
+    return np.stack(means) @ root
+
+
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")
+def newton_step(
+    curvature: np.ndarray, grad: np.ndarray, root: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, int]:
+    r"""The step :math:`H^{-1} g`, the lower triangular A with :math:`A A^\top = H^{-1}`, and the
+    number of negative directions of H, which are turned positive; of :func:`curvatures`."""
+    H, prior = curvature
+    unit = 1 / np.sqrt(np.maximum(np.abs(np.diagonal(H)), np.abs(np.diagonal(prior))))
+    of_unit_diagonal = unit[:, None] * (H + H.T) / 2 * unit
+    if not np.all(np.isfinite(of_unit_diagonal)):
+        return np.full(len(grad), np.nan), root, 0
+    w, Q = np.linalg.eigh(of_unit_diagonal)
+    least = np.sum(Q * ((unit[:, None] * prior * unit) @ Q), axis=0)
+    scales = np.maximum(np.abs(w), np.maximum(least, _LEAST_CURVATURE))
+    step = root @ (unit * (Q @ ((Q.T @ (unit * (grad @ root))) / scales)))
+    # The factor is lower triangular: the R of a QR of a root.
+    R = np.linalg.qr((unit[:, None] * Q / np.sqrt(scales)).T, mode="r")
+    return step, root @ (R.T * np.sign(np.diagonal(R))), int(np.sum(w < 0))
 
 
 def halved(

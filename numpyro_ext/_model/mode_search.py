@@ -39,7 +39,7 @@ from numpyro_ext._model.labels import (
     split_names,
 )
 from numpyro_ext._model.modes import DENSE_UP_TO, Mode, Modes, of_kind
-from numpyro_ext._model.normal_fit import NormalMeasure, fit_normal
+from numpyro_ext._model.normal_fit import NormalMeasure, fit_by_curvature, fit_normal
 from numpyro_ext._model.operations import on_numbers, run_once
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.problems import (
@@ -358,13 +358,17 @@ def search_modes(
     # Another normal has an ELBO that is surely higher, by more than half a nat.
     is_uphill = mode.slope - 2 * mode.slope_error > 1
     if not mode.at_mode or mode.departure > _NORMAL_MODE or is_uphill:
-        begins = _begins_of_fit(mode, places[0], potential)
-        # Of several modes, it might end in another one; and near a normal mode it gains nothing.
-        is_far = not mode.at_mode or mode.departure > _NORMAL_MODE
-        if is_far and len(modes) == 1 and not has_start:
-            median, sds = prior_center(key_start, model, potential)
-            begins.append((median, np.asarray(sds) / 10))
-        fit = measure(fit_normal(key_svi, potential, measure, begins))
+        if mode.is_matrix and info.size > DENSE_UP_TO:
+            fit = fit_by_curvature(potential, measure, mode)
+        else:
+            begins = _begins_of_fit(mode, places[0], potential)
+            # Of several modes it might end in another; and near a normal mode it gains nothing.
+            is_far = not mode.at_mode or mode.departure > _NORMAL_MODE
+            if is_far and len(modes) == 1 and not has_start:
+                median, sds = prior_center(key_start, model, potential)
+                begins.append((median, np.asarray(sds) / 10))
+            fit = fit_normal(key_svi, potential, measure, begins)
+        fit = measure(fit)
         spent += fit.row_gradients
         fit_problems = (*mode.problems, *fit.problems)
         if mode.at_mode and mode.elbo >= fit.elbo:

@@ -22,6 +22,8 @@ WORTH_OPTIMISING = 1e9
 """Numbers that a search computes, above which an optimised program pays for its compilation."""
 _GRADIENTS, _PASSES = 8_000, 120
 """Gradients of a minibatch and of all rows that a search takes, roughly."""
+_MATRIX_UP_TO, _OF_GRADIENT, _MOST_OF_MATRIX = 2048, 0.125, 1e11
+"""Latent numbers for a matrix, its numbers for each that a gradient computes, and what it costs."""
 FEW_ROWS = 10_000
 """Rows of every plate, at most, on which curvature is taken, and a normal is measured."""
 POINTS, _DIRECTIONS = 64, 32
@@ -66,6 +68,12 @@ class Surface:
         """The numbers that one gradient of a minibatch computes."""
         gradients = _GRADIENTS + _PASSES * self.all_rows / batch_rows(potential)
         self.options = quick_options(self.cost * gradients, WORTH_OPTIMISING)
+        n, of_rows = self.size, self.cost * min(self.all_rows, FEW_ROWS) / batch_rows(potential)
+        self.takes_matrix = self.dense or (
+            n <= _MATRIX_UP_TO and self.cost > _OF_GRADIENT * n**2 and n * of_rows < _MOST_OF_MATRIX
+        )
+        """Whether curvature is a matrix at the end of a search: above 512 numbers where a product
+        with it costs little beside a gradient."""
         self._at_points = jit_on_data(partial(_at_points, potential), self.options)
         self.slopes = Slopes(potential, self.options)
         self.slopes_of_prior = Slopes(potential.prior(), self.options)
@@ -79,6 +87,11 @@ class Surface:
             values, grads = self.at(np.asarray(x)[None], (idx, None))
             value, grad = value + weight * float(values[0]), grad + weight * grads[0]
         return value, grad
+
+    @cached_property
+    def no_rows(self) -> Rows:
+        """What the potential of the prior is computed on."""
+        return self.potential.first_rows(), None
 
     @cached_property
     def few_rows(self) -> Rows:
