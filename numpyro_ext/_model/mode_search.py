@@ -87,8 +87,9 @@ def find_modes(
     The modes of a model's posterior, each with the normal approximation there.
 
     Adam on minibatches and damped Newton steps on all rows find a mode; the inverse curvature there
-    is the covariance, dense up to 512 latent dimensions and diagonal above, where conjugate
-    gradients solve for a step. A hierarchy of more than 256 numbers, of which each row sees one
+    is the covariance. It is dense up to 512 latent dimensions, and up to 2,048 where a gradient
+    computes more numbers than an eighth of the matrix has, as for a regression on many columns;
+    else it is diagonal, and above 512 conjugate gradients solve for a step. A hierarchy of more than 256 numbers, of which each row sees one
     effect of each factor, has the normal of greatest ELBO in place of a mode, with the structure of
     its rows. Where the gradient of a model has no derivative (``odeint``, or another
     ``jax.custom_vjp``), differences of gradients give the curvature, two gradients a direction.
@@ -101,7 +102,8 @@ def find_modes(
     The normal of greatest ELBO takes the place of a mode in three cases: there is no mode, as in a
     centred hierarchy; gradients around the mode are not as a normal posterior has them; or another
     normal surely has a higher ELBO. It does so only if its ELBO is greater than at the mode. It is
-    fitted from the mode (or from where the search began) and from the prior's median. Its ``slope``
+    fitted from the mode (or from where the search began) and from the prior's median; above 512
+    numbers a matrix by steps of Newton, with the mean curvature of draws. Its ``slope``
     says whether it has converged: a step would gain half of its square in nats.
 
     An :class:`InferenceWarning` says what did not hold, as ``modes.problems`` does. With funsor
@@ -358,17 +360,18 @@ def search_modes(
     # Another normal has an ELBO that is surely higher, by more than half a nat.
     is_uphill = mode.slope - 2 * mode.slope_error > 1
     if not mode.at_mode or mode.departure > _NORMAL_MODE or is_uphill:
+        fits = []
         if mode.is_matrix and info.size > DENSE_UP_TO:
-            fit = fit_by_curvature(potential, measure, mode)
-        else:
+            fits = [fit_by_curvature(potential, measure, mode)]
+        if not (fits and fits[0].departure <= _NORMAL_MODE):
             begins = _begins_of_fit(mode, places[0], potential)
             # Of several modes it might end in another; and near a normal mode it gains nothing.
             is_far = not mode.at_mode or mode.departure > _NORMAL_MODE
             if is_far and len(modes) == 1 and not has_start:
                 median, sds = prior_center(key_start, model, potential)
                 begins.append((median, np.asarray(sds) / 10))
-            fit = fit_normal(key_svi, potential, measure, begins)
-        fit = measure(fit)
+            fits.append(fit_normal(key_svi, potential, measure, begins))
+        fit = measure(max(fits, key=lambda fit: fit.elbo))
         spent += fit.row_gradients
         fit_problems = (*mode.problems, *fit.problems)
         if mode.at_mode and mode.elbo >= fit.elbo:
@@ -388,7 +391,8 @@ def _begins_of_fit(mode: Mode, place: np.ndarray, potential: Potential) -> list[
     """The normal at a mode, or around the place where a search that found none has begun; an error
     where that place has no finite density."""
     if mode.at_mode:
-        return [(mode.center, mode.factor)]
+        dense = mode.is_matrix and len(mode.center) <= DENSE_UP_TO
+        return [(mode.center, mode.factor if dense else mode.conditional_sds)]
     if not np.isfinite(mode.decrement):
         # The search leaves out minibatches without a finite gradient; all rows are in here.
         rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}

@@ -20,6 +20,8 @@ from numpyro_ext._typing import Params, Sites
 
 DENSE_UP_TO = 512
 """Latent dimensions up to which the curvature is a matrix."""
+MATRIX_UP_TO = 2048
+"""The same where a gradient costs more than a product with a matrix."""
 _AT_MODE = 0.3
 """The decrement up to which the end of a search is a mode."""
 
@@ -109,8 +111,8 @@ class Modes:
     :param tuple modes: a record of each mode, the heaviest first, with the fields
 
         * ``center``, ``(n,)``, and ``factor``: c and A, which is lower triangular ``(n, n)``; above
-          512 numbers an ``Arrow`` where the model has groups, and the
-          diagonal ``(n,)`` elsewhere;
+          512 numbers an ``Arrow`` where the model has groups, and elsewhere the diagonal ``(n,)``
+          where a gradient costs little beside a matrix, or above 2,048;
         * ``share``: its part of the mass of all modes that were found;
         * ``log_evidence``: logarithm of the integral of :math:`e^{-U}` around the mode by Laplace's
           formula, :math:`-U(c) + \tfrac n2 \log 2\pi + \log |A|`;

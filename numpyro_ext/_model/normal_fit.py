@@ -45,8 +45,9 @@ _RATE = 0.02
 _FASTEST = 0.2
 _CONVERGED = 0.3
 """The slope at which a fit ends: a step would gain less than a twentieth of a nat."""
-_NEWTON_STEPS, _PAIRS = 8, 2
+_NEWTON_STEPS, _PAIRS = 12, 2
 """Steps of Newton of the ELBO, at most, and pairs of draws with a curvature each."""
+_WORTH_A_STEP = 0.03  # nats that the last step has gained
 _WORTH_A_STAGE = 0.3  # nats that the last stage has gained, for one beyond the first eight
 
 
@@ -257,8 +258,8 @@ def fit_by_curvature(potential: Potential, measure: NormalMeasure, mode: Mode) -
 
     At it :math:`E \nabla U(z) = 0` and :math:`(A A^\top)^{-1} = E \nabla^2 U(z)`. A step takes the
     first from 32 opposite pairs of draws :math:`z = c + A \xi`, and the second from two pairs with
-    :math:`\xi_i = \pm 1` and from the steps before, as an average in which step k counts k times.
-    Steps end where a slope is small or the ELBO hardly rises.
+    :math:`\xi_i = \pm 1`, and from the steps before but the first, which lie nearer to the normal
+    the later they are: step k counts k - 1 times. Steps end where the ELBO hardly rises.
     """
     surface, rng, best, passes = surface_of(potential), np.random.default_rng(2), mode, 0
     n, rows = surface.size, surface.few_rows
@@ -271,14 +272,14 @@ def fit_by_curvature(potential: Potential, measure: NormalMeasure, mode: Mode) -
         points, few = (center + np.concatenate([x, -x]) @ root.T for x in (xi, signs))
         shift = surface.sums(center)[1] - surface.at(center[None], rows)[1][0]
         grad = np.mean(surface.at(points, rows)[1], axis=0) + shift
-        curvature += 2 / (k + 1) * (curvatures(surface, few, unit) - curvature)
+        curvature += min(1.0, 2 / k) * (curvatures(surface, few, unit) - curvature)
         step, root, _ = newton_step(curvature, grad, unit)
         center, passes = center - step, passes + surface.all_rows
         both = jax.device_put([x.astype(surface.dtype) for x in (center, root)])
         new = measure(Mode(*both, row_gradients=passes, variational=True), shape=False)
         gain = new.elbo - best.elbo
         best = new if gain > 0 else best
-        if best.slope < _CONVERGED or not gain > _WORTH_A_STAGE:
+        if not gain > _WORTH_A_STEP:
             break
     return best
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext._model.minibatch import draw_indices
-from numpyro_ext._model.modes import DENSE_UP_TO
+from numpyro_ext._model.modes import DENSE_UP_TO, MATRIX_UP_TO
 from numpyro_ext._model.operations import (
     NO_FORWARD_MODE,
     count_operations,
@@ -22,8 +22,8 @@ WORTH_OPTIMISING = 1e9
 """Numbers that a search computes, above which an optimised program pays for its compilation."""
 _GRADIENTS, _PASSES = 8_000, 120
 """Gradients of a minibatch and of all rows that a search takes, roughly."""
-_MATRIX_UP_TO, _OF_GRADIENT, _MOST_OF_MATRIX = 2048, 0.125, 1e11
-"""Latent numbers for a matrix, its numbers for each that a gradient computes, and what it costs."""
+_OF_MATRICES, _MATRIX_STEPS = 1e12, 10
+"""Numbers that steps with the whole curvature may compute, and the most steps."""
 FEW_ROWS = 10_000
 """Rows of every plate, at most, on which curvature is taken, and a normal is measured."""
 POINTS, _DIRECTIONS = 64, 32
@@ -69,11 +69,11 @@ class Surface:
         gradients = _GRADIENTS + _PASSES * self.all_rows / batch_rows(potential)
         self.options = quick_options(self.cost * gradients, WORTH_OPTIMISING)
         n, of_rows = self.size, self.cost * min(self.all_rows, FEW_ROWS) / batch_rows(potential)
-        self.takes_matrix = self.dense or (
-            n <= _MATRIX_UP_TO and self.cost > _OF_GRADIENT * n**2 and n * of_rows < _MOST_OF_MATRIX
-        )
-        """Whether curvature is a matrix at the end of a search: above 512 numbers where a product
+        self.matrix_steps = 0
+        """Steps with the whole curvature at the end of a search above 512 numbers, where a product
         with it costs little beside a gradient."""
+        if not self.dense and n <= MATRIX_UP_TO and self.cost > n**2 / 8:
+            self.matrix_steps = min(int(_OF_MATRICES / (n * of_rows)), _MATRIX_STEPS)
         self._at_points = jit_on_data(partial(_at_points, potential), self.options)
         self.slopes = Slopes(potential, self.options)
         self.slopes_of_prior = Slopes(potential.prior(), self.options)

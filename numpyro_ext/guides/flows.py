@@ -28,6 +28,7 @@ from numpyro.distributions.transforms import (
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.arguments import is_traced
+from numpyro_ext._model.modes import MATRIX_UP_TO
 from numpyro_ext._networks import Network, as_pair
 from numpyro_ext.guides.base import AutoAtModes, FixedMap
 from numpyro_ext.guides.networks import check_widths, flat_module, masked_mlp, mlp
@@ -125,6 +126,8 @@ class AutoFlowNormal(AutoAtModes):
     """
 
     num_flows: int = 4
+
+    most_searched = MATRIX_UP_TO
 
     def __post_init__(self) -> None:
         self.num_flows = check_count("num_flows", self.num_flows, minimum=0)
