@@ -3,9 +3,9 @@ by blocks, and progress bars."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 import hashlib
 import math
+from threading import Lock
 from typing import Any
 
 import jax
@@ -125,6 +125,20 @@ def hessian(fn: Callable[[Array], Any]) -> Callable[[Array], Any]:
     return jax.jacfwd(jacobian(fn))
 
 
+_SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+)
+
+
+def settings() -> tuple:
+    """The settings of JAX that change what a program is when it is traced."""
+    return tuple(getattr(jax.config, name) for name in _SETTINGS)
+
+
 def shapes_of(arrays: Sequence[Any]) -> tuple:
     """The shape and the dtype of each array or number."""
     return tuple((jnp.shape(x), jnp.result_type(x)) for x in arrays)
@@ -158,10 +172,15 @@ def jit_on_data(
             consts, leaves = lax.optimization_barrier((consts, leaves))
             return jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*leaves)
 
-        program = jax.jit(run, compiler_options=options)
+        own = program = jax.jit(run, compiler_options=options)
         if not closed.effects:
-            program = _compiled_before(program, options, closed.consts, jax.tree.leaves(args))
-        return partial(program, closed.consts), of_result
+            program = _compiled_before(own, options, closed, jax.tree.leaves(args))
+
+        def call(leaves: list[Array]) -> list[Array]:
+            # Inside of another program the rules of derivatives count, which the text has not.
+            return (own if is_traced(leaves) else program)(closed.consts, leaves)
+
+        return call, of_result
 
     return _kept_by_shapes(trace)
 
@@ -172,33 +191,40 @@ _PROGRAMS: dict[tuple, Any] = {}
 _MOST_PROGRAMS = 64
 """A program takes some fifty of the 65,530 mappings that Linux gives a process."""
 
+_LOCK = Lock()
+"""Fits may run in several threads."""
 
-def _compiled_before(program: Any, options: dict[str, int] | None, *args: list[Array]) -> Any:
+
+def _compiled_before(
+    program: Any, options: dict[str, int] | None, closed: ClosedJaxpr, leaves: list[Array]
+) -> Any:
     """A jitted program, or the one with the same text that an earlier call has compiled."""
+    args = closed.consts, leaves
     if is_traced(args):
         return program
     text = program.lower(*args).as_text()  # the call does not trace and lower it again
     # The text says that a function of the host is called, by any operation, but not which one.
     if "callback" in text or "host_transfer" in text:
         return program
-    shapes = shapes_of(jax.tree.leaves(args))
-    key = hashlib.sha256(text.encode()).digest(), shapes, *(options or {}).items()
-    _PROGRAMS[key] = program = _PROGRAMS.pop(key, program)
-    if len(_PROGRAMS) > _MOST_PROGRAMS:
-        del _PROGRAMS[next(iter(_PROGRAMS))]
+    types = *shapes_of(jax.tree.leaves(args)), *closed.out_avals  # which may be weak
+    key = hashlib.sha256(text.encode()).digest(), types, *(options or {}).items()
+    with _LOCK:
+        _PROGRAMS[key] = program = _PROGRAMS.pop(key, program)
+        if len(_PROGRAMS) > _MOST_PROGRAMS:
+            del _PROGRAMS[next(iter(_PROGRAMS))]
     return program
 
 
 def _kept_by_shapes(
     trace: Callable[[tuple], tuple[Callable[[list[Array]], list[Array]], Any]],
 ) -> Callable[..., Any]:
-    """A function that is traced once for each set of shapes: ``trace(args)`` gives a program of the
-    leaves of its arguments, and a tree of the structure of its result."""
+    """A function that is traced once for each set of shapes and settings: ``trace(args)`` gives a
+    program of the leaves of its arguments, and a tree of the structure of its result."""
     programs: dict[tuple, tuple] = {}
 
     def call(*args: Any) -> Any:
         leaves, tree = jax.tree.flatten(args)
-        shapes = tree, shapes_of(leaves)
+        shapes = tree, shapes_of(leaves), settings()
         if shapes not in programs:
             program, of_result = trace(args)
             programs[shapes] = program, jax.tree.structure(of_result)

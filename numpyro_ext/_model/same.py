@@ -2,12 +2,13 @@
 
 There are four answers, from the cheapest to the surest. :func:`is_same`: the arguments are the very
 same objects. :func:`mark_of`: so are the functions, and what they hold and name. :func:`digest` and
-:func:`fingerprint`: the numbers of the arguments, and the operations of a model with the numbers
-that it reads from outside, as words that another process can compare. :func:`agree`: what a model
+:func:`fingerprint`: the numbers of the arguments, as a word that another process can compare, and
+the operations of a model with the numbers that it reads from outside. :func:`agree`: what a model
 gives has the same values, whatever it was computed from, up to rounding.
 """
 
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from functools import lru_cache, partial
 import hashlib
 import operator
@@ -47,6 +48,7 @@ _LIBRARIES = {"jax", "jaxlib", "numpy", "numpyro", "numpyro_ext", "optax", "scip
 _KNOWN = _LIBRARIES | sys.stdlib_module_names
 _BYTES, _MOST = 2**16, 2000
 """The most bytes of an array on the host, and the most objects, that are compared."""
+_EMPTY = CellType()
 _ROWS = 256
 """Rows on the host that are in a digest."""
 
@@ -155,7 +157,7 @@ def _parts(x: Any) -> Iterator[Any]:
     elif isinstance(x, MethodType):
         yield from (x.__func__, x.__self__)
     elif isinstance(x, CellType):
-        yield x.cell_contents
+        yield from (x.cell_contents for _ in range(x != _EMPTY))
     elif isinstance(x, FunctionType):
         yield from (x.__defaults__, x.__kwdefaults__, x.__closure__)
         yield from (x.__globals__[n] for n in _names(x.__code__) if n in x.__globals__)
@@ -174,8 +176,9 @@ def _names(code: CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*code.co_names, *inner]))
 
 
-def fingerprint(model: Model, arguments: Arguments, arrays: list[Any]) -> str:
-    """A hash of a model's operations, and of the numbers that it reads from outside."""
+def fingerprint(model: Model, arguments: Arguments, arrays: list[Any]) -> tuple:
+    """A hash of a model's operations, and of the numbers that it reads from outside; and the
+    functions of the host that it calls, which the text of the operations does not tell apart."""
 
     def run(arrays: list[Any], rng_key: Array) -> Any:
         checked = valid_data(every_row(default_key(model)))
@@ -194,7 +197,44 @@ def fingerprint(model: Model, arguments: Arguments, arrays: list[Any]) -> str:
             " pass it as an argument of the model."
         )
     text = re.sub("0x[0-9a-f]+", "", f"{names}{closed}")  # without addresses of functions
-    return digest([text, *consts])
+    return digest([text, *consts]), *map(_on_host, _called(closed))
+
+
+def _called(program: Any) -> Iterator[Any]:
+    """The functions of Python that a program calls when it runs."""
+    for equation in program.eqns:
+        # Rules of derivatives are no operations of the program.
+        if not equation.primitive.name.startswith("custom_"):
+            yield from filter(callable, jax.tree.leaves(equation.params))
+        for inner in programs_in(equation):
+            yield from _called(inner)
+
+
+def _on_host(x: Any, seen: tuple[int, ...] = ()) -> Any:
+    """What equals the same of another function only if it does the same on the host. Each trace of
+    a model makes such a function anew, of one code, and often what it holds; an object of a class,
+    and an array that is large on the host, has to be the same, for it may change unseen."""
+    if isinstance(x, _VALUES):
+        return type(x), x
+    if id(x) in seen:
+        return seen.index(id(x))
+    inside = partial(_on_host, seen=(*seen, id(x)))
+    if isinstance(x, FunctionType):
+        held = x.__defaults__, x.__kwdefaults__, x.__closure__
+        return x.__code__, Same(x.__globals__), inside(held)
+    is_wrapped = _root(x) in {"jax", "jaxlib"} and hasattr(x, "__wrapped__")
+    if is_wrapped or isinstance(x, CellType | partial | MethodType):
+        return type(x), *map(inside, _parts(x))
+    if isinstance(x, tuple | list):
+        return type(x), *map(inside, x)
+    if isinstance(x, dict):
+        return dict, *map(inside, x.items())
+    if isinstance(x, Array | np.ndarray) and not is_traced(x):
+        return digest([x]) if isinstance(x, Array) or x.nbytes <= _BYTES else Same(x)
+    if is_dataclass(x) and _root(x) == "jax":  # around a function that is called
+        return type(x), *(inside(getattr(x, field.name)) for field in fields(x))
+    is_fixed = is_rows(x) or (_root(x) in {"jax", "jaxlib"} and type(x).__hash__ is not None)
+    return x if is_fixed else Same(x)
 
 
 def _held(program: Any) -> Iterator[Any]:

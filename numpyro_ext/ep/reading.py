@@ -86,7 +86,7 @@ class Reader:
         self.data_plate = data_plate
         self._factors: dict[Any, Factors] = {}
         self._holds = False  # whether programs hold the data, because the model looks at them
-        self._last: tuple[Any, str] = None, ""  # a mark of the model, and its fingerprint there
+        self._last: tuple[Any, tuple] = None, ()  # a mark of the model, and its fingerprint there
 
     def split(self, args: tuple, kwargs: Kwargs) -> tuple[Arguments, list[Array]]:
         """The static part of the arguments, and their arrays, with the floats among them."""
@@ -124,7 +124,7 @@ class Reader:
         is_same = arguments == reading.arguments
         return is_same and reading.key[-1] == self._fingerprint(arguments, arrays)
 
-    def _fingerprint(self, arguments: Arguments, arrays: list[Array]) -> str:
+    def _fingerprint(self, arguments: Arguments, arrays: list[Array]) -> tuple:
         """The fingerprint of the model, which is traced for it only if its mark is another."""
         mark = mark_of(arrays, self.model, arguments.fixed)
         if mark is None or (arguments, mark) != self._last[0]:

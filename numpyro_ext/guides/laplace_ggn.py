@@ -6,7 +6,6 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 from jax import Array, random
 import jax.numpy as jnp
 import numpy as np
@@ -18,9 +17,10 @@ from numpyro.handlers import block, seed
 from numpyro_ext._checks import check_choice, check_count
 from numpyro_ext._model.arguments import is_traced, split_arguments
 from numpyro_ext._model.handlers import every_row, refuse_mutable, refuse_noise
-from numpyro_ext._model.operations import on_numbers
+from numpyro_ext._model.operations import jit_on_data, on_numbers
 from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import Site, drawn_names, read_model
+from numpyro_ext._model.same import is_same
 from numpyro_ext._model.start import params_in_scope
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Params, Shape, Sites
@@ -31,6 +31,8 @@ from numpyro_ext.guides.likelihoods import predictor
 
 LARGEST_FULL = 10_000
 """Coordinates up to which a full covariance is made."""
+_SAME = 1e-3
+"""The share of the largest number of a factor by which two of one curvature may differ."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -90,11 +92,9 @@ class AutoLaplaceGGN(AutoJoint):
         check_choice("structure", self.structure, ("full", "diag", "last_layer"))
         self.coords: np.ndarray | None = None
         """The coordinates that vary, in the guide that :meth:`as_normal` gives."""
-        self._compiled: Any = None
+        self._later: Any = None
+        """The arguments on which the last fit began, if they are not the ones of the first call."""
         super().__post_init__()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_compiled": None}
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         names = self.read(*args, **kwargs).latents
@@ -102,6 +102,12 @@ class AutoLaplaceGGN(AutoJoint):
             if name not in names:
                 raise ValueError(f"sites names '{name}'; the latent sites are {sorted(names)}.")
         return args, kwargs
+
+    def begin_fit(self, *args: Any, **kwargs: Any) -> bool:
+        is_new, now = super().begin_fit(*args, **kwargs), (args, kwargs)
+        if not (is_new or is_traced(now)) and numpyro.param(self.first_param) is None:
+            self._later = None if is_same(self.prepared, now) else now
+        return is_new
 
     def latent_distribution(self) -> dist.Distribution:
         """The point of the training."""
@@ -241,36 +247,32 @@ class AutoLaplaceGGN(AutoJoint):
 
     def _normal(self, params: Params, data: Any = None) -> tuple[np.ndarray, Array]:
         """The coordinates that vary, and a root of their covariance, or its diagonal, of the rows
-        of ``data``; None for the rows of the first call, for which a program is compiled once."""
-        compiled = self._compiled if data is None else None
-        data = self._data() if data is None else data
+        of ``data``; None for the rows of the first call."""
+        first = self._data() if data is None else data
         self.check_fitted(params)
-        inputs = jnp.asarray(params[f"{self.prefix}_loc"]), self._model_params(params)
-        traced = is_traced(inputs)
-        with nullcontext() if traced else on_numbers():
-            if compiled is None:
-                compiled = self._compile(*data)
-                self._compiled = compiled if data is self.prepared else self._compiled
-            coords, root_of = compiled
-            root = root_of(*inputs)
-            if not traced and not bool(jnp.all(jnp.isfinite(root))):
+        coords, root = self._root_on(first, params)
+        if data is None and self._later is not None and not is_traced(root):
+            _, other = self._root_on(self._later, params)
+            if not np.allclose(root, other, rtol=_SAME, atol=_SAME * np.max(np.abs(root))):
                 raise ValueError(
-                    "the precision of AutoLaplaceGGN is not positive at these parameters, which"
-                    " may not be at a mode; train longer, or use AutoNormal."
+                    "this AutoLaplaceGGN has begun on two sets of arguments, with which its"
+                    " curvature differs; give get_posterior the arguments of the model, or make a"
+                    " guide for each set."
                 )
         return coords, root
 
-    def _compile(
-        self, args: tuple, kwargs: dict[str, Any]
-    ) -> tuple[np.ndarray, Callable[..., Array]]:
-        """The coordinates that vary, and the compiled function from parameters to a root."""
+    def _root_on(self, data: Any, params: Params) -> tuple[np.ndarray, Array]:
+        """As :meth:`_normal`, of what the model is now: what it reads from outside may have
+        changed."""
+        inputs = jnp.asarray(params[f"{self.prefix}_loc"]), self._model_params(params)
+        traced, (args, kwargs) = is_traced(inputs), data
+        words, arrays = split_arguments(args, kwargs)
         with on_numbers():
             outputs = self._outputs(args, kwargs)
             coords = self._coords(outputs)
-        words, arrays = split_arguments(args, kwargs)
         diagonal = self.structure == "diag"
 
-        @jax.jit
+        @jit_on_data
         def root_of(loc: Array, params: Params, arrays: list[Any]) -> Array:
             here = outputs.with_params(params, *words.whole(arrays))
             if diagonal:
@@ -279,7 +281,14 @@ class AutoLaplaceGGN(AutoJoint):
             precision = here.curvature(loc, coords) + here.prior_curvature(loc, coords)
             return cholesky_of_inverse(precision)
 
-        return coords, lambda loc, params: root_of(loc, params, arrays)
+        with nullcontext() if traced else on_numbers():
+            root = root_of(*inputs, arrays)
+            if not traced and not bool(jnp.all(jnp.isfinite(root))):
+                raise ValueError(
+                    "the precision of AutoLaplaceGGN is not positive at these parameters, which"
+                    " may not be at a mode; train longer, or use AutoNormal."
+                )
+        return coords, root
 
     def _outputs(self, args: tuple, kwargs: dict[str, Any]) -> Outputs:
         because = "for which there is no curvature of one network"
@@ -328,7 +337,7 @@ class AutoLaplaceGGN(AutoJoint):
             sites = outputs.data_sites(outputs.program.trace(info.unravel(x)))
             return jnp.concatenate([jnp.ravel(predictor(site)) for site in sites])
 
-        @jax.jit
+        @jit_on_data
         def bends(mask: Array) -> tuple[Array, Array]:
             a, b, c = (predictors(start + t * mask * step) for t in (0.0, 1.0, 2.0))
             change = jnp.max(jnp.abs(b - a)) + jnp.max(jnp.abs(c - b))

@@ -17,7 +17,8 @@ import numpyro
 
 from numpyro_ext._checks import check_count
 from numpyro_ext._model.arguments import is_traced
-from numpyro_ext._model.operations import jit_on_data, quick_options
+from numpyro_ext._model.operations import jit_on_data, quick_options, settings
+from numpyro_ext._model.same import is_of_libraries
 from numpyro_ext._networks import ModulePair, Network, Pair
 
 
@@ -124,8 +125,10 @@ def flat_module(
         kwargs = {}
     init_fn, apply_fn = pair
 
-    start_of = _start_of if isinstance(init_fn, Hashable) else _start_of.__wrapped__
-    shapes, draw = start_of(init_fn, (1, *row_shape), *kwargs.items())
+    # What a user's function reads from outside may be another the next time.
+    is_known = isinstance(init_fn, Hashable) and is_of_libraries(init_fn)
+    start_of = _start_of if is_known else _start_of.__wrapped__
+    shapes, draw = start_of(init_fn, (1, *row_shape), settings(), *kwargs.items())
     leaves, structure = jax.tree.flatten(shapes)
     flat = random_param(name, draw)
     ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves], dtype=int)
@@ -138,10 +141,13 @@ def flat_module(
 
 @lru_cache
 def _start_of(
-    init_fn: Callable[..., Any], shape: tuple[int, ...], *options: tuple[str, Any]
+    init_fn: Callable[..., Any],
+    shape: tuple[int, ...],
+    settings: tuple,
+    *options: tuple[str, Any],
 ) -> tuple[Any, Callable[[Array], Array]]:
-    """The shapes of a network's weights, and a function of a key that draws them in one vector, by
-    one program for all networks alike."""
+    """The shapes of a network's weights under these settings of JAX, and a function of a key that
+    draws them in one vector, by one program for all networks alike."""
 
     def init(rng_key: Array) -> Any:
         return init_fn(rng_key, shape, **dict(options))[1]

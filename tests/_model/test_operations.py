@@ -1,9 +1,11 @@
 """Operations of programs that are known."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+import time
 
 import jax
-from jax import lax
+from jax import lax, random
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 import numpy as np
@@ -151,6 +153,61 @@ def test_functions_of_the_host_are_not_taken_for_one_another():
         jit_on_data(lambda x, to=to: jax.debug.callback(to, x[1]))(x)
     jax.effects_barrier()
     assert seen == [1.0, -1.0]
+
+
+def test_rules_of_derivatives_are_not_taken_for_one_another():
+    """The text of a program does not have them."""
+    x = jnp.arange(3.0)
+
+    def with_slope(slope):
+        @jax.custom_jvp
+        def sine(x):
+            return jnp.sum(jnp.sin(x))
+
+        sine.defjvp(lambda x, dx: (sine(*x), slope * jnp.sum(*dx)))
+        return jit_on_data(sine)
+
+    for slope in (1.0, 2.0):
+        fn = with_slope(slope)
+        np.testing.assert_allclose(fn(x), jnp.sum(jnp.sin(x)), rtol=1e-6)
+        np.testing.assert_array_equal(jax.grad(fn)(x), 3 * [slope])
+
+
+def test_weak_numbers_are_not_taken_for_strong_ones():
+    for one, kind in ((1.0, jnp.float16), (np.float32(1.0), jnp.float32)):
+        y = jit_on_data(lambda x, one=one: jnp.where(x > 0, one, 0 * one))(jnp.ones(2, jnp.int8))
+        assert (y * jnp.float16(1)).dtype == kind
+
+
+def test_a_function_is_traced_again_under_other_settings():
+    x, key = jnp.ones(2, jnp.float32), random.key(0)
+    draw, third = (
+        jit_on_data(lambda key: random.normal(key, (2,))),
+        traced_once(lambda x: x * np.float64(1) / 3),
+    )
+    for on in (False, True, False):
+        with jax.enable_x64(on):
+            assert third(x).dtype == (jnp.float64 if on else jnp.float32)
+        with jax.threefry_partitionable(on):
+            np.testing.assert_array_equal(draw(key), random.normal(key, (2,)))
+
+
+def test_threads_share_the_programs_that_are_kept(monkeypatch):
+    """Another thread makes room for a program while one does."""
+
+    class Slow(dict):
+        def __delitem__(self, key):
+            time.sleep(0.05)
+            super().__delitem__(key)
+
+    monkeypatch.setattr(operations, "_PROGRAMS", Slow())
+    monkeypatch.setattr(operations, "_MOST_PROGRAMS", 1)
+
+    def run(k):
+        return float(jit_on_data(lambda x: k * x)(1.0))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(run, map(float, range(8)))) == list(range(8))
 
 
 def test_few_programs_are_kept(monkeypatch):

@@ -147,6 +147,43 @@ def test_a_fingerprint_has_the_arrays_that_inner_programs_hold():
     assert fingerprint_of(jnp.ones(3)) != fingerprint_of(jnp.arange(3.0))
 
 
+def test_a_fingerprint_has_the_functions_that_run_on_the_host():
+    """The text of the operations names none of them, and each trace makes them anew."""
+
+    def fingerprint_of(held, by=lambda x: x):
+        def model(x):
+            z = numpyro.sample("z", dist.Normal(0.0, 2.0))
+            with numpyro.plate("rows", 3) as i:
+                rows = jax.pure_callback(
+                    lambda i: by(np.asarray(held[0])[i]), jax.ShapeDtypeStruct((3,), X.dtype), i
+                )
+                numpyro.sample("x", dist.Normal(z, 1.0), obs=rows + HostArray(held[1])[i])
+
+        arguments, arrays = split_arguments((X,), {})
+        return fingerprint(model, arguments, arrays)
+
+    def negative(x):
+        return -x
+
+    rows, others = np.arange(3.0, dtype=np.float32), np.ones(3, np.float32)
+    same = [fingerprint_of([x, rows]) for x in (rows, rows.copy(), jnp.asarray(rows))]
+    assert len(set(same)) == 1
+    made = [same[0], fingerprint_of([others, rows]), fingerprint_of([rows, others])]
+    made += [fingerprint_of([rows, rows], by) for by in (negative, partial(negative))]
+    assert len(set(made)) == 5
+    assert made[-2] == fingerprint_of([rows, rows], negative)
+
+
+def test_a_function_may_close_over_what_is_not_there_yet():
+    def model():
+        return later
+
+    assert mark_of({}, model) is not None
+    before = mark_of({}, model)
+    later = 1.0
+    assert mark_of({}, model) != before
+
+
 def test_what_may_change_unseen_has_no_mark():
     large = np.zeros(10**5)
     for thing in (large, model_of(large), Model(), reads_config, {1, 2}, object()):

@@ -98,3 +98,27 @@ def test_a_traced_value_from_outside_is_refused():
 
     with pytest.raises(ValueError, match="pass it as an argument of the model"):
         jax.grad(evidence)(2.0)
+
+
+@pytest.mark.slow
+def test_a_model_calls_the_function_of_the_host_that_is_there_at_the_call():
+    """Rows that are read on the host, by a function that each trace makes anew."""
+    held = [Y]
+
+    def model():
+        theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
+        rows = held[0]
+        with numpyro.plate("rows", 3) as idx:
+            like = jax.ShapeDtypeStruct(idx.shape, np.float32)
+            y = jax.pure_callback(lambda i: rows[i], like, idx, vmap_method="expand_dims")
+            numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+    ep = EP(model, schedule="parallel")
+    close(fit(ep), exact(Y, 1.0))
+    state = ep.init(random.key(0))
+    ep.update(state)
+    held[0] = Y + 5
+    with pytest.raises(ValueError, match="what it reads from outside, differ from init"):
+        ep.update(state)
+    for engine in (ep, EP(model, schedule="parallel")):
+        close(fit(engine), exact(Y + 5, 1.0))

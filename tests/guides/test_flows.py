@@ -184,3 +184,24 @@ def test_skew_is_a_bijection_with_its_log_determinant(tol):
     slopes = jax.vmap(jax.grad(lambda v: SkewTransform(jnp.array([0.7]))(v[None])[0]))
     far = 1 + np.tanh(0.7) * np.array([-1, 1])
     np.testing.assert_allclose(slopes(jnp.array([-1e3, 1e3])), far, rtol=1e-5)
+
+
+def test_networks_begin_in_the_precision_of_their_call():
+    """After a guide of the same network in the other precision."""
+    for on in (False, True, False):
+        with jax.enable_x64(on):
+            params = start(AutoRealNVPNormal(correlated, hidden_dims=[3], init_from=None))
+        assert {x.dtype.name for x in jax.tree.leaves(params)} == {"float64" if on else "float32"}
+
+
+def test_weights_are_drawn_by_what_a_network_reads_at_the_call():
+    """Its ``init_fn`` is the same function with another scale."""
+    scale = [0.0]
+
+    def init_fn(rng_key, shape):
+        return (*shape[:-1], 4), scale[0] * jnp.ones((shape[-1], 4))
+
+    network = init_fn, lambda weights, x: x @ weights
+    for scale[0] in (1.0, 2.0):
+        params = start(AutoRealNVPNormal(correlated, network=network, init_from=None))
+        assert jnp.all(params["auto_net__0$params"] == scale[0])

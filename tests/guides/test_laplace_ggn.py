@@ -1,5 +1,6 @@
 """AutoLaplaceGGN against exact posteriors, Hessians and Jacobians by hand."""
 
+from functools import partial
 import pickle
 
 import jax
@@ -405,3 +406,39 @@ def test_after_a_loop_over_batches_a_new_guide_has_the_curvature_of_all_rows(tol
     anew.init(random.key(0), X, y)
     precision = jnp.linalg.inv(anew.guide.get_posterior(params).covariance_matrix)
     assert jnp.allclose(precision, jnp.eye(2) + X.T @ X, rtol=tol(1e-4, 1e-10))
+
+
+def test_the_curvature_is_of_what_the_model_reads_at_the_call():
+    """From outside, in a list that has changed since the first draws."""
+    scale = [1.0]
+
+    def model(x):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", N):
+            numpyro.sample("y", dist.Normal(x * w, scale[0]), obs=jnp.zeros(N))
+
+    x = X[:, 0]
+    guide = set_up(model, x)
+    params = {"auto_loc": jnp.zeros(1)}
+    for scale[0] in (1.0, 0.1):
+        sd = guide.get_posterior(params).scale_tril[0, 0]
+        assert jnp.allclose(sd, (1 + jnp.sum(x**2) / scale[0] ** 2) ** -0.5, rtol=1e-5)
+
+
+def test_a_fit_to_other_rows_has_no_curvature_without_them():
+    def model(x):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", N):
+            numpyro.sample("y", dist.Normal(x * w, 1.0), obs=jnp.zeros(N))
+
+    x, params = X[:, 0], {"auto_loc": jnp.zeros(1)}
+    guide = set_up(model, x)
+    handlers.seed(guide, 0)(x + 0)  # the same numbers
+    assert guide.get_posterior(params).scale_tril.shape == (1, 1)
+    handlers.seed(guide, 0)(3 * x)
+    for ask in (guide.get_posterior, partial(guide.sample_posterior, random.key(0))):
+        with pytest.raises(ValueError, match="begun on two sets of arguments, with which its"):
+            ask(params)
+    for rows in (x, 3 * x):
+        sd = guide.get_posterior(params, rows).scale_tril[0, 0]
+        assert jnp.allclose(sd, (1 + jnp.sum(rows**2)) ** -0.5, rtol=1e-5)
