@@ -115,6 +115,16 @@ def circular_sites(info: ModelInfo) -> list[str]:
     return [name for name, latent in info.latents.items() if is_circle(latent.support)]
 
 
+def rolled_out_of(info: ModelInfo) -> np.ndarray:
+    """True for coordinates that are angles on a line by NumPyro's ``CircularReparam``, where one
+    mode comes back with each turn."""
+    found = np.zeros(info.size, bool)
+    for name, latent in info.latents.items():
+        if name.endswith("_unwrapped") and elementwise(latent.support) is constraints.real:
+            found[info.slices[name]] = True
+    return found
+
+
 def with_circles(
     info: ModelInfo,
     middles: Any,
