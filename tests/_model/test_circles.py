@@ -20,6 +20,7 @@ from numpyro_ext._model.circles import (
     on_circles,
     recut,
     reflected,
+    unrolled,
     with_circles,
     wrapped,
 )
@@ -118,6 +119,14 @@ def test_an_angle_on_a_line_has_one_mode_and_not_one_for_each_turn(turn):
     assert len(modes.modes) == 1
     assert abs(modes.heaviest.center[0]) < np.pi
     assert modes.log_evidence == pytest.approx(on_circle.log_evidence, abs=0.1)
+
+
+def test_an_angle_on_a_line_goes_on_beyond_pi():
+    """The angle of ``CircularReparam`` is a deterministic site, and jumps at pi."""
+    on_line = reparam(turned, {"mu": CircularReparam()})
+    info, x = read_model(on_line, (3.0, ANGLES)), np.array([3.0, 3.3])
+    values = {"mu_unwrapped": x, "mu": wrapped(x), "east": np.cos(x)}
+    np.testing.assert_array_equal(unrolled(values, info)["mu"], x)
 
 
 def test_a_model_without_circles_is_left_alone():
