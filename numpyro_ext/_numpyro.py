@@ -309,7 +309,10 @@ class StartGiven(AutoGuide):
 
         def at_start(site: dict[str, Any]) -> Array | None:
             loc = locs.get(site["name"])
-            return None if loc is None else biject_to(site["fn"].support)(loc)
+            if loc is None:
+                return None
+            # A ``scan`` indexes by a traced number, which no NumPy array of a search allows.
+            return biject_to(site["fn"].support)(jnp.asarray(loc))
 
         with block():
             fn = substitute(seed(self.seen_model, rng_key), substitute_fn=at_start)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 import numpy as np
 
-from numpyro_ext._model.circles import circular_sites
+from numpyro_ext._model.circles import circular_sites, rolled_out_of
 from numpyro_ext._model.modes import Modes, Problem
 from numpyro_ext._model.normal import Whitening
 from numpyro_ext._model.operations import jit_on_data, quick_options
@@ -40,6 +40,7 @@ def mass_beyond(
     normal = all(mode.is_matrix and mode.bend is None for mode in parts)
     # Roots of probabilities have a mirror image of each mode, at which there is as much mass.
     closed = circular_sites(info) or any(has_poles(x.support) for x in info.latents.values())
+    closed = closed or rolled_out_of(info).any()
     if not normal or rows > _MOST_WEIGHED or info.given or info.mutable or closed:
         return math.nan, math.nan, ()
     num = -(-_FEWEST_WEIGHED // (n * len(parts) * len(_STRETCHES)))

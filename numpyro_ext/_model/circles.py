@@ -21,6 +21,7 @@ from numpyro_ext._model.density import Around
 from numpyro_ext._model.read import ModelInfo, elementwise
 from numpyro_ext._typing import Model
 
+_ON_LINE = "_unwrapped"  # the end of the name of such a site
 _AT_PI = 2.99  # in unconstrained space, 0.3 from pi
 _SHARPNESS, _PLACES = 4.0, 64
 """Of the kernel by which :func:`quietest` smooths draws, and the number of places it looks at."""
@@ -113,6 +114,20 @@ def cut_at(support: Any, middle: Any, kind: type[CutCircle] = CutCircle) -> Any:
 def circular_sites(info: ModelInfo) -> list[str]:
     """Names of the latent sites on circles."""
     return [name for name, latent in info.latents.items() if is_circle(latent.support)]
+
+
+def _on_line(name: str, info: ModelInfo) -> bool:
+    """Whether a site is an angle that NumPyro's ``CircularReparam`` has put on a line."""
+    latent = info.latents[name]
+    return name.endswith(_ON_LINE) and elementwise(latent.support) is constraints.real
+
+
+def rolled_out_of(info: ModelInfo) -> np.ndarray:
+    """True for the coordinates of angles on a line, where one mode comes back with each turn."""
+    found = np.zeros(info.size, bool)
+    for name in info.latents:
+        found[info.slices[name]] = _on_line(name, info)
+    return found
 
 
 def with_circles(
@@ -230,11 +245,15 @@ def on_circles(model: Model, info: ModelInfo) -> Model:
 
 
 def unrolled(values: dict[str, Any], info: ModelInfo) -> dict[str, Any]:
-    """Values with the angles of circles within pi of their middles."""
+    """Values with the angles of circles within pi of their middles, and those that NumPyro has
+    put on a line as they are there."""
     near = dict(values)
     for name, latent in info.latents.items():
         if name in values and isinstance(support := elementwise(latent.support), CutCircle):
             near[name] = wrapped(values[name], support.middle)
+        angle = name.removesuffix(_ON_LINE)
+        if angle in values and name in values and _on_line(name, info):
+            near[angle] = values[name]
     return near
 
 

@@ -26,6 +26,7 @@ from numpyro_ext._model.circles import (
     cut_by_draws,
     recut,
     reflected,
+    rolled_out_of,
     with_circles,
     wrapped,
 )
@@ -354,7 +355,8 @@ def search_modes(
         if (exchanged := reflected(mode.center, circles_of(info))) is not None:
             all_ends += search(np.asarray(exchanged)[None])
     spent += sum(end.row_gradients for end in all_ends)
-    modes = [measure(x) for x in _merge_ends(all_ends)] if mode.at_mode else [mode]
+    merged = _merge_ends(all_ends, rolled_out_of(info)) if mode.at_mode else [mode]
+    modes = [measure(x) for x in merged] if mode.at_mode else merged
     mode = modes[0]
     problems = several_problem(modes, len(all_ends)) if len(modes) > 1 else ()
     # Another normal has an ELBO that is surely higher, by more than half a nat.
@@ -453,8 +455,15 @@ def _start_again(
     return start
 
 
-def _merge_ends(ends: list[Mode]) -> list[Mode]:
-    """The modes among the ends of searches, with their shares, the heaviest first."""
+def _merge_ends(ends: list[Mode], rolled_out: np.ndarray | None = None) -> list[Mode]:
+    """The modes among the ends of searches, with their shares, the heaviest first. Of those that
+    are whole turns apart in ``rolled_out`` angles, the nearest to 0 is kept."""
+    if rolled_out is not None and rolled_out.any():
+        once: list[Mode] = []
+        for mode in sorted(ends, key=lambda x: np.abs(np.asarray(x.center))[rolled_out].sum()):
+            if not any(_is_turned(mode, x, rolled_out) for x in once):
+                once.append(mode)
+        ends = [x for x in ends if any(x is y for y in once)]
     at_modes = [end for end in ends if end.at_mode and np.isfinite(end.log_evidence)]
     kept: list[Mode] = []
     for mode in sorted(at_modes, key=lambda mode: -mode.log_evidence):
@@ -495,6 +504,15 @@ def _is_copy(mode: Mode, other: Mode) -> bool:
     order = np.argsort(x)
     near = np.all(abs(x[order] - np.sort(y)) < _SAME_PLACE * mode.sds[order])
     return bool(near and abs(mode.log_evidence - other.log_evidence) < _SAME_HEIGHT)
+
+
+def _is_turned(mode: Mode, other: Mode, rolled_out: np.ndarray) -> bool:
+    """True if the two are as high and lie in one place but for whole turns of angles."""
+    apart = np.asarray(mode.center, np.float64) - np.asarray(other.center, np.float64)
+    turns = np.where(rolled_out, np.round(apart / (2 * np.pi)), 0)
+    near = np.all(np.abs(apart - 2 * np.pi * turns) < _SAME_PLACE * mode.sds)
+    as_high = abs(mode.log_evidence - other.log_evidence) < _SAME_HEIGHT
+    return bool(near and turns.any() and as_high)
 
 
 def _keys_and_points(rng_key: Array, potential: Potential, starts: int) -> tuple[Any, np.ndarray]:

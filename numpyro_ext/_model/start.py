@@ -164,6 +164,9 @@ def _to_median(site: dict[str, Any]) -> Array | None:
     """The median of draws of a latent site given the sites before it, or a mean near to it."""
     if site["type"] != "sample" or site["is_observed"]:
         return None
+    if site["value"] is not None:  # by a ``substitute`` of the user, a start and without a key
+        value: Any = site["value"]
+        return value
     fn, shape = site["fn"], site["kwargs"].get("sample_shape", ())
     if fn.support.is_discrete:  # any of its draws, as it is summed out
         return None
@@ -174,7 +177,7 @@ def _to_median(site: dict[str, Any]) -> Array | None:
         near = jnp.abs(mean - median) < (high - low) / 4
         return transform(jnp.where(near, mean, median))
     except NotImplementedError:  # an improper prior, or one without a mean
-        value: Any = init_to_median(site, num_samples=_PRIOR_DRAWS)
+        value = init_to_median(site, num_samples=_PRIOR_DRAWS)
         return value
 
 

@@ -111,12 +111,16 @@ def _without_masked(
     log_lik: dict[str, Any], counted: dict[str, Any], dims: dict[str, list[str]]
 ) -> tuple[dict[str, Any], dict[str, list[str]], dict[str, Any]]:
     """Log likelihoods without the entries that a mask leaves out, of which PSIS has no tail; their
-    dimensions, one for all entries if a site has several; and the places that are left."""
+    dimensions, one of its own if a site has several axes or other rows than another site of the
+    same plate; and the places that are left."""
     out, names, places = {}, {}, {}
+    masks = {site: np.broadcast_to(counted[site], x.shape[2:]) for site, x in log_lik.items()}
     for site, x in log_lik.items():
-        kept = np.broadcast_to(counted[site], x.shape[2:])
+        kept, name = masks[site], f"{site}_entry"
         if not kept.all() and kept.any():
-            name = dims[site][0] if kept.ndim == 1 else f"{site}_entry"
+            of_plate = [masks[other] for other in log_lik if dims[site][0] in dims[other]]
+            if kept.ndim == 1 and all(np.array_equal(kept, mask) for mask in of_plate):
+                name = dims[site][0]
             x, names[site], places[name] = x[..., kept], [name], np.flatnonzero(kept)
         out[site] = _without_ties(x)
     return out, names, places

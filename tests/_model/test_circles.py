@@ -9,6 +9,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
+from numpyro.handlers import reparam
+from numpyro.infer.reparam import CircularReparam
 import pytest
 
 from numpyro_ext._model.circles import (
@@ -18,6 +20,7 @@ from numpyro_ext._model.circles import (
     on_circles,
     recut,
     reflected,
+    unrolled,
     with_circles,
     wrapped,
 )
@@ -106,6 +109,24 @@ def test_coordinates_go_to_another_cut_and_back():
     np.testing.assert_allclose(recut(there, None, before), x, atol=1e-5)
     same = biject_to(CutCircle(2.0))(x[0]), biject_to(constraints.circular)(there[0])
     np.testing.assert_allclose(*same, atol=1e-5)
+
+
+@pytest.mark.parametrize("turn", [1.0, 3.0])
+def test_an_angle_on_a_line_has_one_mode_and_not_one_for_each_turn(turn):
+    """With NumPyro's ``CircularReparam`` the posterior comes back every 2 pi."""
+    on_line = reparam(turned, {"mu": CircularReparam()})
+    modes, on_circle = (find_modes(model, turn, ANGLES) for model in (on_line, turned))
+    assert len(modes.modes) == 1
+    assert abs(modes.heaviest.center[0]) < np.pi
+    assert modes.log_evidence == pytest.approx(on_circle.log_evidence, abs=0.1)
+
+
+def test_an_angle_on_a_line_goes_on_beyond_pi():
+    """The angle of ``CircularReparam`` is a deterministic site, and jumps at pi."""
+    on_line = reparam(turned, {"mu": CircularReparam()})
+    info, x = read_model(on_line, (3.0, ANGLES)), np.array([3.0, 3.3])
+    values = {"mu_unwrapped": x, "mu": wrapped(x), "east": np.cos(x)}
+    np.testing.assert_array_equal(unrolled(values, info)["mu"], x)
 
 
 def test_a_model_without_circles_is_left_alone():

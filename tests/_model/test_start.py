@@ -4,13 +4,14 @@ from jax import random
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from numpyro.handlers import substitute
 from numpyro.infer import init_to_median, init_to_uniform, init_to_value
 from numpyro.infer.util import initialize_model
 import pytest
 
 from numpyro_ext._model.potential import Potential
 from numpyro_ext._model.read import read_model
-from numpyro_ext._model.start import draw_start, prior_center
+from numpyro_ext._model.start import draw_start, prior_center, start_near_median
 from tests._model.models import ROWS, data, straight
 
 
@@ -63,6 +64,17 @@ def test_starts_without_a_draw_of_all_rows():
     z, potential, _ = draw_start(random.key(0), model, info, (), {})
     there = Potential(model, info, {}, (), {})(z, {"rows": jnp.arange(4)})
     assert jnp.allclose(potential, there)
+
+
+@pytest.mark.filterwarnings("ignore:init_to_uniform.. skipping:UserWarning")
+def test_a_value_by_substitute_is_a_start():
+    """As in NumPyro, such a site stays latent; a site with a value has no key of its own."""
+    begun = substitute(straight, data={"noise": 0.3})
+    potential = Potential(begun, read_model(begun, (data(),)), {}, (data(),), {})
+    median, sds = prior_center(random.key(0), begun, potential)
+    assert jnp.allclose(potential.info.unravel(median)["noise"], jnp.log(0.3))
+    assert jnp.all(sds > 0.3)
+    assert jnp.isfinite(start_near_median(random.key(0), begun, potential)[1])
 
 
 def test_the_center_of_the_prior_leaves_out_sites_that_are_summed_out():

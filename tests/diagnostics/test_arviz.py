@@ -401,6 +401,24 @@ def test_rows_that_a_mask_leaves_out_are_not_in_the_log_likelihood():
     assert az.loo(dt, var_name="x").n_data_points == 5
 
 
+def test_sites_of_one_plate_may_mask_different_rows():
+    """As the exact and the censored times of survival."""
+    seen = jnp.array([True, False, True, True])
+
+    def model(y):
+        z = numpyro.sample("z", dist.Normal())
+        with numpyro.plate("N", 4):
+            numpyro.sample("exact", dist.Normal(z).mask(seen), obs=y)
+            numpyro.sample("censored", dist.Normal(z, 2.0).mask(~seen), obs=y)
+
+    draws = {"z": jnp.arange(4.0)}
+    log_lik = given(model, jnp.arange(4.0), draws=draws).log_likelihood
+    assert log_lik.exact_entry.values.tolist() == [0, 2, 3]
+    assert log_lik.censored_entry.values.tolist() == [1]
+    expected = dist.Normal(draws["z"][:, None], 2.0).log_prob(1.0)
+    np.testing.assert_allclose(log_lik.censored[0], expected, rtol=1e-5)
+
+
 def test_draws_without_a_density_are_counted():
     """One of two draws of the second chain, in one of three rows."""
     log_lik = np.zeros((2, 2, 3))

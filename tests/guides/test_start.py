@@ -10,6 +10,7 @@ from jax.example_libraries import stax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 from numpyro.infer import NUTS, SVI, Predictive, Trace_ELBO, init_to_median
 import optax
@@ -71,6 +72,25 @@ def test_the_first_loss_is_minus_the_log_evidence_of_a_normal_posterior(make, lo
     """In every draw, because the guide is the posterior."""
     svi, state = begun(make(unequal), loss=loss)
     assert float(jax.jit(svi.evaluate)(state)) == pytest.approx(-LOG_EVIDENCE, abs=error)
+
+
+@pytest.mark.filterwarnings("ignore:the guide begins at the normal")
+def test_a_path_by_scan_with_missing_rows_begins_at_the_modes():
+    """A ``scan`` takes one time after the other of the start."""
+
+    def model(y, seen):
+        scale = numpyro.sample("scale", dist.LogNormal())
+
+        def step(a, row):
+            a = numpyro.sample("a", dist.Normal(0.5 * a, scale))
+            numpyro.sample("y", dist.Normal(a, 0.3), obs=row[0], obs_mask=row[1])
+            return a, None
+
+        scan(step, 0.0, (y, seen))
+
+    data = jnp.sin(jnp.arange(30.0)), jnp.arange(30) % 3 > 0
+    svi, state = begun(AutoRealNVPNormal(model, num_flows=1, hidden_dims=(4,)), *data)
+    assert np.isfinite(float(svi.evaluate(state, *data)))
 
 
 def test_draws_without_a_density_are_those_of_the_posterior():
