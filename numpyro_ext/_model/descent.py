@@ -96,6 +96,7 @@ def make_search(rng_key: Array, potential: Potential) -> Callable[[Any], Iterato
 
 
 def _end_at(surface: Surface, point: _Point, spent: int) -> Mode:
+    """The normal at the end of a search that has computed so many gradients of rows."""
     both = point.x, point.factor
     center, factor = jax.device_put([np.asarray(y, surface.dtype) for y in both])
     end = Mode(center, factor, None, point.decrement, point.num_negative, spent)
@@ -158,8 +159,8 @@ class _Descent:
         """The end of a search by a diagonal after steps with the whole curvature, of which one is
         enough at a mode; the same where they do not find one."""
         surface = self.surface
-        root = np.diag(np.asarray(end.factor, float))
-        point = self(end.center, root, _NEAR, most=surface.matrix_steps)
+        x, diagonal = np.asarray(end.center), np.asarray(end.factor, float)
+        point = self(x, np.diag(diagonal), _NEAR, most=surface.matrix_steps)
         new = _end_at(surface, point, end.row_gradients + point.passes * surface.all_rows)
         return new if new.at_mode else end
 

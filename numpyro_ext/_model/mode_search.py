@@ -90,9 +90,9 @@ def find_modes(
     Adam on minibatches and damped Newton steps on all rows find a mode; the inverse curvature there
     is the covariance. It is dense up to 512 latent dimensions, and up to 2,048 where a gradient
     computes more numbers than an eighth of the matrix has, as for a regression on many columns;
-    else it is diagonal, and above 512 conjugate gradients solve for a step. A hierarchy of more than 256 numbers, of which each row sees one
-    effect of each factor, has the normal of greatest ELBO in place of a mode, with the structure of
-    its rows. Where the gradient of a model has no derivative (``odeint``, or another
+    else it is diagonal, and above 512 conjugate gradients solve for a step. A hierarchy of more
+    than 256 numbers, of which each row sees one effect of each factor, has the normal of greatest
+    ELBO in place of a mode, with the structure of its rows. Where the gradient of a model has no derivative (``odeint``, or another
     ``jax.custom_vjp``), differences of gradients give the curvature, two gradients a direction.
 
     Each search takes 2,000 minibatches and at most 300 gradients of all rows; of a hundred thousand

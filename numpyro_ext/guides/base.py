@@ -283,7 +283,8 @@ class AutoAtModes(AutoJoint):
 
     It begins at N(init_loc, init_scale^2 I) instead, as NumPyro's guides do, if ``init_loc_fn`` or
     ``init_scale`` is given or ``init_from`` is None; for models of more latent dimensions than
-    ``most_searched``, 512, or 2,048 of a flow, and models with networks; and, with a warning, if arguments are traced or the search fails.
+    ``most_searched``, 512, or 2,048 of a flow, and models with networks; and, with a warning, if
+    arguments are traced or the search fails.
 
     :param init_from: ``"search"``; or a result of ``find_modes``, ``(guide, params)`` of a fitted
         normal guide of NumPyro on the same model, or a ``taylor_proxy`` of it at its mode; or None.
