@@ -92,8 +92,9 @@ def find_modes(
     computes more numbers than an eighth of the matrix has, as for a regression on many columns;
     else it is diagonal, and above 512 conjugate gradients solve for a step. A hierarchy of more
     than 256 numbers, of which each row sees one effect of each factor, has the normal of greatest
-    ELBO in place of a mode, with the structure of its rows. Where the gradient of a model has no derivative (``odeint``, or another
-    ``jax.custom_vjp``), differences of gradients give the curvature, two gradients a direction.
+    ELBO in place of a mode, with the structure of its rows. Where the gradient of a model has no
+    derivative (``odeint``, or another ``jax.custom_vjp``), differences of gradients give the
+    curvature, two gradients a direction.
 
     Each search takes 2,000 minibatches and at most 300 gradients of all rows; of a hundred thousand
     rows and more it takes 10,000 first, then ten times as many, and so on. Ends of searches are one
