@@ -6,8 +6,7 @@
 #   and NUTS find the posterior of theta, as they do with `numpyro.distributions.Normal(theta, .5)`.
 # Behaviour: the wrapper puts `stop_gradient` around the condition wherever it uses it. The log density is right, and its
 #   derivative in theta is the prior's alone: the mode is the mode of the prior, and `AutoNormal` ends at the prior, whatever
-#   the data. NUTS, which accepts by the density, comes to the posterior, with 300 times the steps. An encoder outside
-#   of the flow, whose output is the condition, keeps its first weights. The docstrings do not say so, and
+#   the data. NUTS, which accepts by the density, comes to the posterior, with 300 times the steps. The docstrings do not say so, and
 #   there is no warning. `numpyro.factor("x", flow.log_prob(x, theta).sum())` has the derivative.
 # Versions: flowjax 19.1.2 (experimental/numpyro.py: `condition`, twice), numpyro 0.22.0, jax and jaxlib 0.12.0.1, equinox 0.13.8,
 #   paramax 0.0.5, numpy 2.5.5.
