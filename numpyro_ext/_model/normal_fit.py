@@ -45,7 +45,7 @@ _RATE = 0.02
 _FASTEST = 0.2
 _CONVERGED = 0.3
 """The slope at which a fit ends: a step would gain less than a twentieth of a nat."""
-_NEWTON_STEPS, _PAIRS = 12, 2
+_NEWTON_STEPS, _PAIRS = 12, 4
 """Steps of Newton of the ELBO, at most, and pairs of draws with a curvature each."""
 _WORTH_A_STEP = 0.03  # nats that the last step has gained
 _WORTH_A_STAGE = 0.3  # nats that the last stage has gained, for one beyond the first eight
@@ -257,7 +257,7 @@ def fit_by_curvature(potential: Potential, measure: NormalMeasure, mode: Mode) -
     The normal of greatest ELBO by steps of Newton from a mode with a matrix for its factor.
 
     At it :math:`E \nabla U(z) = 0` and :math:`(A A^\top)^{-1} = E \nabla^2 U(z)`. A step takes the
-    first from 32 opposite pairs of draws :math:`z = c + A \xi`, and the second from two pairs with
+    first from 32 opposite pairs of draws :math:`z = c + A \xi`, and the second from four pairs with
     :math:`\xi_i = \pm 1`, and from the steps before but the first, which lie nearer to the normal
     the later they are: step k counts k - 1 times. Steps end where the ELBO hardly rises.
     """

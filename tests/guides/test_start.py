@@ -158,7 +158,7 @@ USUAL = {"auto_loc", "auto_scale", "auto_net__0$params", "auto_net__1$params"}
 
 
 def wide():
-    numpyro.sample("w", dist.Normal().expand([513]).to_event(1))
+    numpyro.sample("w", dist.Normal().expand([2049]).to_event(1))
 
 
 def with_network():
