@@ -261,7 +261,7 @@ def fit_by_curvature(potential: Potential, measure: NormalMeasure, mode: Mode) -
     :math:`\xi_i = \pm 1`, and from the steps before but the first, which lie nearer to the normal
     the later they are: step k counts k - 1 times. Steps end where the ELBO hardly rises.
     """
-    surface, rng, best, passes = surface_of(potential), np.random.default_rng(2), mode, 0
+    surface, rng, best, spent = surface_of(potential), np.random.default_rng(2), mode, 0
     n, rows = surface.size, surface.few_rows
     center, unit = (np.asarray(x, float) for x in (mode.center, mode.factor))
     root = unit
@@ -274,14 +274,14 @@ def fit_by_curvature(potential: Potential, measure: NormalMeasure, mode: Mode) -
         grad = np.mean(surface.at(points, rows)[1], axis=0) + shift
         curvature += min(1.0, 2 / k) * (curvatures(surface, few, unit) - curvature)
         step, root, _ = newton_step(curvature, grad, unit)
-        center, passes = center - step, passes + surface.all_rows
+        center, spent = center - step, spent + surface.all_rows
         both = jax.device_put([x.astype(surface.dtype) for x in (center, root)])
-        new = measure(Mode(*both, row_gradients=passes, variational=True), shape=False)
+        new = measure(Mode(*both, variational=True), shape=False)
         gain = new.elbo - best.elbo
         best = new if gain > 0 else best
         if not gain > _WORTH_A_STEP:
             break
-    return best
+    return replace(best, row_gradients=spent)
 
 
 def fit_normal(
