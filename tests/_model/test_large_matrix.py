@@ -103,6 +103,26 @@ def test_it_is_taken_where_a_gradient_costs_more(few_are_many):
     assert steps(regression, *columns(150, 10)) == 0  # where it is a matrix all along
 
 
+def flat(x, y):
+    """Known noise, and a prior so wide that it is 1e-8 of the curvature of a column."""
+    b = numpyro.sample("b", dist.Normal(0.0, 300.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("most", [16, 512])
+@pytest.mark.parametrize("rows", [1000, 20])
+def test_directions_that_no_row_sees_are_as_wide_as_the_prior(monkeypatch, most, rows):
+    for module in (surface, mode_search):
+        monkeypatch.setattr(module, "DENSE_UP_TO", most)
+    x, y = np.random.default_rng(0).normal(size=(rows, 31)), np.zeros(rows)
+    x[:, 1] = x[:, 0]
+    modes = find_modes(flat, x, y)
+    cov = np.linalg.inv(x.T @ x + np.eye(31) / 300**2)
+    assert len(modes.modes) == 1 and not modes.problems
+    np.testing.assert_allclose(modes.heaviest.sds, np.diagonal(cov) ** 0.5, rtol=0.01)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("guide", [AutoStructuredNormal, AutoSplineNormal])
 def test_guides_of_six_hundred_columns(guide):
