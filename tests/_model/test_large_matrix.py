@@ -123,6 +123,22 @@ def test_directions_that_no_row_sees_are_as_wide_as_the_prior(monkeypatch, most,
     np.testing.assert_allclose(modes.heaviest.sds, np.diagonal(cov) ** 0.5, rtol=0.01)
 
 
+def scaled(x, y):
+    """A product, of which only the product is known: a ridge of hyperbolas."""
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(a * (x @ b), 0.3), obs=y)
+
+
+def test_it_goes_on_where_steps_of_newton_are_short(few_are_many, monkeypatch):
+    x = np.random.default_rng(0).normal(size=(800, 160)) / 160**0.5
+    y = x @ np.random.default_rng(1).normal(size=160)
+    large = find_modes(scaled, x, y).heaviest
+    monkeypatch.setattr(surface, "MATRIX_UP_TO", 16)
+    assert large.elbo > find_modes(scaled, x, y).heaviest.elbo - 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("guide", [AutoStructuredNormal, AutoSplineNormal])
 def test_guides_of_six_hundred_columns(guide):
