@@ -27,7 +27,9 @@ HALVINGS, _TWICE_AS_NEAR_IN = 12, 6
 """Of a step that raises the potential; and the steps in which a search comes twice as near."""
 _NEAR, _SAME_END = 0.05, 0.5
 """The decrement at which a search ends, and the standard deviations between ends at one mode."""
-_LEAST_CURVATURE = 1e-5  # of a matrix with a unit diagonal
+_LEAST_CURVATURE, _TIMES_AT_AN_END = 1e-5, 3
+"""Of a matrix with a unit diagonal; and times that a flatter one is computed in the coordinates of
+the factor before, in which digits show it."""
 
 
 class _Point(NamedTuple):
@@ -125,17 +127,21 @@ class _Descent:
     ) -> _Point:
         """Steps on all rows, or on some, until the decrement is small enough."""
         x, surface = np.asarray(x), self.surface
-        point, decrements = _Point(x, *surface.sums(x, rows), factor), []
+        point, decrements, times = _Point(x, *surface.sums(x, rows), factor), [], 0
         for k in range(most):
-            step, factor, num_negative = self.newton(point)
+            step, factor, num_negative, is_least = self.newton(point)
             if k == 0 and point.factor is self.unit and not surface.slopes.exact:
                 # Differences are over a part of a standard deviation, which was not known yet.
-                step, factor, num_negative = self.newton(point._replace(factor=factor))
+                again = point._replace(factor=factor)
+                step, factor, num_negative, is_least = self.newton(again)
             slope = float(point.grad @ step)
             decrement = math.sqrt(max(slope, 0)) if np.isfinite(slope) else np.nan
             point = point._replace(factor=factor, decrement=decrement, num_negative=num_negative)
             decrements.append(decrement)
             spent = point.passes >= MOST_PASSES or (factor.ndim == 1 and _is_slow(decrements))
+            if is_least and rows is None and decrement < enough and times < _TIMES_AT_AN_END:
+                times += 1  # as long a direction of the factor as it may be, and so perhaps longer
+                continue
             if not decrement >= enough or spent:
                 break
             new = self._halved(point, step, rows)
@@ -144,14 +150,16 @@ class _Descent:
             point = new
         return point
 
-    def newton(self, point: _Point) -> tuple[np.ndarray, np.ndarray, int]:
-        """The step, the factor, and the number of negative directions."""
+    def newton(self, point: _Point) -> tuple[np.ndarray, np.ndarray, int, bool]:
+        """The step, the factor, the number of negative directions, and whether a curvature was as
+        small as digits show."""
         surface, x = self.surface, point.x
         if point.factor.ndim == 1:
             if point.factor is self.unit:
                 point = self.with_diagonal(point)
             inputs = (y.astype(surface.dtype) for y in (x, point.grad, point.factor**-2))
-            return np.asarray(self.solve(*inputs), float), point.factor, point.num_negative
+            step = np.asarray(self.solve(*inputs), float)
+            return step, point.factor, point.num_negative, False
         root = point.factor
         return newton_step(curvatures(surface, x[None], root), point.grad, root)
 
@@ -212,21 +220,23 @@ def curvatures(surface: Surface, points: np.ndarray, root: np.ndarray) -> np.nda
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def newton_step(
     curvature: np.ndarray, grad: np.ndarray, root: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, int]:
-    r"""The step :math:`H^{-1} g`, the lower triangular A with :math:`A A^\top = H^{-1}`, and the
-    number of negative directions of H, which are turned positive; of :func:`curvatures`."""
+) -> tuple[np.ndarray, np.ndarray, int, bool]:
+    r"""The step :math:`H^{-1} g`, the lower triangular A with :math:`A A^\top = H^{-1}`, the number
+    of negative directions of H, which are turned positive, and whether others are as flat as digits
+    show, where H is steeper than it is; of :func:`curvatures`."""
     H, prior = curvature
     unit = 1 / np.sqrt(np.maximum(np.abs(np.diagonal(H)), np.abs(np.diagonal(prior))))
     of_unit_diagonal = unit[:, None] * (H + H.T) / 2 * unit
     if not np.all(np.isfinite(of_unit_diagonal)):
-        return np.full(len(grad), np.nan), root, 0
+        return np.full(len(grad), np.nan), root, 0, False
     w, Q = np.linalg.eigh(of_unit_diagonal)
     least = np.sum(Q * ((unit[:, None] * prior * unit) @ Q), axis=0)
     scales = np.maximum(np.abs(w), np.maximum(least, _LEAST_CURVATURE))
     step = root @ (unit * (Q @ ((Q.T @ (unit * (grad @ root))) / scales)))
     # The factor is lower triangular: the R of a QR of a root.
     R = np.linalg.qr((unit[:, None] * Q / np.sqrt(scales)).T, mode="r")
-    return step, root @ (R.T * np.sign(np.diagonal(R))), int(np.sum(w < 0))
+    is_least = bool(np.any(np.maximum(np.abs(w), least) < _LEAST_CURVATURE))
+    return step, root @ (R.T * np.sign(np.diagonal(R))), int(np.sum(w < 0)), is_least
 
 
 def halved(

@@ -366,7 +366,8 @@ def search_modes(
         fits = []
         if mode.is_matrix and info.size > DENSE_UP_TO:
             fits = [fit_by_curvature(potential, measure, mode)]
-        if not (fits and fits[0].departure <= _NORMAL_MODE):
+        is_found = [x.departure <= _NORMAL_MODE and not unfinished(x) for x in fits]
+        if not any(is_found):  # along a curved ridge steps of Newton are short
             begins = _begins_of_fit(mode, places[0], potential)
             # Of several modes it might end in another; and near a normal mode it gains nothing.
             is_far = not mode.at_mode or mode.departure > _NORMAL_MODE

@@ -273,7 +273,7 @@ def fit_by_curvature(potential: Potential, measure: NormalMeasure, mode: Mode) -
         shift = surface.sums(center)[1] - surface.at(center[None], rows)[1][0]
         grad = np.mean(surface.at(points, rows)[1], axis=0) + shift
         curvature += min(1.0, 2 / k) * (curvatures(surface, few, unit) - curvature)
-        step, root, _ = newton_step(curvature, grad, unit)
+        step, root, *_ = newton_step(curvature, grad, unit)
         center, spent = center - step, spent + surface.all_rows
         both = jax.device_put([x.astype(surface.dtype) for x in (center, root)])
         new = measure(Mode(*both, variational=True), shape=False)

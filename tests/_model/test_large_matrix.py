@@ -103,6 +103,42 @@ def test_it_is_taken_where_a_gradient_costs_more(few_are_many):
     assert steps(regression, *columns(150, 10)) == 0  # where it is a matrix all along
 
 
+def flat(x, y):
+    """Known noise, and a prior so wide that it is 1e-8 of the curvature of a column."""
+    b = numpyro.sample("b", dist.Normal(0.0, 300.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("most", [16, 512])
+@pytest.mark.parametrize("rows", [1000, 20])
+def test_directions_that_no_row_sees_are_as_wide_as_the_prior(monkeypatch, most, rows):
+    for module in (surface, mode_search):
+        monkeypatch.setattr(module, "DENSE_UP_TO", most)
+    x, y = np.random.default_rng(0).normal(size=(rows, 31)), np.zeros(rows)
+    x[:, 1] = x[:, 0]
+    modes = find_modes(flat, x, y)
+    cov = np.linalg.inv(x.T @ x + np.eye(31) / 300**2)
+    assert len(modes.modes) == 1 and not modes.problems
+    np.testing.assert_allclose(modes.heaviest.sds, np.diagonal(cov) ** 0.5, rtol=0.01)
+
+
+def scaled(x, y):
+    """A product, of which only the product is known: a ridge of hyperbolas."""
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(a * (x @ b), 0.3), obs=y)
+
+
+def test_it_goes_on_where_steps_of_newton_are_short(few_are_many, monkeypatch):
+    x = np.random.default_rng(0).normal(size=(800, 160)) / 160**0.5
+    y = x @ np.random.default_rng(1).normal(size=160)
+    large = find_modes(scaled, x, y).heaviest
+    monkeypatch.setattr(surface, "MATRIX_UP_TO", 16)
+    assert large.elbo > find_modes(scaled, x, y).heaviest.elbo - 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("guide", [AutoStructuredNormal, AutoSplineNormal])
 def test_guides_of_six_hundred_columns(guide):

@@ -10,6 +10,7 @@ from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 import pytest
 
+from numpyro_ext._model import surface
 from numpyro_ext._model.checks import read_global
 from numpyro_ext._model.descent import make_search
 from numpyro_ext._model.potential import Potential
@@ -104,8 +105,9 @@ def test_a_search_resolves_the_least_curvature_beside_the_largest():
     np.testing.assert_allclose(mode.sds, np.sqrt(np.diag(np.linalg.inv(H))), rtol=0.01)
 
 
-def test_correlated_columns_have_a_center_where_a_matrix_is_too_large():
-    """Above 512 numbers the scales are a diagonal, whose steps alone would end far away."""
+def test_correlated_columns_have_a_center_where_a_matrix_is_too_large(monkeypatch):
+    """There the scales are a diagonal, whose steps alone would end far away."""
+    monkeypatch.setattr(surface, "MATRIX_UP_TO", 512)
     rng, n = np.random.default_rng(1), 520
     x = rng.standard_normal((2000, n)) @ (rng.standard_normal((n, n)) / n**0.5) + 0.5
     y = x @ rng.standard_normal(n) + rng.standard_normal(2000)
