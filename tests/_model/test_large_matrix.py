@@ -131,6 +131,7 @@ def scaled(x, y):
         numpyro.sample("y", dist.Normal(a * (x @ b), 0.3), obs=y)
 
 
+@pytest.mark.filterwarnings("ignore::numpyro_ext.diagnostics.InferenceWarning")
 def test_it_goes_on_where_steps_of_newton_are_short(few_are_many, monkeypatch):
     x = np.random.default_rng(0).normal(size=(800, 160)) / 160**0.5
     y = x @ np.random.default_rng(1).normal(size=160)

