@@ -86,7 +86,7 @@ def make_search(rng_key: Array, potential: Potential) -> Callable[[Any], Iterato
             if not surface.dense and np.isfinite(point.decrement):
                 point = descent.with_diagonal(point)
             end = _end_at(surface, point, spent)
-            if surface.matrix_steps and np.isfinite(end.decrement):
+            if surface.ends_dense and np.isfinite(end.decrement):
                 here = (x for _, x in before if x.is_matrix and x.distance(end.center) < _SAME_END)
                 known = next(here, None)
                 end = replace(known, row_gradients=spent) if known else descent.by_matrix(end)
@@ -168,7 +168,7 @@ class _Descent:
         enough at a mode; the same where they do not find one."""
         surface = self.surface
         x, diagonal = np.asarray(end.center), np.asarray(end.factor, float)
-        point = self(x, np.diag(diagonal), _NEAR, most=surface.matrix_steps)
+        point = self(x, np.diag(diagonal), _NEAR, most=_STEPS_OF_A_STAGE)
         new = _end_at(surface, point, end.row_gradients + point.passes * surface.all_rows)
         return new if new.at_mode else end
 

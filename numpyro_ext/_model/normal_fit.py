@@ -45,8 +45,9 @@ _RATE = 0.02
 _FASTEST = 0.2
 _CONVERGED = 0.3
 """The slope at which a fit ends: a step would gain less than a twentieth of a nat."""
-_NEWTON_STEPS, _PAIRS = 12, 4
-"""Steps of Newton of the ELBO, at most, and pairs of draws with a curvature each."""
+_NEWTON_STEPS, _MOST_PAIRS, _OF_PAIRS = 12, 4, 7e10
+"""Steps of Newton of the ELBO and pairs of draws with a curvature each, at most, and numbers that a
+curvature of each pair may compute."""
 _WORTH_A_STEP = 0.03  # nats that the last step has gained
 _WORTH_A_STAGE = 0.3  # nats that the last stage has gained, for one beyond the first eight
 
@@ -257,18 +258,18 @@ def fit_by_curvature(potential: Potential, measure: NormalMeasure, mode: Mode) -
     The normal of greatest ELBO by steps of Newton from a mode with a matrix for its factor.
 
     At it :math:`E \nabla U(z) = 0` and :math:`(A A^\top)^{-1} = E \nabla^2 U(z)`. A step takes the
-    first from 32 opposite pairs of draws :math:`z = c + A \xi`, and the second from four pairs with
-    :math:`\xi_i = \pm 1`, and from the steps before but the first, which lie nearer to the normal
-    the later they are: step k counts k - 1 times. Steps end where the ELBO hardly rises.
+    first from 32 opposite pairs of draws :math:`z = c + A \xi`, and the second from one to four
+    pairs with :math:`\xi_i = \pm 1`, and from the steps before but the first, which lie nearer to
+    the normal the later they are: step k counts k - 1 times. Steps end where the ELBO hardly rises.
     """
     surface, rng, best, spent = surface_of(potential), np.random.default_rng(2), mode, 0
     n, rows = surface.size, surface.few_rows
     center, unit = (np.asarray(x, float) for x in (mode.center, mode.factor))
-    root = unit
+    root, pairs = unit, int(np.clip(_OF_PAIRS / surface.of_curvature, 1, _MOST_PAIRS))
     xi, curvature = rng.normal(size=(POINTS // 2, n)), np.zeros((2, n, n))
     xi /= np.mean(xi**2, axis=0) ** 0.5
     for k in range(1, _NEWTON_STEPS + 1):
-        signs = rng.choice([-1.0, 1.0], (_PAIRS, n))
+        signs = rng.choice([-1.0, 1.0], (pairs, n))
         points, few = (center + np.concatenate([x, -x]) @ root.T for x in (xi, signs))
         shift = surface.sums(center)[1] - surface.at(center[None], rows)[1][0]
         grad = np.mean(surface.at(points, rows)[1], axis=0) + shift

@@ -22,8 +22,8 @@ WORTH_OPTIMISING = 1e9
 """Numbers that a search computes, above which an optimised program pays for its compilation."""
 _GRADIENTS, _PASSES = 8_000, 120
 """Gradients of a minibatch and of all rows that a search takes, roughly."""
-_OF_MATRICES, _MATRIX_STEPS = 1e12, 10
-"""Numbers that steps with the whole curvature may compute, and the most steps."""
+_MOST_OF_CURVATURE = 2e11
+"""The most numbers that the curvature at one point of a search above 512 numbers computes."""
 FEW_ROWS = 10_000
 """Rows of every plate, at most, on which curvature is taken, and a normal is measured."""
 POINTS, _DIRECTIONS = 64, 32
@@ -68,12 +68,13 @@ class Surface:
         """The numbers that one gradient of a minibatch computes."""
         gradients = _GRADIENTS + _PASSES * self.all_rows / batch_rows(potential)
         self.options = quick_options(self.cost * gradients, WORTH_OPTIMISING)
-        n, of_rows = self.size, self.cost * min(self.all_rows, FEW_ROWS) / batch_rows(potential)
-        self.matrix_steps = 0
-        """Steps with the whole curvature at the end of a search above 512 numbers, where a product
-        with it costs little beside a gradient."""
-        if not self.dense and n <= MATRIX_UP_TO and self.cost > n**2 / 8:
-            self.matrix_steps = min(int(_OF_MATRICES / (n * of_rows)), _MATRIX_STEPS)
+        of_rows = self.cost * min(self.all_rows, FEW_ROWS) / batch_rows(potential)
+        self.of_curvature = self.size * of_rows
+        """The numbers that the curvature at one point computes."""
+        is_many = DENSE_UP_TO < self.size <= MATRIX_UP_TO and self.cost > self.size**2 / 8
+        self.ends_dense = is_many and self.of_curvature < _MOST_OF_CURVATURE
+        """Whether a search above 512 numbers ends with the whole curvature: where a product with it
+        costs little beside a gradient."""
         self._at_points = jit_on_data(partial(_at_points, potential), self.options)
         self.slopes = Slopes(potential, self.options)
         self.slopes_of_prior = Slopes(potential.prior(), self.options)

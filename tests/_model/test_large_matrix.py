@@ -90,17 +90,17 @@ def test_it_agrees_with_the_search_of_fewer_numbers(monkeypatch):
 
 
 def test_it_is_taken_where_a_gradient_costs_more(few_are_many):
-    def steps(model, *args):
+    def is_dense(model, *args):
         _, potential = search_model(random.key(0), model, args, {}, starts=1)
-        return surface_of(potential).matrix_steps
+        return surface_of(potential).ends_dense
 
     def apart(y):
         z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([len(y)]).to_event(1))
         numpyro.sample("y", dist.Normal(z, 1.0).to_event(1), obs=y)
 
-    assert steps(apart, jnp.zeros(300)) == 0
-    assert steps(regression, *columns(150, 30)) > 0
-    assert steps(regression, *columns(150, 10)) == 0  # where it is a matrix all along
+    assert not is_dense(apart, jnp.zeros(300))
+    assert is_dense(regression, *columns(150, 30))
+    assert not is_dense(regression, *columns(150, 10))  # which is so all along
 
 
 def flat(x, y):
