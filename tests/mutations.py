@@ -27,6 +27,12 @@ _model/normal_fit.py -> mcmc/test_normal_fit.py
 _model/normal_fit.py -> mcmc/test_normal_fit.py
     np.std(beyond)
     2 * np.std(beyond)
+_model/normal_fit.py -> _model/test_large_matrix.py
+    center, spent = center - step
+    center, spent = center + step
+_model/operations.py -> _model/test_operations.py
+    if "callback" in text or
+    if False or
 _model/taylor.py -> objectives/test_taylor_proxy.py
     of_all_rows + self.size * jnp.mean(residuals)
     of_all_rows + jnp.sum(residuals)
