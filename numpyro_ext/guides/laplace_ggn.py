@@ -20,7 +20,7 @@ from numpyro_ext._model.handlers import every_row, refuse_mutable, refuse_noise
 from numpyro_ext._model.operations import jit_on_data, on_numbers
 from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import Site, drawn_names, read_model
-from numpyro_ext._model.same import is_same
+from numpyro_ext._model.same import is_same, mark_of
 from numpyro_ext._model.start import params_in_scope
 from numpyro_ext._numpyro import default_key
 from numpyro_ext._typing import Params, Shape, Sites
@@ -94,7 +94,12 @@ class AutoLaplaceGGN(AutoJoint):
         """The coordinates that vary, in the guide that :meth:`as_normal` gives."""
         self._later: Any = None
         """The arguments on which the last fit began, if they are not the ones of the first call."""
+        self._kept: tuple = (None,)
+        """A mark of model and arguments, with the coordinates and the function from there."""
         super().__post_init__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_kept": (None,)}
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         names = self.read(*args, **kwargs).latents
@@ -265,7 +270,24 @@ class AutoLaplaceGGN(AutoJoint):
         """As :meth:`_normal`, of what the model is now: what it reads from outside may have
         changed."""
         inputs = jnp.asarray(params[f"{self.prefix}_loc"]), self._model_params(params)
-        traced, (args, kwargs) = is_traced(inputs), data
+        traced = is_traced(inputs)
+        mark = mark_of(inputs, self.model, data, self.structure, self.sites)
+        if mark is None or mark != self._kept[0]:
+            self._kept = mark, *self._program(*data)
+        _, coords, root_of = self._kept
+        with nullcontext() if traced else on_numbers():
+            root = root_of(*inputs)
+            if not traced and not bool(jnp.all(jnp.isfinite(root))):
+                raise ValueError(
+                    "the precision of AutoLaplaceGGN is not positive at these parameters, which"
+                    " may not be at a mode; train longer, or use AutoNormal."
+                )
+        return coords, root
+
+    def _program(
+        self, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[np.ndarray, Callable[..., Array]]:
+        """The coordinates that vary, and the function from parameters to a root."""
         words, arrays = split_arguments(args, kwargs)
         with on_numbers():
             outputs = self._outputs(args, kwargs)
@@ -281,14 +303,7 @@ class AutoLaplaceGGN(AutoJoint):
             precision = here.curvature(loc, coords) + here.prior_curvature(loc, coords)
             return cholesky_of_inverse(precision)
 
-        with nullcontext() if traced else on_numbers():
-            root = root_of(*inputs, arrays)
-            if not traced and not bool(jnp.all(jnp.isfinite(root))):
-                raise ValueError(
-                    "the precision of AutoLaplaceGGN is not positive at these parameters, which"
-                    " may not be at a mode; train longer, or use AutoNormal."
-                )
-        return coords, root
+        return coords, lambda loc, params: root_of(loc, params, arrays)
 
     def _outputs(self, args: tuple, kwargs: dict[str, Any]) -> Outputs:
         because = "for which there is no curvature of one network"
