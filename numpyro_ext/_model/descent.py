@@ -113,7 +113,6 @@ class _Descent:
     def __init__(self, surface: Surface) -> None:
         self.surface, n = surface, surface.size
         self.unit = 0.1 * (np.eye(n) if surface.dense else np.ones(n))
-        self.rows, self.no_rows = surface.few_rows, surface.no_rows
         self.solve = jit_on_data(partial(_conjugate_step, surface), surface.options)
 
     @np.errstate(divide="ignore", invalid="ignore", over="ignore")  # what is not finite ends it
@@ -181,8 +180,8 @@ class _Descent:
             units = np.zeros((len(places), n))
             units[np.arange(len(places)), places] = point.factor[places]
             products = (
-                surface.slopes(point.x, units, self.rows),
-                surface.slopes_of_prior(point.x, units, self.no_rows),
+                surface.slopes(point.x, units, surface.few_rows),
+                surface.slopes_of_prior(point.x, units, surface.no_rows),
             )
             both[:, places] = [np.sum(units * x, axis=1) for x in products]
         w, prior = both / point.factor**2

@@ -395,8 +395,8 @@ def _begins_of_fit(mode: Mode, place: np.ndarray, potential: Potential) -> list[
     """The normal at a mode, or around the place where a search that found none has begun; an error
     where that place has no finite density."""
     if mode.at_mode:
-        dense = mode.is_matrix and len(mode.center) <= DENSE_UP_TO
-        return [(mode.center, mode.factor if dense else mode.conditional_sds)]
+        is_many = len(mode.center) > DENSE_UP_TO
+        return [(mode.center, mode.conditional_sds if is_many else mode.factor)]
     if not np.isfinite(mode.decrement):
         # The search leaves out minibatches without a finite gradient; all rows are in here.
         rows = {n: jnp.arange(N) for n, (N, _) in potential.plates.items()}

@@ -30,7 +30,7 @@ from numpyro_ext._model.arguments import Arguments, is_traced
 from numpyro_ext._model.checks import valid_data
 from numpyro_ext._model.density import log_prob, scaled
 from numpyro_ext._model.handlers import every_row
-from numpyro_ext._model.operations import programs_in, shapes_of
+from numpyro_ext._model.operations import programs_in, settings, shapes_of
 from numpyro_ext._model.potential import Program
 from numpyro_ext._model.read import plate_sizes, sample_sites
 from numpyro_ext._numpyro import default_key, handlers_around
@@ -94,7 +94,7 @@ def mark_of(params: Any, *things: Any) -> Any:
         return None
     leaves, tree = jax.tree.flatten(params)
     try:
-        return tree, shapes_of(leaves), jax.config.jax_enable_x64, _mark(things, {})
+        return tree, shapes_of(leaves), settings(), _mark(things, {})
     except _Unseen:
         return None
 
